@@ -1,0 +1,214 @@
+"""What every source is: input files cut into units, units read as batches of documents in Arrow/NumPy buffers.
+
+Values only: the classes here are frozen, picklable and made of strings and integers (but for the
+batches), so that a plan can hold them as JSON and a worker anywhere can read its units from it alone.
+
+    resolve_source(...) -> SourcePlan(name, inputs, options)          sources/__init__.py
+    plan_units(index, input, options, target_bytes) -> [Unit]         cuts, by size alone
+    read_units(inputs, units, options) -> DocumentBatch, ...          in input order, bounded by bytes
+
+Nothing here decides which documents are good enough: a document is only dropped when there is no
+text to encode (see `DROP_REASONS`), and every drop is reported with its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
+PositionKind = Literal["row", "line", "byte"]
+
+DROP_REASONS: dict[str, str] = {
+    "empty": "the text is empty or white space only",
+    "no_text": "the text is missing, null or not a string",
+    "malformed": "the line is not a JSON object",
+    "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
+}
+
+KEEP_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputFile:
+    """One file (or one shard of a hub dataset) that documents are read from.
+
+    Attributes:
+        path: its name in manifests and messages, relative to the common root of the inputs or
+            prefixed by the repository (`HuggingFaceFW/fineweb-edu/...`, `pylib:...`); digested.
+        url: where to read it (absolute local path or fsspec URL without credentials); never digested.
+        bytes: size of the file as stored; 0 when it is not known before reading (format "hub").
+        revision: opaque string that changes when the content may have changed (mtime and size, or
+            ETag); never digested. Compare with `current_revision(input)`.
+        format: how to read it.
+        position: what `DocumentBatch.positions` counts in this input: "row" (0-based), "line"
+            (0-based) or "byte" (offset of the line or document in the decompressed file).
+    """
+
+    path: str
+    url: str
+    bytes: int
+    revision: str
+    format: Format
+    position: PositionKind
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> InputFile:
+        """Return the input that `to_json` wrote."""
+        return cls(**value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A part of one input that is read by itself.
+
+    Attributes:
+        input: index of the `InputFile` in the plan's list.
+        start, stop: [start, stop) in bytes for a plain JSONL file, row groups for parquet, record
+            batches for Arrow; 0..1 for everything that is read as a whole.
+        bytes: estimated size of the text, used for planning only.
+    """
+
+    input: int
+    start: int
+    stop: int
+    bytes: int
+
+    def to_json(self) -> list[int]:
+        """Return `[input, start, stop, bytes]`."""
+        return [self.input, self.start, self.stop, self.bytes]
+
+    @classmethod
+    def from_json(cls, value: list[int]) -> Unit:
+        """Return the unit that `to_json` wrote."""
+        index, start, stop, size = value
+        return cls(input=index, start=start, stop=stop, bytes=size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadOptions:
+    """What to take from each record; everything here but `batch_bytes` changes bytes and is digested.
+
+    Attributes:
+        text_column: the column or JSON field with the text.
+        id_column: the column or field with the document's id, or None for no ids. (A text file that
+            is one document has its path as id, whatever this says.)
+        keep: (column, type) pairs kept beside each document; types are the keys of `KEEP_TYPES`.
+            `resolve_source` finds the types.
+        separator: how text files are split: None (one document a file), "blank-lines", or the
+            string between documents.
+        batch_bytes: batches end once they hold this much text; one document may be larger.
+    """
+
+    text_column: str = "text"
+    id_column: str | None = None
+    keep: tuple[tuple[str, str], ...] = ()
+    separator: str | None = None
+    batch_bytes: int = 4 << 20
+
+    @property
+    def keep_schema(self) -> pa.Schema | None:
+        """The Arrow schema of the kept columns, or None where nothing is kept."""
+        if not self.keep:
+            return None
+        return pa.schema([pa.field(name, KEEP_TYPES[kind]) for name, kind in self.keep])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that change bytes, as a JSON object for plans and manifests."""
+        return {
+            "text_column": self.text_column,
+            "id_column": self.id_column,
+            "keep": [list(pair) for pair in self.keep],
+            "separator": self.separator,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ReadOptions:
+        """Return the options that `to_json` wrote."""
+        fields = dict(value)
+        fields["keep"] = tuple((name, kind) for name, kind in fields.get("keep", ()))
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A record that is not a document: why, and where to find it.
+
+    Attributes:
+        reason: a key of `DROP_REASONS`.
+        input: index of the input in the plan's list.
+        position: its place, counted as the input's `position` says.
+        detail: one printable sentence, or "".
+    """
+
+    reason: str
+    input: int
+    position: int
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentBatch:
+    """Documents in input order, as buffers.
+
+    Attributes:
+        data: uint8[n], the UTF-8 text of the documents, one after another, no separators.
+        offsets: int64[d + 1], document k is data[offsets[k]:offsets[k + 1]]; offsets[0] is 0.
+        inputs: int32[d], index of each document's input in the plan's list.
+        positions: int64[d], place of each document in its input.
+        ids: string array of length d (null where a record has none), or None.
+        keep: record batch of the kept columns, d rows, schema `ReadOptions.keep_schema`; or None.
+        dropped: records of this stretch of the input that are no documents.
+        rows_in: records seen, kept and dropped; blank lines are no records.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+    inputs: np.ndarray
+    positions: np.ndarray
+    ids: pa.Array | None = None
+    keep: pa.RecordBatch | None = None
+    dropped: tuple[Drop, ...] = field(default=())
+    rows_in: int = 0
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return len(self.offsets) - 1
+
+    @property
+    def text_bytes(self) -> np.ndarray:
+        """int64[d], bytes of text of each document."""
+        return np.diff(self.offsets)
+
+    def text(self, k: int) -> str:
+        """Return document k as a string."""
+        return self.data[self.offsets[k] : self.offsets[k + 1]].tobytes().decode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourcePlan:
+    """What a command line names: inputs in reading order and how to read them.
+
+    Attributes:
+        name: a short name fit for a default output folder, e.g. `fineweb-edu-sample-10BT`.
+        inputs: in reading order (sorted by path inside each argument).
+        options: how to read them, types of kept columns resolved.
+    """
+
+    name: str
+    inputs: tuple[InputFile, ...]
+    options: ReadOptions
