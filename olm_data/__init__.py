@@ -1,0 +1,30 @@
+"""olm_data: text in, proven token shards and mixtures out. Needs no torch.
+
+Names are imported on first use, so that `import olm_data` stays fast:
+
+    dataset = olm_data.Dataset.open("./tokens/web")
+    lock = olm_data.Lock.read("mixture.lock.json")
+    reader = olm_data.RowReader(lock)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Dataset": "olm_data.dataset",
+    "Lock": "olm_data.mixture",
+    "RowReader": "olm_data.reader",
+    "Schedule": "olm_data.order",
+}
+
+__all__ = ["Dataset", "Lock", "RowReader", "Schedule", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'olm_data' has no attribute {name!r}")

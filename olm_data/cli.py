@@ -1,0 +1,62 @@
+"""The `olm-data` command line: parse, call, print. No work is done here.
+
+Results go to stdout, messages and progress to stderr. Exit codes: 0 ok, 1 unexpected, 2 usage,
+3 validation or digest mismatch, 4 input refused, 5 local resource, 6 remote storage, 7 conflict,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from olm_data import __version__
+from olm_data.errors import OlmError
+
+
+class _Group(click.Group):
+    """A group that lists its commands in the order of a working day, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="olm-data")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
+    """Turn text into proven token shards and mixtures.
+
+    \b
+    olm-data tokenize books/*.jsonl.zst --tokenizer gpt2 --output ./tokens/books
+    olm-data mix manifest.yaml
+    olm-data verify manifest.lock.json
+    olm-data peek ./tokens/books --doc 0
+    """
+    ctx.obj = debug
+
+
+def main() -> None:
+    """Entry point: run a command and turn its error into a message and an exit code."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; run the same command again to continue", err=True)
+        sys.exit(130)
+    except OlmError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

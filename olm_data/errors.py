@@ -1,0 +1,97 @@
+"""Errors a user can act on: what went wrong, where, why it matters and what to type next.
+
+Every error the command line is expected to meet is an `OlmError` with an exit code. Anything else
+that reaches the command line is a defect and exits with 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class OlmError(Exception):
+    """Base of all errors with a message for the user.
+
+    Args:
+        what: one sentence saying what is wrong.
+        where: the file, line, row or option it is wrong at.
+        why: what would go wrong if it were ignored, if that is not obvious.
+        fix: what to type or change next.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
+    ) -> None:
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        lines += [
+            f"  {label}: {text}"
+            for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix))
+            if text
+        ]
+        return "\n".join(lines)
+
+    def __reduce__(self):  # type: ignore[no-untyped-def]  # keeps the parts across processes
+        return _rebuild, (type(self), self.what, self.where, self.why, self.fix)
+
+
+class UsageError(OlmError, ValueError):
+    """Wrong option, configuration key or value: exit 2."""
+
+    exit_code = 2
+
+
+class ValidationError(OlmError, ValueError):
+    """Bytes on disk disagree with their digest, format or promise: exit 3."""
+
+    exit_code = 3
+
+
+class InputError(OlmError, ValueError):
+    """The user's text or data is refused: exit 4."""
+
+    exit_code = 4
+
+
+class ResourceError(OlmError):
+    """Local disk, memory or permission: exit 5."""
+
+    exit_code = 5
+
+
+class StorageError(OlmError):
+    """Remote storage or hub: exit 6."""
+
+    exit_code = 6
+
+
+class ConflictError(OlmError):
+    """Somebody else writes, or wrote something else, at this place: exit 7."""
+
+    exit_code = 7
+
+
+def _rebuild(
+    kind: type[OlmError], what: str, where: str | None, why: str | None, fix: str | None
+) -> OlmError:
+    return kind(what, where=where, why=why, fix=fix)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence naming the nearest of `known` to `name`, or listing them all."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"known: {', '.join(choices)}" if choices else "nothing is known here"
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters and line breaks escaped: data cannot forge output."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
