@@ -299,7 +299,7 @@ class Dataset:
         return shard
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Return tokens [start, stop) in the dataset's dtype; a view if one local shard has them."""
+        """Return tokens [start, stop) in the dataset's dtype; a view if in one local shard."""
         if not 0 <= start <= stop <= self.tokens:
             raise IndexError(f"tokens [{start}, {stop}) of a dataset of {self.tokens}")
         parts = [self.shard(i).read(a, b) for i, a, b in self._pieces(start, stop)]
@@ -313,7 +313,7 @@ class Dataset:
         for i, a, b in self._pieces(start, stop):
             ends = self.shard(i).ends
             base = int(self.token_ends[i]) - self.manifest.shards[i].tokens
-            low, high = np.searchsorted(ends, [a + 1, b + 1])
+            low, high = np.searchsorted(ends, np.array([a + 1, b + 1], np.uint64))
             parts.append(ends[low:high].astype(np.int64) + base)
         ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
         return ends[ends < stop]
@@ -332,7 +332,7 @@ class Dataset:
         i = int(np.searchsorted(self.token_ends, token, side="right"))
         local = token - (int(self.token_ends[i]) - self.manifest.shards[i].tokens)
         first = int(self.document_ends[i]) - self.manifest.shards[i].documents
-        return first + int(np.searchsorted(self.shard(i).ends, local, side="right"))
+        return first + int(np.searchsorted(self.shard(i).ends, np.uint64(local), side="right"))
 
     def document(self, number: int) -> Document:
         """Return document `number` with its provenance."""
@@ -435,8 +435,11 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
 
 
 def open_shards_budget() -> int:
-    """Return how many shards this process may keep open: half its file limit, at most 16,384."""
+    """Return how many shards this process may keep open: at most 16,384.
+
+    Half the file limit, as the maps of tokens and ends hold a file handle each.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_MAPPED_SHARDS
-    return max(16, min(_MAX_MAPPED_SHARDS, soft // 2))
+    return max(16, min(_MAX_MAPPED_SHARDS, soft // 4))

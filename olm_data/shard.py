@@ -291,7 +291,7 @@ class Shard:
         self.store, self.name, self.verify, self._sha256 = store, name, verify, sha256
         self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
         self._record: ShardRecord | None = None
-        self._unchecked: np.ndarray | None = None
+        self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
         self._docs: Any = None
         self._docs_group: tuple[int, Any] = (-1, None)
         self._check_file(TOKENS, self.dtype, tokens)
@@ -345,14 +345,17 @@ class Shard:
         if self.verify == "off" or stop <= start or self._bytes is None:
             return
         if self._unchecked is None:
-            self._unchecked = np.ones(-(-len(self._bytes) // self.record.blocks.bytes), bool)
-        first, last = self._block_range(start, stop)
-        if not self._unchecked[first:last].any():
-            return
-        size = self.record.blocks.bytes
-        for block in np.flatnonzero(self._unchecked[first:last]) + first:
-            self._check_block(int(block), self._bytes[block * size : (block + 1) * size])
-            self._unchecked[block] = False
+            self._block_bytes = self.record.blocks.bytes
+            self._unchecked = bytearray(b"\1") * -(-len(self._bytes) // self._block_bytes)
+        size, item = self._block_bytes, self.dtype.itemsize
+        first, last = (
+            (HEADER_BYTES + start * item) // size,
+            -(-(HEADER_BYTES + stop * item) // size),
+        )
+        # the loader asks for every row: once checked, the answer must cost well under a microsecond
+        while (block := self._unchecked.find(1, first, last)) >= 0:
+            self._check_block(block, self._bytes[block * size : (block + 1) * size])
+            self._unchecked[block] = 0
 
     def document_row(self, number: int) -> dict[str, Any]:
         """Return the row of document `number` (of this shard) in `docs.parquet`."""
@@ -408,11 +411,15 @@ class Shard:
 
     def _read_ends(self) -> np.ndarray:
         self._check_file(ENDS, np.dtype(np.uint64), self._documents)
-        data = self._read_whole(ENDS)
         url = self.store.url(self.name + ENDS)
-        if self.verify != "off" and _sha256(data) != self._sha256["ends"]:
+        if self.store.remote:
+            data = np.frombuffer(self._read_whole(ENDS), np.uint8)
+        else:  # mapped, so that thousands of open shards keep no ends in memory
+            with io_errors(url):
+                data = np.memmap(url, np.uint8, "r").view(np.ndarray)
+        if self.verify != "off" and _sha256(data.data) != self._sha256["ends"]:
             raise _damaged(url, "the document ends do not match their digest in the manifest")
-        ends = np.frombuffer(data, np.uint64, offset=HEADER_BYTES)
+        ends = data[HEADER_BYTES:].view(np.uint64)
         if len(ends) and (ends[0] == 0 or np.any(ends[1:] <= ends[:-1])):
             raise _damaged(url, "the document ends do not rise")
         if (int(ends[-1]) if len(ends) else 0) != self._tokens:
@@ -449,7 +456,7 @@ def _block_checksums(path: Path) -> str:
         return "".join(f"{zlib.crc32(block):08x}" for block in blocks)
 
 
-def _sha256(data: bytes) -> str:
+def _sha256(data: bytes | memoryview) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
