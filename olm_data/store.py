@@ -121,7 +121,7 @@ class Store:
 
     def put(self, name: str, data: bytes) -> None:
         """Write `name` whole and durable, replacing what was there."""
-        with io_errors(self.url(name)), self.staging() as staging:
+        with io_errors(self.url(name), writing=True), self.staging() as staging:
             path = staging / "put"
             _write_durable(path, data)
             self.publish(name, path, hashlib.sha256(data).hexdigest())
@@ -139,12 +139,14 @@ class Store:
             why="two writers on one output would lose one of the two results",
             fix="choose another output, or run the command again to see what is there",
         )
-        with io_errors(url):
+        with io_errors(url, writing=True):
             if self.remote:
                 try:
                     self.fs.pipe_file(url, data, mode="create")
-                except FileExistsError as error:
-                    raise conflict from error
+                except OSError as error:
+                    if isinstance(error, FileExistsError) or _precondition_failed(error):
+                        raise conflict from error
+                    raise
                 self._check_upload(url, hashlib.md5(data).hexdigest(), len(data))
                 return
             with self.staging() as staging:
@@ -165,7 +167,7 @@ class Store:
             sha256: digest of the file, checked against what a remote store received.
         """
         url = self.url(name)
-        with io_errors(url):
+        with io_errors(url, writing=True):
             if self.remote:
                 part = _part_size(path.stat().st_size)
                 self.fs.put_file(str(path), url, chunksize=part)
@@ -235,12 +237,25 @@ class Store:
 
 
 @contextlib.contextmanager
-def io_errors(where: str) -> Iterator[None]:
-    """Turn system and storage errors into errors that say where and what to do."""
+def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn system and storage errors into errors that say where and what to do.
+
+    A missing file stays FileNotFoundError when reading; when writing, a missing folder or bucket is
+    an error for the user.
+    """
     try:
         yield
-    except (OlmError, FileNotFoundError, FileExistsError):
+    except (OlmError, FileExistsError):
         raise
+    except FileNotFoundError as error:
+        if not writing:
+            raise
+        kind = StorageError if is_remote(where) else ResourceError
+        raise kind(
+            "the folder or bucket to write to does not exist",
+            where=where,
+            fix="create it first, or choose another output",
+        ) from error
     except OSError as error:
         raise _translated(error, where) from error
     except Exception as error:
@@ -276,6 +291,13 @@ def _translated(error: OSError, where: str) -> OlmError:
         where=where,
         fix="run the same command again; finished work is kept",
     )
+
+
+def _precondition_failed(error: OSError) -> bool:
+    """Whether S3 refused a conditional create because the object exists."""
+    response = getattr(error.__cause__, "response", {})
+    code = response.get("Error", {}).get("Code")
+    return code in ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 def _existing_parent(path: str) -> Path:
@@ -324,7 +346,7 @@ def _part_size(size: int) -> int:
 
 
 def _etag(path: Path, part: int) -> str:
-    """The ETag S3 gives this file: its md5, or the md5 of the parts' md5s after a multipart upload."""
+    """The ETag S3 gives this file: its md5, or after a multipart upload the md5 of the md5s."""
     if path.stat().st_size < 2 * part:  # s3fs sends it in one request
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "md5").hexdigest()
