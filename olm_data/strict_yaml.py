@@ -1,4 +1,4 @@
-"""YAML for configuration, read strictly: one spelling, one meaning, an error with its line otherwise.
+"""YAML for configuration, read strictly: a spelling has one meaning, or is an error with its line.
 
     text --(events of the YAML parser)--> checks --> Document(value, line of each key path)
 
@@ -212,6 +212,11 @@ def _short(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text):,} characters)"
 
 
+def _line(event: yaml.Event) -> int:
+    assert event.start_mark is not None  # both parsers mark every event
+    return event.start_mark.line + 1
+
+
 class _Builder:
     """Turns parser events into values, checking each before it is used."""
 
@@ -227,7 +232,7 @@ class _Builder:
         return Document(value, self.path, self.lines)
 
     def _where(self, event: yaml.Event) -> str:
-        return f"{self.path}:{event.start_mark.line + 1}"
+        return f"{self.path}:{_line(event)}"
 
     def _checked(self, text: str) -> Iterator[yaml.Event]:
         """Yield the events inside the document; refuse what must not be there, as it comes."""
@@ -245,7 +250,7 @@ class _Builder:
                     if event.tags:
                         raise self._refused(event, "a %TAG directive")
                     continue
-                if isinstance(event, (yaml.CollectionStartEvent)):
+                if isinstance(event, yaml.CollectionStartEvent):
                     depth += 1
                     if depth > MAX_DEPTH:
                         raise UsageError(
@@ -257,8 +262,8 @@ class _Builder:
                     raise self._refused(event, f"the alias *{event.anchor}")
                 if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
                     raise self._refused(event, f"the anchor &{event.anchor}")
-                if getattr(event, "tag", None) is not None:
-                    raise self._refused(event, f"the tag {event.tag}")
+                if (tag := getattr(event, "tag", None)) is not None:
+                    raise self._refused(event, f"the tag {tag}")
                 if isinstance(event, (yaml.NodeEvent, yaml.CollectionEndEvent)):
                     yield event
         except (yaml.YAMLError, UnicodeError) as error:
@@ -287,7 +292,7 @@ class _Builder:
         return UsageError(f"not valid YAML: {printable(reason)}", where=f"{self.path}:{line}")
 
     def _node(self, event: yaml.Event, keys: KeyPath) -> Any:
-        self.lines.setdefault(keys, event.start_mark.line + 1)
+        self.lines.setdefault(keys, _line(event))
         if isinstance(event, yaml.ScalarEvent):
             plain = event.implicit[0]
             return scalar(event.value, self._where(event), self.numbers) if plain else event.value
@@ -316,6 +321,6 @@ class _Builder:
                     why=f"its first value is in line {self.lines[(*keys, key)]}; one would be lost",
                     fix="remove one of the two",
                 )
-            self.lines[(*keys, key)] = event.start_mark.line + 1
+            self.lines[(*keys, key)] = _line(event)
             items[key] = self._node(next(self.events), (*keys, key))
         return items
