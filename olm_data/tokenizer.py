@@ -1,8 +1,312 @@
-"""Tokenizers: a `tokenizer.json` from a file, folder or hub, and what the rest needs to know about it.
+"""Tokenizers: a `tokenizer.json` from a file, folder or hub, and the facts the rest needs about it.
 
-    load_tokenizer("gpt2" | DIR | FILE, eos=None, bos="none") -> TokenizerSpec   (picklable, immutable)
+    load_tokenizer("gpt2" | DIR | FILE, eos="auto", bos="none") -> TokenizerSpec
 
-Never imports `tokenizers` at module import time.
+A `TokenizerSpec` is a picklable value: the bytes of the file as they were, their sha256, the sha256
+of the ids it gives for a fixed probe text (so a library that reads the same file differently is
+noticed), the vocabulary size as largest id + 1 (files have holes), and the BOS and EOS rule.
+
+It never truncates, pads or adds special tokens, whatever the file asks for, and never imports
+`tokenizers` at module import time.
 """
 
 from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from olm_data.canonical import digest
+from olm_data.errors import InputError, UsageError, suggest
+from olm_data.hub import hub_file
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Names that mean "end of document" wherever they are a special token of a published tokenizer.
+EOS_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<EOS>",
+    "<｜end▁of▁sentence｜>",
+)
+
+# Hub ids people type by their short, retired name.
+HUB_ALIASES = {
+    "gpt2": "openai-community/gpt2",
+    "dolma2": "allenai/dolma2-tokenizer",
+    "gpt-neox-20b": "EleutherAI/gpt-neox-20b",
+}
+
+# Part of format v1: changing any of these texts changes every `probe_sha256`.
+PROBE_TEXTS = (
+    "Hello world",
+    " The quick brown fox jumps over the lazy dog.\nIt's 12345678 o'clock, isn't it?\r\n\r\n",
+    "def f(x):\n    return {'a': x ** 2}  # 0x1F\n\t\tpass\n\n\n        end",
+    "caf\u00e9 cafe\u0301 \u212b \uac00 \u1100\u1161 na\u00efve \ufb01 \u2126",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627 \u4f60\u597d\u4e16\u754c "
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u043f\u0440\u0438\u0432\u0435\u0442",
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7 \u2764\ufe0f",
+    "\x00\x01\x1b[31m\u200b\ufeff\u3000end",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "$\\int_0^1 x^2\\,dx = \\frac{1}{3}$ <|endoftext|> </s> [SEP] <s>",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """A tokenizer and the rule for document ends, as a value.
+
+    Attributes:
+        name: label for people (`gpt2`); not an identity, `sha256` is.
+        json_bytes: the `tokenizer.json`, byte for byte.
+        sha256: of `json_bytes`, 64 hex digits.
+        probe_sha256: of the ids of `PROBE_TEXTS`, encoded with special tokens as plain text.
+        vocab_size: largest id + 1, so that every id is below it even where the file has holes.
+        eos, bos: id put after / before each document, or None for none.
+        eos_token, bos_token: the same as strings.
+        special_tokens: content -> id of the special tokens (and of EOS and BOS); text that spells
+            one is plain text unless asked otherwise.
+        unk: id of the unknown token, the one special token that plain text may become, or None.
+        lossless: True if the probe texts decode back to themselves; False for a tokenizer that
+            normalises (NFC, lower case), whose datasets hold slightly other text than the input.
+    """
+
+    name: str
+    json_bytes: bytes
+    sha256: str
+    probe_sha256: str
+    vocab_size: int
+    eos: int | None
+    bos: int | None
+    eos_token: str | None
+    bos_token: str | None
+    special_tokens: Mapping[str, int]
+    unk: int | None
+    lossless: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of tokens on disk: uint16 up to 65,536 entries, else uint32."""
+        return np.dtype(np.uint16 if self.vocab_size <= 65536 else np.uint32)
+
+    @cached_property
+    def reference(self) -> Tokenizer:
+        """The `tokenizers.Tokenizer`, special tokens in text as plain text, no truncation or padding."""
+        return open_reference(self.encoder_json(strip_special=False), plain=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of one text by the reference library; no BOS, no EOS, specials as plain text."""
+        return list(self.reference.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: np.ndarray | Sequence[int]) -> str:
+        """Return the text of `ids`, special tokens spelled out; broken UTF-8 becomes U+FFFD."""
+        plain = [int(i) for i in ids]
+        return str(self.reference.decode(plain, skip_special_tokens=False))
+
+    def encoder_json(self, *, strip_special: bool) -> bytes:
+        """Return the JSON an encoder loads.
+
+        EOS and BOS are marked special even where the file forgot to. With `strip_special` the
+        special added tokens are left out (the vocabulary keeps their ids), for encoders that
+        otherwise parse them inside text.
+        """
+        model = json.loads(self.json_bytes)
+        added = model.get("added_tokens") or []
+        for token in added:
+            token["special"] = bool(token.get("special")) or token["content"] in self.special_tokens
+        if strip_special:
+            added = [token for token in added if not token["special"]]
+        model["added_tokens"] = added
+        model["truncation"] = model["padding"] = None
+        return json.dumps(model, ensure_ascii=False).encode()
+
+    def to_manifest(self, special: str) -> dict[str, Any]:
+        """Return the manifest's `tokenizer` object; `special` is the policy for specials in text."""
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "probe_sha256": self.probe_sha256,
+            "vocab_size": self.vocab_size,
+            "bos": self.bos,
+            "eos": self.eos,
+            "special": special,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "reference"}
+
+
+def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none") -> TokenizerSpec:
+    """Load a tokenizer from a `tokenizer.json`, a folder that holds one, or a hub id.
+
+    Args:
+        reference: path or hub id (`gpt2`, `allenai/dolma2-tokenizer`); an existing path wins.
+        eos: the token put after each document; "none" for none; "auto" takes `eos_token` of the
+            `tokenizer_config.json` beside the file, else the one well-known name that is there.
+        bos: the token put before each document, or "none".
+
+    Raises:
+        UsageError: nothing is there, or no EOS can be told, or the token named is not in the vocabulary.
+        InputError: the file is not a tokenizer.
+        StorageError: the hub cannot be reached.
+    """
+    path = Path(reference)
+    if path.is_dir():
+        path /= "tokenizer.json"
+        if not path.is_file():
+            raise UsageError("the folder holds no tokenizer.json", where=str(reference))
+    if path.is_file():
+        config = path.parent / "tokenizer_config.json"
+        return spec_from_bytes(
+            path.read_bytes(),
+            name=_local_name(Path(reference)),
+            config=config.read_bytes() if config.is_file() else None,
+            eos=eos,
+            bos=bos,
+        )
+    text = os.fspath(reference)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", text) or text.endswith((".json", ".model")):
+        raise UsageError(
+            "no tokenizer here",
+            where=text,
+            fix="give a tokenizer.json, a folder that holds one, or a hub id such as gpt2",
+        )
+    repository = HUB_ALIASES.get(text, text)
+    found = hub_file(repository, "tokenizer.json")
+    if found is None:
+        raise UsageError(
+            "this is neither a local path nor a hub repository with a tokenizer.json",
+            where=text,
+            fix=suggest(text, HUB_ALIASES),
+        )
+    return spec_from_bytes(
+        found,
+        name=text.rsplit("/", 1)[-1],
+        config=hub_file(repository, "tokenizer_config.json"),
+        eos=eos,
+        bos=bos,
+    )
+
+
+def spec_from_bytes(
+    data: bytes, *, name: str, config: bytes | None = None, eos: str = "auto", bos: str = "none"
+) -> TokenizerSpec:
+    """Build a spec from the bytes of a `tokenizer.json` and, if there is one, its config file.
+
+    Raises:
+        UsageError: as `load_tokenizer`.
+        InputError: `data` is not a tokenizer the reference library can load.
+    """
+    tokenizer = open_reference(data, plain=True, name=name)
+    model = json.loads(data)
+    special = {t["content"]: t["id"] for t in model.get("added_tokens") or [] if t.get("special")}
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    eos_token = _choose_eos(eos, special, _config_eos(config, name), name)
+    bos_token = None if bos == "none" else bos
+    for option, token in (("--eos", eos_token), ("--bos", bos_token)):
+        if token is not None:
+            if token not in vocabulary:
+                raise UsageError(
+                    f"the tokenizer has no token {token!r}",
+                    where=f"{option} {token}",
+                    fix=suggest(token, special or ["none"]),
+                )
+            special[token] = vocabulary[token]
+    unk_token = model.get("model", {}).get("unk_token")
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in PROBE_TEXTS]
+    return TokenizerSpec(
+        name=name,
+        json_bytes=data,
+        sha256=sha256(data).hexdigest(),
+        probe_sha256=digest(ids),
+        vocab_size=max(vocabulary.values()) + 1,
+        eos=None if eos_token is None else vocabulary[eos_token],
+        bos=None if bos_token is None else vocabulary[bos_token],
+        eos_token=eos_token,
+        bos_token=bos_token,
+        special_tokens=dict(sorted(special.items())),
+        unk=vocabulary.get(unk_token) if isinstance(unk_token, str) else None,
+        lossless=all(
+            tokenizer.decode(row, skip_special_tokens=False) == text
+            for row, text in zip(ids, PROBE_TEXTS, strict=True)
+        ),
+    )
+
+
+def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Tokenizer:
+    """Return the reference library's tokenizer, without truncation and padding.
+
+    Args:
+        plain: encode text that spells a special token as ordinary text.
+
+    Raises:
+        InputError: `data` is not a tokenizer file.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises bare `Exception` for every defect of a file
+        raise InputError(
+            "this is not a tokenizer file the tokenizers library can load",
+            where=name,
+            why=str(error).splitlines()[0][:300],
+            fix="export it as tokenizer.json (tokenizers.Tokenizer.save)",
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = plain
+    return tokenizer
+
+
+def _choose_eos(
+    eos: str, special: Mapping[str, int], configured: str | None, name: str
+) -> str | None:
+    if eos == "none":
+        return None
+    if eos != "auto":
+        return eos
+    if configured is not None:
+        return configured
+    found = [token for token in EOS_NAMES if token in special]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(list(special)[:12]) or "none"
+    raise UsageError(
+        "cannot tell which token ends a document" if not found else "several tokens may end a document",
+        where=f"tokenizer {name}: special tokens: {known}",
+        why="without an end token a model cannot learn where documents stop",
+        fix=f'say --eos "{found[0] if found else "TOKEN"}", or --eos none for no end token',
+    )
+
+
+def _config_eos(config: bytes | None, name: str) -> str | None:
+    if config is None:
+        return None
+    try:
+        token = json.loads(config).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            "tokenizer_config.json is not a JSON object", where=name, why=str(error)
+        ) from error
+    if isinstance(token, dict):  # the library also writes tokens as objects
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _local_name(path: Path) -> str:
+    """A label that does not depend on the machine: a folder's or file's own name, as it was given."""
+    if path.name == "tokenizer.json":
+        return path.parent.name or "tokenizer"
+    return path.name.removesuffix(".json") or path.resolve().name

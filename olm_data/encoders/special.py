@@ -1,0 +1,80 @@
+"""Strings in text that spell a special token: found in the bytes, counted, and kept out of document bodies.
+
+    data, offsets -> Scanner.hits -> how many, and in which documents
+    ids           -> refuse_special_ids -> nothing, or an error: an encoder let one through
+
+The scan costs one substring search a group of tokens that begin alike (nearly always one group, `<|`)
+and a regular expression only where the beginning occurs at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+
+from olm_data.errors import ValidationError
+from olm_data.tokenizer import TokenizerSpec
+
+
+class Scanner:
+    """Finds the strings that spell special tokens in a buffer of documents."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        groups: dict[bytes, list[bytes]] = {}
+        for token in tokens:
+            spelled = token.encode()
+            if spelled:
+                groups.setdefault(spelled[:2], []).append(spelled)
+        self._groups = [
+            (prefix, re.compile(b"|".join(map(re.escape, sorted(group, key=len, reverse=True)))))
+            for prefix, group in sorted(groups.items())
+        ]
+
+    def hits(self, data: np.ndarray, offsets: np.ndarray) -> list[tuple[int, str]]:
+        """Return (document, token) of each hit, document by document within a group of tokens.
+
+        Args:
+            data: uint8[n], UTF-8 of the documents, concatenated.
+            offsets: int64[d + 1], rising from 0 to n.
+        """
+        text = data.tobytes()
+        found: list[tuple[int, str]] = []
+        for prefix, pattern in self._groups:
+            if prefix not in text:
+                continue
+            for match in pattern.finditer(text):
+                document = int(np.searchsorted(offsets, match.start(), side="right")) - 1
+                if match.end() <= offsets[document + 1]:  # else it spans two documents: no hit
+                    found.append((document, match.group().decode()))
+        return found
+
+
+def special_ids(tokenizer: TokenizerSpec) -> np.ndarray:
+    """Return the ids (uint32, ascending) that never occur in a document body in "plain" mode.
+
+    The unknown token is left out: it is what some tokenizers make of ordinary text.
+    """
+    ids = {i for i in tokenizer.special_tokens.values() if i != tokenizer.unk}
+    ids |= {i for i in (tokenizer.eos, tokenizer.bos) if i is not None}
+    return np.array(sorted(ids), dtype=np.uint32)
+
+
+def refuse_special_ids(ids: np.ndarray, forbidden: np.ndarray, encoder: str) -> None:
+    """Check that no id of a special token is in `ids`.
+
+    Raises:
+        ValidationError: one is; the encoder has parsed text as a special token.
+    """
+    if not len(forbidden) or not len(ids):
+        return
+    # Special ids are few and mostly above all others, so the first comparison is nearly always all.
+    suspects = ids[(ids >= forbidden[0]) & (ids <= forbidden[-1])]
+    if len(suspects) and np.isin(suspects, forbidden).any():
+        wrong = int(suspects[np.isin(suspects, forbidden)][0])
+        raise ValidationError(
+            f"the encoder {encoder} put the special token {wrong} inside a document",
+            why="a model would see a document end where there is none",
+            fix="--encoder hf, and report this tokenizer",
+        )
