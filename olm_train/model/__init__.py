@@ -1,0 +1,1 @@
+"""The decoder, its attention back-ends, its initialisation and its named sizes."""

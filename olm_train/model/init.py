@@ -1,0 +1,68 @@
+"""Initial weights: each parameter is a function of (seed, its full name, its full shape) alone.
+
+No parameter depends on the one drawn before it, on the device, on the number of processes or on
+how the tensor is cut over them: the whole tensor is drawn on the CPU, then the part at home here
+is kept. Adding a layer or an option leaves every other parameter as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from olm_train.model.decoder import Decoder
+
+RESIDUAL_OUTPUTS = ("attention.w_out.weight", "feed_forward.w_down.weight")
+CUTOFF = 3.0
+"""Normal draws are truncated at this many standard deviations."""
+
+
+def parameter_seed(seed: int, name: str) -> int:
+    """The 63-bit generator seed of the parameter `name`."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def initial_value(seed: int, name: str, shape: torch.Size, *, std: float, n_layers: int) -> Tensor:
+    """Draw the full tensor of one parameter, fp32 on the CPU.
+
+    Vectors (norm weights) are ones. Matrices are normal with deviation `std`, truncated at 3
+    deviations; those that write to the residual stream are scaled by 1 / sqrt(2 n_layers), so
+    that the stream's variance does not grow with depth (Radford et al., 2019).
+    """
+    if len(shape) == 1:
+        return torch.ones(shape)
+    if name.endswith(RESIDUAL_OUTPUTS):
+        std /= math.sqrt(2 * n_layers)
+    generator = torch.Generator(device="cpu").manual_seed(parameter_seed(seed, name))
+    return nn.init.trunc_normal_(
+        torch.empty(shape), std=std, a=-CUTOFF * std, b=CUTOFF * std, generator=generator
+    )
+
+
+@torch.no_grad()
+def init_parameters(model: Decoder, seed: int) -> None:
+    """Fill every parameter of `model`, whole or sharded (DTensor), without communication."""
+    config = model.config
+    for name, parameter in model.named_parameters():
+        full = initial_value(
+            seed, name, parameter.shape, std=config.init_std, n_layers=config.n_layers
+        )
+        assign(parameter, full)
+
+
+@torch.no_grad()
+def assign(target: Tensor, full: Tensor) -> None:
+    """Copy a full tensor into `target`; of a sharded target each process keeps its own part."""
+    if isinstance(target, DTensor):
+        mesh = target.device_mesh
+        part = distribute_tensor(
+            full.to(mesh.device_type), mesh, target.placements, src_data_rank=None
+        )
+        target.to_local().copy_(part.to_local())
+    else:
+        target.copy_(full)

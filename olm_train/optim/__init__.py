@@ -1,0 +1,1 @@
+"""Optimisers, parameter groups and learning-rate schedules."""

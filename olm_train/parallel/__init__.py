@@ -1,0 +1,1 @@
+"""Processes, meshes and the one function that spreads a model over them."""

@@ -1,0 +1,278 @@
+"""The step: model, loss and optimiser. No loop, no files, no clock.
+
+    micro-batches -> count valid labels (all ranks) -> [forward, sum CE / count, backward] * n
+                  -> gradient norm -> finite? -> clip -> schedule -> optimiser step -> metrics
+
+The loss of a step is the sum of the cross entropy over the global batch's valid labels divided by
+their number. So it does not depend on how the batch is cut into ranks and micro-batches, nor on
+how evenly the valid labels fall on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.init import assign
+from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.schedule import WSD, Constant, CosineWithWarmup, Linear
+from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize
+from olm_train.world import World
+
+if TYPE_CHECKING:
+    from olm_train.data.batch import Batch
+
+
+class NonFiniteError(OlmError):
+    """The loss or the gradient norm is NaN or infinite; the step was not taken.
+
+    Attributes:
+        step: the step that was about to be taken.
+        rows: global row ids of the whole global batch, ascending.
+    """
+
+    def __init__(self, step: int, rows: list[int], *, loss: float, grad_norm: float) -> None:
+        self.step, self.rows = step, rows
+        super().__init__(
+            f"step {step}: loss {loss}, gradient norm {grad_norm}",
+            where=f"rows {_ranges(rows)}",
+            why="the step was not taken on any rank; the weights are those of the step before",
+            fix="look at the rows with `olm-data peek LOCK --row N`; lower optim.lr, or add the "
+            "rows to data_loader.skip and resume",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerTrainModuleConfig:
+    """Everything about a step but the model's shape and the data.
+
+    Attributes:
+        rank_microbatch_size: tokens a rank takes through forward and backward at once.
+        optim: the optimiser.
+        scheduler: learning-rate schedule; default: the peak rate throughout.
+        max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
+        dp_config: data parallelism and precision.
+        compile_model: compile each block.
+    """
+
+    rank_microbatch_size: int
+    optim: AdamWConfig = field(default_factory=AdamWConfig)
+    scheduler: CosineWithWarmup | WSD | Linear | Constant = field(default_factory=Constant)
+    max_grad_norm: float | None = 1.0
+    dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
+    compile_model: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise UsageError(
+                f"max_grad_norm: {self.max_grad_norm} is not positive",
+                where="train_module.max_grad_norm",
+                fix="use null to switch clipping off",
+            )
+
+    def build(
+        self, model: DecoderConfig, *, seed: int, world: World | None = None
+    ) -> TransformerTrainModule:
+        """Build model and optimiser on this process.
+
+        Args:
+            model: shape of the model.
+            seed: with each parameter's name decides its initial value.
+            world: the processes that train together; None: this one alone, on the CPU.
+        """
+        return TransformerTrainModule(self, model, seed=seed, world=world or World())
+
+
+class TransformerTrainModule:
+    """A decoder with its optimiser.
+
+    Attributes:
+        config, world: what it was built from.
+        model: the decoder, its parameters possibly sharded.
+        optimizer: over the parameters of `model`.
+    """
+
+    def __init__(
+        self, config: TransformerTrainModuleConfig, model: DecoderConfig, *, seed: int, world: World
+    ) -> None:
+        self.config = config
+        self.world = world
+        self.model: Decoder = model.build(device="meta", dtype=torch.float32)
+        self._forward = parallelize(
+            self.model, config.dp_config, world, seed=seed, compile_model=config.compile_model
+        )
+        self.optimizer = config.optim.build(self.model)
+
+    def train_step(
+        self, batches: Sequence[Batch], step: int, max_steps: int
+    ) -> dict[str, Tensor | float]:
+        """Take one optimiser step on this rank's micro-batches of a global batch.
+
+        Args:
+            batches: the same number on each rank, at least one; moved to the device if need be.
+            step: the step to take, 1..max_steps.
+            max_steps: length of the run, for the schedule.
+
+        Returns:
+            Metrics of the global batch, the same on each rank; tensors stay on the device.
+            "train/CE loss" fp32 nats per valid label, "optim/total grad norm" fp32 before
+            clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
+            "train/attention pairs" (queries times the keys each sees) int64.
+
+        Raises:
+            NonFiniteError: on each rank, before the weights change.
+        """
+        if not batches or not 1 <= step <= max_steps:
+            raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
+        batches = [batch.to(self.world.device) for batch in batches]
+        counts = self.world.sum(
+            torch.stack([torch.stack(_counts(batch)) for batch in batches]).sum(0)
+        )
+        tokens, labels, pairs = counts.unbind()
+        # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
+        divisor = labels.clamp(min=1).to(torch.float32)
+
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self.world.device)
+        for i, batch in enumerate(batches):
+            with gradient_sync(self._forward, last=i == len(batches) - 1):
+                part = cross_entropy_sum(self._logits(batch), batch.labels) / divisor
+                part.backward()
+            loss += part.detach()
+        loss = self.world.sum(loss)
+
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        # Loss and norm are the same bits on each rank, so all of them stop or none does.
+        if not torch.isfinite(loss + grad_norm):
+            raise NonFiniteError(
+                step, self._global_rows(batches), loss=float(loss), grad_norm=float(grad_norm)
+            )
+        if self.config.max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(
+                self.model.parameters(), self.config.max_grad_norm, norm
+            )
+        lr = self._set_lr(step, max_steps)
+        self.optimizer.step()
+        return {
+            "train/CE loss": loss,
+            "optim/total grad norm": grad_norm,
+            "optim/lr": lr,
+            "train/tokens": tokens,
+            "train/labels": labels,
+            "train/attention pairs": pairs,
+        }
+
+    @torch.no_grad()
+    def eval_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Loss of this rank's batch without a step.
+
+        Returns:
+            Sum of the cross entropy in nats (float64) and number of valid labels (int64), scalars
+            on the device. Add both up over batches and ranks before dividing.
+        """
+        batch = batch.to(self.world.device)
+        losses = cross_entropy_by_label(self._logits(batch), batch.labels)
+        return losses.sum(dtype=torch.float64), count_valid(batch.labels)
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimiser state, under names that do not depend on the parallelism.
+
+        Returns:
+            {"model": {parameter: tensor}, "optim": {"parameter.exp_avg": tensor, ...}}. Tensors
+            only, DTensors where sharded: what torch's distributed checkpoint saves, and loads in
+            place under any other sharding. They are the live ones: copy before an async save.
+        """
+        names = dict(self.model.named_parameters())
+        return {
+            "model": {name: parameter.data for name, parameter in names.items()},
+            "optim": {
+                f"{name}.{key}": value
+                for name, parameter in names.items()
+                for key, value in self.optimizer.state[parameter].items()
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take over a state; tensors may be full or sharded as here.
+
+        Args:
+            state: as `state_dict` returns it. Without "optim" the optimiser is left alone.
+
+        Raises:
+            ValidationError: a name or shape does not fit; then nothing is changed.
+        """
+        own = self.state_dict()
+        pairs = list(_paired(own["model"], state["model"], "model"))
+        if "optim" in state:
+            pairs += _paired(own["optim"], state["optim"], "optim")
+        for target, source in pairs:
+            if isinstance(source, DTensor):
+                target.copy_(source)
+            else:
+                assign(target, source)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        return self._forward(
+            batch.input_ids,
+            doc_start=batch.doc_start,
+            positions=batch.positions,
+            cu_seqlens=batch.cu_seqlens,
+            max_seqlen=batch.max_seqlen,
+        )
+
+    def _set_lr(self, step: int, max_steps: int) -> float:
+        lr = self.config.optim.lr * self.config.scheduler.lr_factor(step, max_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def _global_rows(self, batches: Sequence[Batch]) -> list[int]:
+        own = [row for batch in batches for row in batch.rows.tolist()]
+        return sorted(row for rows in self.world.gather(own) for row in rows)
+
+
+def _counts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
+    tokens = batch.positions.new_tensor(batch.positions.numel(), dtype=torch.int64)
+    return tokens, count_valid(batch.labels), batch.positions.sum(dtype=torch.int64) + tokens
+
+
+def _paired(
+    own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str
+) -> Iterator[tuple[Tensor, Tensor]]:
+    wrong = [f"missing {name}" for name in sorted(own.keys() - given.keys())]
+    wrong += [f"unexpected {name}" for name in sorted(given.keys() - own.keys())]
+    wrong += [
+        f"{name} has shape {list(given[name].shape)}, here {list(own[name].shape)}"
+        for name in sorted(own.keys() & given.keys())
+        if own[name].shape != given[name].shape
+    ]
+    if wrong:
+        raise ValidationError(
+            f"the {what} state does not fit this configuration: {'; '.join(wrong[:5])}",
+            why=f"{len(wrong)} of {len(own)} tensors differ",
+            fix="use the model configuration the state was saved with",
+        )
+    return ((own[name], given[name]) for name in own)
+
+
+def _ranges(rows: Sequence[int]) -> str:
+    """Ascending integers as "3-5, 9"."""
+    spans: list[list[int]] = []
+    for row in rows:
+        if spans and row == spans[-1][1] + 1:
+            spans[-1][1] = row
+        else:
+            spans.append([row, row])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
