@@ -1,0 +1,129 @@
+"""The processes of a run: this rank, its device, and small exchanges between the ranks.
+
+    torchrun's environment -> World.start() -> World -> World.stop()
+
+At world size 1 there is no process group and every exchange is the identity. Two gloo groups of
+their own carry the agreement on preemption and the exchanges of checkpoints, so that neither
+can mix with the collectives of a training step.
+
+Never: wrap a model (`parallel/`), or read more of the environment than torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from olm_data.errors import OlmError, UsageError
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among the processes of the run.
+
+    Attributes:
+        rank: 0-based number of this process.
+        size: number of processes.
+        device: where this process computes.
+        control_group: gloo group of the agreement on preemption, None at size 1.
+        exchange_group: gloo group of the other small exchanges, None at size 1.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = torch.device("cpu")
+    control_group: dist.ProcessGroup | None = None
+    exchange_group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def start(cls) -> World:
+        """Join the run described by torchrun's environment; alone without it.
+
+        CUDA and nccl where this machine has a CUDA device, else CPU and gloo.
+
+        Raises:
+            UsageError: there are CUDA devices, but fewer than local processes.
+        """
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if size == 1:
+            return cls(device=device)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        return cls(
+            rank=rank,
+            size=size,
+            device=device,
+            control_group=dist.new_group(backend="gloo"),
+            exchange_group=dist.new_group(backend="gloo"),
+        )
+
+    @property
+    def main(self) -> bool:
+        """Whether this is rank 0, the one that prints and writes the files of the run."""
+        return self.rank == 0
+
+    def stop(self) -> None:
+        """Leave the run."""
+        if self.size > 1:
+            dist.destroy_process_group()
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self.exchange_group)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank, on every rank."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value, group=self.exchange_group)
+        return gathered
+
+    def on_main(self, action: Callable[[], Result]) -> Result:
+        """Run `action` on rank 0 while the others wait; return its result on every rank.
+
+        Raises:
+            OlmError, OSError: what `action` raised, on every rank.
+        """
+        if self.size == 1:
+            return action()
+        outcome: list[Any] = [None, None]
+        if self.main:
+            try:
+                outcome[0] = action()
+            except (OlmError, OSError) as error:
+                outcome[1] = error
+        dist.broadcast_object_list(outcome, src=0, group=self.exchange_group)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: Result = outcome[0]
+        return result
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `tensor` over the ranks, the same bits on every rank."""
+        if self.size > 1:
+            tensor = tensor.clone()
+            dist.all_reduce(tensor)
+        return tensor
+
+
+def _device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"local rank {local_rank} has no CUDA device; there are {torch.cuda.device_count()}",
+            where="torchrun --nproc-per-node",
+            fix=f"use --nproc-per-node={torch.cuda.device_count()} or fewer",
+        )
+    return torch.device("cuda", local_rank)
