@@ -6,8 +6,8 @@
 
 A lock holds integers and strings only. Its `digest` is the sha256 of its canonical JSON without the
 keys `digest`, `tools` and `locations`, so that data may be moved and the run stays the same run.
-docs/reference/mixture.md is the specification. Never: read tokens, or
-replace another lock unasked.
+docs/reference/mixture.md is the specification. Never: read tokens, or replace
+another lock unasked.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Lock(_File, frozen=True, kw_only=True):
     def open_datasets(
         self, *, verify: Verify = "lazy", max_open: int | None = None
     ) -> list[Dataset]:
-        """Open each source's dataset, in the order of `sources`, and check that it is the locked one.
+        """Open each source's dataset, in the order of `sources`, and check it is the locked one.
 
         Raises:
             InputError: there is no dataset at a source's location.
