@@ -1,0 +1,1 @@
+"""Runners: ways to run the tasks of a plan. See `base.Runner`."""

@@ -1,0 +1,261 @@
+"""Run tasks in processes of this machine, one task a process at a time.
+
+    parent --(task number)--> worker        by a pipe of its own for each worker
+    parent <--(result | error)-- worker
+    parent <--(counts)-- worker             by shared memory without a lock, a row for each task
+
+A worker may die at any moment (the kernel's out-of-memory killer, a crash in native code): the
+parent sees which task it had, starts a new worker and gives the task out again, at most `retries`
+times. When the parent dies, even by SIGKILL, its workers end at once. Processes come from a fork
+server, so that no process with threads is ever forked. Never: queues or locks shared by workers
+(a killed holder would block the others), named shared memory, state kept between runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olm_data.errors import ResourceError
+from olm_data.runners.base import DOCUMENTS, PEAK_KIB, TEXT_BYTES, TOKENS, Done, Job, Note, Watch
+
+TICK_SECONDS = 0.25
+"""How often the parent looks at the counts while it waits for results."""
+
+
+class InlineRunner:
+    """Runs the tasks one after the other in this process: for tests, profilers and debuggers."""
+
+    def run(
+        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
+    ) -> None:
+        """See `base.Runner.run`."""
+        counts = np.zeros((total, 4), np.int64)
+        for task in tasks:
+            reporter = _Reporter(counts[task])
+            done(task, job.run(task, reporter))
+            watch(counts, [])
+
+
+class LocalRunner:
+    """Runs the tasks in worker processes.
+
+    Args:
+        workers: number of processes.
+        retries: how often a task is given out again after a worker died on it.
+    """
+
+    def __init__(self, workers: int, *, retries: int = 2) -> None:
+        self.workers, self.retries = workers, retries
+
+    def run(
+        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
+    ) -> None:
+        """See `base.Runner.run`."""
+        context = multiprocessing.get_context("forkserver")
+        shared = context.RawArray(ctypes.c_int64, total * 4)
+        counts = np.frombuffer(memoryview(shared), np.int64).reshape(total, 4)
+        todo = deque(tasks)
+        deaths: dict[int, int] = {}
+        pool: list[_Worker] = []
+        try:
+            while todo or pool:
+                while todo and len(pool) < self.workers:
+                    pool.append(_Worker(context, job, shared))
+                    pool[-1].give(todo.popleft())
+                ready = set(wait([w.pipe for w in pool], timeout=TICK_SECONDS))
+                for worker in [w for w in pool if w.pipe in ready]:
+                    task = worker.task
+                    try:
+                        result = worker.take()
+                    except (EOFError, ConnectionError):  # the worker's end closed: it died
+                        pool.remove(worker)
+                        counts[task, :PEAK_KIB] = 0
+                        deaths[task] = deaths.get(task, 0) + 1
+                        self._after_death(worker, deaths[task], job, counts[task, PEAK_KIB], note)
+                        todo.appendleft(task)
+                        continue
+                    done(task, result)
+                    if todo:
+                        worker.give(todo.popleft())
+                    else:
+                        pool.remove(worker)
+                        worker.stop()
+                watch(counts, [w.task for w in pool])
+        finally:
+            for worker in pool:
+                worker.kill()
+
+    def _after_death(
+        self, worker: _Worker, deaths: int, job: Job, peak_kib: int, note: Note
+    ) -> None:
+        how = worker.epitaph()
+        where = job.describe(worker.task)
+        memory = f", peak memory {peak_kib / 2**20:.2f} GiB" if peak_kib else ""
+        if deaths <= self.retries:
+            note(
+                f"a worker died ({how}{memory}) on {where}; trying again ({deaths}/{self.retries})"
+            )
+            return
+        raise ResourceError(
+            f"a worker died {deaths} times on the same input ({how}{memory})",
+            where=where,
+            why="SIGKILL from outside is usually the kernel ending a process for want of memory",
+            fix="run again with fewer --workers, or on a machine with more memory; "
+            "finished shards are kept",
+        )
+
+
+class _Worker:
+    """One worker process, as its parent sees it."""
+
+    def __init__(self, context: Any, job: Job, shared: Any) -> None:
+        self.pipe, theirs = context.Pipe()
+        self.task = -1
+        self.process = context.Process(target=_worker_main, args=(theirs, job, shared), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the worker's death is the end of the pipe
+
+    def give(self, task: int) -> None:
+        self.task = task
+        with suppress(ConnectionError):  # it died before its first task: seen by `take`
+            self.pipe.send(task)
+
+    def take(self) -> Any:
+        """Return the result of the task given last; raise its error, or EOFError after a death."""
+        error, trace, result = self.pipe.recv()
+        if error is not None:
+            raise error from _RemoteTrace(trace)
+        return result
+
+    def epitaph(self) -> str:
+        self.process.join()
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return signal.Signals(-code).name
+        return f"exit code {code}"
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.join()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+class _RemoteTrace(Exception):
+    """Carries the text of a worker's traceback, shown with --debug."""
+
+
+class _Reporter:
+    """Adds a task's progress to its row of the counts; also records the peak memory."""
+
+    def __init__(self, row: np.ndarray) -> None:
+        self.row = row
+        self.row[:PEAK_KIB] = 0
+
+    def __call__(self, documents: int, text_bytes: int, tokens: int) -> None:
+        self.row[DOCUMENTS] += documents
+        self.row[TEXT_BYTES] += text_bytes
+        self.row[TOKENS] += tokens
+        self.row[PEAK_KIB] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, 4)
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[Exception | None, str, Any] = (None, "", job.run(task, _Reporter(counts[task])))
+        except MemoryError:
+            answer = (
+                ResourceError(
+                    "not enough memory",
+                    where=job.describe(task),
+                    fix="run again with fewer --workers; finished shards are kept",
+                ),
+                traceback.format_exc(),
+                None,
+            )
+        except BaseException as error:  # the border of the process: all must reach the parent,
+            answer = (_portable(error), traceback.format_exc(), None)  # panics of Rust code too
+        pipe.send(answer)
+
+
+def _portable(error: BaseException) -> Exception:
+    """Return `error` if it is an ordinary exception of a module any process has."""
+    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in (
+        "builtins",
+        "olm_data",
+    ):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def granted_cpus() -> int:
+    """Return how many CPUs this process may use, by affinity and by cgroup quota."""
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    for folder in _cgroup_folders():
+        count = min(count, _quota(folder) or count)
+    return max(count, 1)
+
+
+def _cgroup_folders() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    folders = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        base = root if not controllers else root / controllers
+        if not controllers or "cpu" in controllers.split(","):
+            place = base / path.lstrip("/")
+            folders += [place, *(p for p in place.parents if p == base or base in p.parents), base]
+    return folders
+
+
+def _quota(folder: Path) -> int | None:
+    """CPUs a cgroup grants (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), rounded up; None if unlimited."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+    except OSError:
+        return None
+    if quota == "max" or int(quota) <= 0:
+        return None
+    return -(-int(quota) // int(period))

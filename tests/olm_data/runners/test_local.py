@@ -1,0 +1,145 @@
+"""The local runner: every task once, deaths survived, errors and counts brought back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.jobs import Squares
+
+from olm_data.errors import InputError, ResourceError
+from olm_data.runners.base import DOCUMENTS, PEAK_KIB, TOKENS
+from olm_data.runners.local import InlineRunner, LocalRunner, granted_cpus
+
+
+def run(runner: Any, job: Squares, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
+    results: dict[int, int] = {}
+    counts = np.zeros((total, 4), np.int64)
+    notes: list[str] = []
+
+    def watch(now: np.ndarray, running: Any) -> None:
+        counts[:] = now
+
+    def done(task: int, result: int) -> None:
+        assert task not in results
+        results[task] = result
+
+    runner.run(job, tasks, total, done=done, watch=watch, note=notes.append)
+    return results, counts, notes
+
+
+@pytest.mark.parametrize("make", [InlineRunner, lambda: LocalRunner(1), lambda: LocalRunner(3)])
+def test_each_task_is_done_once_and_counted(make: Callable[[], Any], tmp_path: Path) -> None:
+    results, counts, notes = run(make(), Squares(str(tmp_path)), [0, 1, 2, 4], 5)
+    assert results == {0: 0, 1: 1, 2: 4, 4: 16}
+    assert counts[:, DOCUMENTS].tolist() == [1, 1, 1, 0, 1]
+    assert counts[:, TOKENS].sum() == 400
+    assert (counts[[0, 1, 2, 4], PEAK_KIB] > 0).all()
+    assert notes == []
+
+
+def test_no_task_is_no_work(tmp_path: Path) -> None:
+    assert run(LocalRunner(2), Squares(str(tmp_path)), [], 3)[0] == {}
+
+
+def test_a_killed_worker_is_replaced_and_its_task_done_again(tmp_path: Path) -> None:
+    job = Squares(str(tmp_path), deaths=2)
+    results, counts, notes = run(LocalRunner(2), job, [0, 1, 2, 3], 4)
+    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert counts[:, DOCUMENTS].tolist() == [1, 1, 1, 1]  # the lost work is not counted twice
+    assert len(notes) == 2
+    assert all("SIGKILL" in note and "input-2.jsonl" in note for note in notes)
+
+
+def test_a_task_that_kills_every_worker_is_named(tmp_path: Path) -> None:
+    job = Squares(str(tmp_path), deaths=99)
+    with pytest.raises(ResourceError, match="3 times") as caught:
+        run(LocalRunner(2), job, [0, 1, 2, 3], 4)
+    assert caught.value.where == "input-2.jsonl"
+    assert "SIGKILL" in caught.value.what
+    assert "memory" in str(caught.value)
+
+
+def test_an_error_for_the_user_comes_back_whole(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        run(LocalRunner(2), Squares(str(tmp_path), fault="input"), [0, 1, 2], 3)
+    error = caught.value
+    assert (error.what, error.where, error.why, error.fix) == (
+        "bad line",
+        "a.jsonl line 3",
+        "w",
+        "f",
+    )
+
+
+def test_a_defect_comes_back_with_the_workers_traceback(tmp_path: Path) -> None:
+    with pytest.raises(KeyError) as caught:
+        run(LocalRunner(1), Squares(str(tmp_path), fault="defect"), [2], 3)
+    assert "in run" in str(caught.value.__cause__)
+
+
+def test_a_worker_out_of_memory_says_which_input(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="memory") as caught:
+        run(LocalRunner(1), Squares(str(tmp_path), fault="memory"), [2], 3)
+    assert caught.value.where == "input-2.jsonl"
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, sys, threading
+            from olm_data.runners.base import ignore
+            from olm_data.runners.local import LocalRunner
+
+            class Hang:
+                def run(self, task, report):
+                    os.write(1, b"%d\\n" % os.getpid())
+                    threading.Event().wait()
+
+                def describe(self, task):
+                    return "x"
+
+            if __name__ == "__main__":
+                LocalRunner(2).run(Hang(), [0, 1], 2, done=ignore, watch=ignore, note=ignore)
+            """
+        )
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(repository)},
+    )
+    assert parent.stdout is not None
+    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    # the pipe ends when every process that holds its other end, workers included, is gone
+    assert parent.stdout.read() == ""
+    parent.wait()
+    parent.stdout.close()
+    for pid in workers:
+        assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_the_granted_cpus_are_those_of_the_affinity_at_most(repository: Path) -> None:
+    assert 1 <= granted_cpus() <= len(os.sched_getaffinity(0))
+    code = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); "
+    code += "from olm_data.runners.local import granted_cpus; print(granted_cpus())"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=repository) == b"1\n"

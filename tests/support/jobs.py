@@ -1,0 +1,40 @@
+"""Jobs for tests of runners. They live here so that worker processes can import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from olm_data.errors import InputError
+from olm_data.runners.base import Report
+
+
+@dataclass(frozen=True)
+class Squares:
+    """Returns the square of the task number; can die, or raise, on one task."""
+
+    folder: str
+    deaths: int = 0
+    fault: str = ""
+
+    def run(self, task: int, report: Report) -> int:
+        report(1, 10, 100)
+        if task == 2:
+            marks = Path(self.folder, "deaths")
+            seen = len(marks.read_bytes()) if marks.exists() else 0
+            if seen < self.deaths:
+                with open(marks, "ab") as file:
+                    file.write(b"x")
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.fault == "input":
+                raise InputError("bad line", where="a.jsonl line 3", why="w", fix="f")
+            if self.fault == "defect":
+                raise KeyError("nothing here")
+            if self.fault == "memory":
+                raise MemoryError
+        return task * task
+
+    def describe(self, task: int) -> str:
+        return f"input-{task}.jsonl"
