@@ -1,0 +1,69 @@
+"""Promises about what importing costs and which way the arrows run."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_olm_data_loads_neither_torch_nor_arrow_nor_olm_train(repository: Path) -> None:
+    code = "import sys, olm_data; print(sorted({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
+
+
+def test_no_module_of_olm_data_imports_torch_or_olm_train(repository: Path) -> None:
+    for path in sorted((repository / "olm_data").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            roots = {name.split(".")[0] for name in names}
+            assert not roots & {"torch", "olm_train"}, f"{path} imports {roots}"
+
+
+def test_the_pure_layer_does_no_input_or_output(repository: Path) -> None:
+    for name in ("plan", "order", "packing", "mixing"):
+        tree = ast.parse((repository / "olm_data" / f"{name}.py").read_text())
+        calls = {
+            n.func.id
+            for n in ast.walk(tree)
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+        }
+        modules = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        assert "open" not in calls
+        assert not {m.split(".")[0] for m in modules} & {
+            "os",
+            "pathlib",
+            "time",
+            "fsspec",
+            "random",
+        }
+
+
+def test_only_the_config_layer_reads_yaml(repository: Path) -> None:
+    readers = {
+        str(path.relative_to(repository))
+        for package in ("olm_data", "olm_train")
+        for path in (repository / package).rglob("*.py")
+        if "strict_yaml import" in path.read_text() or "import yaml" in path.read_text()
+    }
+    below = {path for path in readers if path.startswith("olm_train/")} - {
+        "olm_train/config.py",
+        "olm_train/run.py",
+    }
+    assert not below
+
+
+def test_every_source_file_says_what_it_is_for(repository: Path) -> None:
+    for package in ("olm_data", "olm_train", "benchmarks"):
+        for path in (repository / package).rglob("*.py"):
+            text = path.read_text()
+            assert not text or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
