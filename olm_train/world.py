@@ -11,9 +11,11 @@ Never: wrap a model (`parallel/`), or read more of the environment than torchrun
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -38,7 +40,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     control_group: dist.ProcessGroup | None = None
     exchange_group: dist.ProcessGroup | None = None
 
@@ -115,6 +117,15 @@ class World:
             tensor = tensor.clone()
             dist.all_reduce(tensor)
         return tensor
+
+
+@contextlib.contextmanager
+def quiet_alone(world: World) -> Iterator[None]:
+    """Around torch's distributed checkpoint: in a single process it warns that it is one."""
+    with warnings.catch_warnings():
+        if world.size == 1:
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
 
 
 def _device(local_rank: int) -> torch.device:

@@ -1,0 +1,70 @@
+"""The callback protocol: hooks by name, a priority, own state.
+
+The trainer calls each hook on every callback and on every rank, higher priority first, and knows
+nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.main`).
+
+    pre_train -> [ pre_step -> pre_optim_step -> post_step -> (post_checkpoint_saved)
+                   every metrics_collect_interval steps: pre_log_metrics -> log_metrics ]
+              -> post_train | on_error -> close
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from olm_train.trainer import Trainer
+
+
+class Callback:
+    """Base of all callbacks: every hook does nothing.
+
+    Attributes:
+        priority: callbacks of higher priority run first.
+        trainer: the trainer it is attached to, set before the first hook.
+    """
+
+    priority: ClassVar[int] = 0
+    trainer: Trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return JSON values that a resumed run needs; called when a checkpoint is made."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state of a checkpoint; called before `pre_train`."""
+
+    def pre_train(self) -> None:
+        """Runs once, after a checkpoint was loaded and before the first step."""
+
+    def pre_step(self, batches: Sequence[Any]) -> None:
+        """Runs before a step, with this rank's micro-batches of it."""
+
+    def pre_optim_step(self) -> None:
+        """Runs after the backward passes of a step, before the optimiser changes the weights."""
+
+    def post_step(self) -> None:
+        """Runs after a step; `trainer.step` counts it."""
+
+    def post_checkpoint_saved(self, folder: Path) -> None:
+        """Runs after a checkpoint is complete."""
+
+    def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        """Runs when the metrics of a step have been read; may change them in place."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Takes the metrics of a step, steps ascending, each step once."""
+
+    def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        """Takes the results of an evaluation after `step`, by data set."""
+
+    def post_train(self) -> None:
+        """Runs after the last step, not after an error or a preemption."""
+
+    def on_error(self, error: BaseException) -> None:
+        """Runs when the loop ends by an exception, which is raised again afterwards."""
+
+    def close(self) -> None:
+        """Runs last, whatever happened."""

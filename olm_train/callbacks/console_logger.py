@@ -1,0 +1,125 @@
+"""One readable line on stderr every few steps, on rank 0.
+
+step  120/800   loss 3.4521   lr 2.91e-04   grad norm 0.84   12.4k tok/s   wait 0.3%   ETA 4m12s
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from olm_data.errors import UsageError
+from olm_train.callbacks.base import Callback
+from olm_train.callbacks.speed_monitor import (
+    DATA_WAIT_SHARE,
+    MFU,
+    STEP_SECONDS,
+    TOKENS_PER_SECOND,
+)
+from olm_train.metrics import CE_LOSS, GRAD_NORM, LR
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleLoggerConfig:
+    """Lines on the terminal.
+
+    Attributes:
+        enabled: false: print none.
+        log_interval: steps between lines. Lines appear when metrics are read from the device.
+    """
+
+    enabled: bool = True
+    log_interval: int = 10
+
+    def __post_init__(self) -> None:
+        if self.log_interval < 1:
+            raise UsageError(f"log_interval is at least 1, not {self.log_interval}")
+
+    def build(self) -> ConsoleLoggerCallback:
+        """Return the callback."""
+        return ConsoleLoggerCallback(self)
+
+
+class ConsoleLoggerCallback(Callback):
+    """See `ConsoleLoggerConfig`."""
+
+    def __init__(self, config: ConsoleLoggerConfig) -> None:
+        self.config = config
+        self._speed: dict[str, float] = {}
+
+    def pre_train(self) -> None:
+        trainer = self.trainer
+        world, model = trainer.world, trainer.train_module.model.config
+        device = "CPU" if world.device.type == "cpu" else "CUDA device"
+        tokens = trainer.tokens_at(trainer.stop_step)
+        trainer.say(
+            f"training {count(model.num_params)} parameters to step {trainer.stop_step:,} "
+            f"({count(tokens)} tokens) on {world.size} {device} "
+            f"rank{'s' if world.size > 1 else ''}, into {trainer.save_folder}"
+        )
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._speed |= {name: v for name, v in metrics.items() if name.startswith("throughput/")}
+        last = step == self.trainer.stop_step
+        if step % self.config.log_interval and not last and step != 1:
+            return
+        total = f"{self.trainer.stop_step:,}"
+        parts = [
+            f"step {step:>{len(total)},}/{total}",
+            f"loss {metrics[CE_LOSS]:.4f}",
+            f"lr {metrics[LR]:.2e}",
+            f"grad norm {metrics[GRAD_NORM]:.2f}",
+        ]
+        if self._speed:
+            seconds_left = (self.trainer.stop_step - step) * self._speed[STEP_SECONDS]
+            parts.append(f"{count(self._speed[TOKENS_PER_SECOND])} tok/s")
+            parts.append(f"wait {self._speed[DATA_WAIT_SHARE]:.1%}")
+            if MFU in self._speed:
+                parts.append(f"MFU {self._speed[MFU]:.1%}")
+            if not last:
+                parts.append(f"ETA {duration(seconds_left)}")
+        self.trainer.say("   ".join(parts))
+
+    def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        for name, result in results.items():
+            self.trainer.say(
+                f"evaluation at step {step:,}   {name}   CE loss {result['CE loss']:.4f}   "
+                f"PPL {result['PPL']:.2f}   ({int(result['tokens']):,} tokens)"
+            )
+
+    def post_checkpoint_saved(self, folder: Path) -> None:
+        kind = self.trainer.checkpoints[self.trainer.step]
+        self.trainer.say(f"saved checkpoint {folder.name} ({kind})")
+
+    def post_train(self) -> None:
+        trainer = self.trainer
+        trainer.say(
+            f"finished at step {trainer.step:,} ({count(trainer.tokens_at(trainer.step))} tokens)"
+        )
+
+
+def count(value: float) -> str:
+    """Return a number in three digits: 950, 12.4k, 1.25M, 3.07G."""
+    if value < 1000:
+        return f"{value:.0f}"
+    exponent = min(int(math.log10(value)) // 3, 4)
+    scaled = value / 1000**exponent
+    if scaled >= 999.5 and exponent < 4:
+        exponent, scaled = exponent + 1, scaled / 1000
+    digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
+    return f"{scaled:.{digits}f}{'kMGT'[exponent - 1]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in two units: 8s, 4m12s, 3h05m, 2d04h."""
+    whole = round(seconds)
+    for size, unit, smaller, small in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "m"),
+        (60, "m", 1, "s"),
+    ):
+        if whole >= size:
+            return f"{whole // size}{unit}{whole % size // smaller:02d}{small}"
+    return f"{whole}s"

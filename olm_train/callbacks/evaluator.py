@@ -1,0 +1,144 @@
+"""Cross entropy and perplexity on held-out data sets, exact over ranks and micro-batches.
+
+The sum of the losses and the count of the labels are added over all batches and ranks, then divided
+once: the result does not depend on how the rows were spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from olm_data.dataset import Dataset
+from olm_data.errors import UsageError, ValidationError
+from olm_data.lock import Lock
+from olm_train.callbacks.base import Callback
+from olm_train.config import FilePath
+from olm_train.data.loader import EvalLoader
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMEvaluatorConfig:
+    """Held-out data sets and when to look at them.
+
+    Attributes:
+        enabled: false: never evaluate.
+        datasets: folder of each data set by the name it gets in the logs.
+        eval_interval: steps between evaluations.
+        eval_on_startup: also before the first step.
+        eval_on_finish: also after the last step.
+        max_batches: at most this many micro-batches of each data set on each rank; null: all of it.
+    """
+
+    enabled: bool = True
+    datasets: dict[str, FilePath]
+    eval_interval: int = 1000
+    eval_on_startup: bool = False
+    eval_on_finish: bool = True
+    max_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.eval_interval < 1:
+            raise UsageError(f"eval_interval is at least 1, not {self.eval_interval}")
+        if self.max_batches is not None and self.max_batches < 1:
+            raise UsageError(f"max_batches is at least 1, not {self.max_batches}")
+
+    def build(self) -> LMEvaluatorCallback:
+        """Return the callback."""
+        return LMEvaluatorCallback(self)
+
+
+class LMEvaluatorCallback(Callback):
+    """See `LMEvaluatorConfig`. Runs before the checkpointer, which saves what was evaluated."""
+
+    priority: ClassVar[int] = 2
+
+    def __init__(self, config: LMEvaluatorConfig) -> None:
+        self.config = config
+        self._last = -1
+        self._loaders: dict[str, EvalLoader] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._last = state["last"]
+
+    def pre_train(self) -> None:
+        trainer, lock = self.trainer, self.trainer.data_loader.lock
+        for name, folder in self.config.datasets.items():
+            self._loaders[name] = EvalLoader(
+                open_held_out(name, folder, lock),
+                lock.sequence_length,
+                trainer.data_loader.rank_microbatch_size,
+                rank=trainer.world.rank,
+                world_size=trainer.world.size,
+            )
+        self._evaluate_if_due()
+
+    def post_step(self) -> None:
+        self._evaluate_if_due()
+
+    def _evaluate_if_due(self) -> None:
+        step = self.trainer.step
+        due = step % self.config.eval_interval == 0 and step > 0
+        due |= self.config.eval_on_startup and step == 0
+        due |= self.config.eval_on_finish and step == self.trainer.stop_step
+        if not due or step == self._last:
+            return
+        with self.trainer.pause():
+            results = self._evaluate()
+        if results is not None:
+            self._last = step
+            self.trainer.log_evaluation(results)
+
+    def _evaluate(self) -> dict[str, dict[str, float]] | None:
+        """Return the results, or None when a signal came: then they are made after the restart."""
+        results = {}
+        module, world = self.trainer.train_module, self.trainer.world
+        for name, loader in self._loaders.items():
+            total = torch.zeros(2, dtype=torch.float64, device=world.device)
+            for number, batch in enumerate(loader):
+                if self.trainer.ask_to_stop():
+                    return None
+                if number == self.config.max_batches:
+                    break
+                loss_sum, count = module.eval_batch(batch)
+                total += torch.stack([loss_sum.double(), count.double()])
+            loss_sum, count = world.sum(total).tolist()
+            loss = loss_sum / count if count else math.nan
+            results[name] = {"CE loss": loss, "PPL": perplexity(loss), "tokens": int(count)}
+        return results
+
+
+def open_held_out(name: str, folder: str, lock: Lock) -> Dataset:
+    """Open a held-out data set and check that its ids mean what they mean in training.
+
+    Raises:
+        InputError: there is no data set in `folder`.
+        ValidationError: it was made with another tokenizer than the mixture.
+    """
+    dataset = Dataset.open(folder)
+    theirs, ours = dataset.manifest.tokenizer, lock.tokenizer
+    for what in ("sha256", "probe_sha256", "vocab_size"):
+        if getattr(theirs, what) != getattr(ours, what):
+            raise ValidationError(
+                f"the held-out data set {name!r} was made by another tokenizer than the mixture: "
+                f"{what} is {getattr(theirs, what)}, not {getattr(ours, what)}",
+                where=folder,
+                why="its losses would mean nothing",
+                fix="tokenise it with the tokenizer of the mixture",
+            )
+    return dataset
+
+
+def perplexity(loss: float) -> float:
+    """Return e^loss, infinity where that is beyond a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf

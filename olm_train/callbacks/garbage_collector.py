@@ -1,0 +1,54 @@
+"""Garbage collection at fixed steps, on all ranks at once, instead of whenever Python likes.
+
+One rank that pauses to collect stops all of them at the next collective.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+from olm_data.errors import UsageError
+from olm_train.callbacks.base import Callback
+
+
+@dataclass(frozen=True, kw_only=True)
+class GarbageCollectorConfig:
+    """When Python's garbage is collected.
+
+    Attributes:
+        enabled: false: leave it to Python.
+        gc_interval: steps between collections of the young generations.
+    """
+
+    enabled: bool = True
+    gc_interval: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.gc_interval < 1:
+            raise UsageError(f"gc_interval is at least 1, not {self.gc_interval}")
+
+    def build(self) -> GarbageCollectorCallback:
+        """Return the callback."""
+        return GarbageCollectorCallback(self)
+
+
+class GarbageCollectorCallback(Callback):
+    """See `GarbageCollectorConfig`."""
+
+    def __init__(self, config: GarbageCollectorConfig) -> None:
+        self.config = config
+        self._was_enabled = False
+
+    def pre_train(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+        gc.collect()
+
+    def post_step(self) -> None:
+        if self.trainer.step % self.config.gc_interval == 0:
+            gc.collect(1)
+
+    def close(self) -> None:
+        if self._was_enabled:
+            gc.enable()

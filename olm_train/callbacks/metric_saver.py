@@ -1,0 +1,89 @@
+"""`metrics.jsonl`: one line for each step and one for each evaluation, each exactly once.
+
+    {"step": 12, "tokens": 6144, "rows": [88, 96], "train/CE loss": 5.1, "optim/lr": 0.0003, ...}
+    {"step": 12, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, "tokens": 4080}}}
+
+Numbers are written so that reading them gives the same float64 back. `rows` is the half-open range
+of the schedule's rows that the step was made of. A resumed run first removes the lines beyond the
+step of its checkpoint, so kills leave no step twice and none out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.manifest import write_durably
+
+FILE_NAME = "metrics.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSaverConfig:
+    """The metrics file.
+
+    Attributes:
+        enabled: false: write none.
+    """
+
+    enabled: bool = True
+
+    def build(self) -> MetricSaverCallback:
+        """Return the callback."""
+        return MetricSaverCallback()
+
+
+class MetricSaverCallback(Callback):
+    """Writes `metrics.jsonl` into the save folder, on rank 0."""
+
+    priority: ClassVar[int] = 3  # the file is open before an evaluation at start-up is logged
+
+    def __init__(self) -> None:
+        self._file: IO[str] | None = None
+
+    def pre_train(self) -> None:
+        if not self.trainer.main:
+            return
+        path = self.trainer.save_folder / FILE_NAME
+        if path.exists():
+            keep_until(path, self.trainer.step if self.trainer.resumed else -1)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed in `close`
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        tokens, rows = self.trainer.tokens_at(step), list(self.trainer.rows_of(step))
+        self._write({"step": step, "tokens": tokens, "rows": rows, **metrics})
+
+    def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        self._write({"step": step, "eval": results})
+
+    def state_dict(self) -> dict[str, Any]:
+        # A checkpoint is being made: it must not outlive the lines of the steps it contains.
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+        return {}
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+
+
+def keep_until(path: Path, step: int) -> None:
+    """Remove the lines of steps beyond `step`, and a torn last line, atomically."""
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    temporary = path.with_name(path.name + ".tmp")
+    write_durably(temporary, b"".join(kept))
+    os.replace(temporary, path)

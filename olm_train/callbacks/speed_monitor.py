@@ -1,0 +1,97 @@
+"""Throughput: tokens a second, waiting for data, and model FLOP/s utilisation where it is known.
+
+Measured from one read of the metrics to the next, because only there is the device known to have
+finished; evaluations and checkpoints are left out. Utilisation counts the query-key pairs that the
+document mask left, and is not reported for a device whose peak is not in the table.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from olm_train.callbacks.base import Callback
+from olm_train.flops import model_flops_utilisation, num_flops_per_token
+
+TOKENS_PER_SECOND = "throughput/tokens per second"
+STEP_SECONDS = "throughput/seconds per step"
+DATA_WAIT_SECONDS = "throughput/data wait seconds"
+DATA_WAIT_SHARE = "throughput/data wait share"
+MFU = "throughput/MFU"
+
+PAIRS = "train/attention pairs"
+TOKENS = "train/tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedMonitorConfig:
+    """Throughput metrics.
+
+    Attributes:
+        enabled: false: measure none.
+    """
+
+    enabled: bool = True
+
+    def build(self) -> SpeedMonitorCallback:
+        """Return the callback."""
+        return SpeedMonitorCallback()
+
+
+class SpeedMonitorCallback(Callback):
+    """Adds throughput to the metrics of the last step of each window.
+
+    The first step of a run warms up caches and compilers and is in no window.
+    """
+
+    priority: ClassVar[int] = 1  # its metrics are there when the console prints
+
+    def __init__(self) -> None:
+        self._window: tuple[int, float, float, float] | None = None
+        self._pairs = self._tokens = 0.0
+
+    def post_step(self) -> None:
+        if self._window is None:
+            self._open_window()
+
+    def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        self._pairs += metrics.get(PAIRS, 0.0)
+        self._tokens += metrics.get(TOKENS, 0.0)
+        if self._window is None or step != self.trainer.step or step == self._window[0]:
+            return
+        first, start, waited, paused = self._window
+        steps = step - first
+        seconds = time.monotonic() - start - (self.trainer.paused_seconds - paused)
+        wait = self.trainer.data_loader.data_wait_seconds - waited
+        tokens = steps * self.trainer.data_loader.global_batch_size
+        metrics[TOKENS_PER_SECOND] = tokens / seconds
+        metrics[STEP_SECONDS] = seconds / steps
+        metrics[DATA_WAIT_SECONDS] = wait
+        metrics[DATA_WAIT_SHARE] = wait / seconds
+        utilisation = self._utilisation(tokens / seconds)
+        if utilisation is not None:
+            metrics[MFU] = utilisation
+        self._open_window()
+
+    def _open_window(self) -> None:
+        trainer = self.trainer
+        self._window = (
+            trainer.step,
+            time.monotonic(),
+            trainer.data_loader.data_wait_seconds,
+            trainer.paused_seconds,
+        )
+        self._pairs = self._tokens = 0.0
+
+    def _utilisation(self, tokens_per_second: float) -> float | None:
+        world = self.trainer.world
+        if world.device.type != "cuda" or not self._tokens:
+            return None
+        flops = num_flops_per_token(
+            self.trainer.train_module.model.config, pairs_per_token=self._pairs / self._tokens
+        )
+        name = torch.cuda.get_device_name(world.device)
+        return model_flops_utilisation(tokens_per_second * flops, name, devices=world.size)

@@ -1,0 +1,1 @@
+"""Checkpoints: tensors by torch's distributed checkpoint, everything else as JSON, digests last."""

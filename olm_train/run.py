@@ -1,0 +1,193 @@
+"""The command that trains: `torchrun --nproc-per-node=N -m olm_train.run train.yaml [--a.b=value]`.
+
+    arguments -> YAML + overrides -> RunConfig -> World -> Trainer.fit() -> exit code
+
+torch is imported only once the arguments are understood, so that help and misspellings answer at
+once. Rank 0 speaks; an error is told once, by the rank that met it first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from olm_data.errors import OlmError, UsageError, suggest
+
+HELP = """\
+Train from a configuration file; run the same command again to go on where it stopped.
+
+  torchrun --nproc-per-node=2 -m olm_train.run train.yaml --train_module.optim.lr=3e-4
+  python -m olm_train.run train.yaml --dry-run
+
+Usage: python -m olm_train.run [CONFIG] [--name.of.field=value ...] [--dry-run] [--debug]
+
+  CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
+  --name.of.field=value   replaces one field; the value is YAML, such as 3e-4, true or
+                          '{value: 100, unit: steps}'. Paths count from the current folder.
+  --dry-run               print configuration, mixture, schedule and size; train nothing
+  --debug                 show the traceback of an error
+  --help                  show this
+
+Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 input refused,
+5 local resource, 6 remote storage, 7 conflict, 75 stopped by SIGTERM or SIGUSR1 after saving (run
+the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
+"""
+
+FLAGS = ("--dry-run", "--debug", "--help", "-h")
+
+
+@dataclass
+class Arguments:
+    """The command line, split up; nothing is interpreted yet."""
+
+    config: str | None = None
+    overrides: list[str] = field(default_factory=list)
+    flags: set[str] = field(default_factory=set)
+
+    @classmethod
+    def split(cls, argv: list[str]) -> Arguments:
+        """Split the arguments.
+
+        Raises:
+            UsageError: an option that is no flag and has no value, or a second file.
+        """
+        arguments = cls()
+        for text in argv:
+            if text in FLAGS:
+                arguments.flags.add("--help" if text == "-h" else text)
+            elif text.startswith("-"):
+                if "=" not in text:
+                    raise UsageError(
+                        f"unknown option {text}",
+                        fix=f"{suggest(text, FLAGS)} A field is set with {text}=value",
+                    )
+                arguments.overrides.append(text)
+            elif arguments.config is not None:
+                raise UsageError(
+                    f"two configuration files: {arguments.config} and {text}",
+                    fix="give one; change fields of it with --name.of.field=value",
+                )
+            else:
+                arguments.config = text
+        return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit code; errors become messages."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        arguments = Arguments.split(argv)
+        if "--help" in arguments.flags:
+            if _rank() == 0:
+                print(HELP, end="")
+            return 0
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return _fail("interrupted; run the same command again to go on", 130)
+    except OlmError as error:
+        if "--debug" in argv:
+            raise
+        return _fail(f"error: {error}", error.exit_code)
+    except Exception as error:
+        if "--debug" in argv:
+            raise
+        return _fail(
+            f"unexpected error: {type(error).__name__}: {error}\n"
+            "  fix: run again with --debug for the traceback, and please report it",
+            1,
+        )
+
+
+def _run(arguments: Arguments) -> int:
+    from olm_train.config import Values
+
+    values = Values.read(arguments.config or _default_config())
+    for override in arguments.overrides:
+        values.override(override)
+
+    from olm_train.preempt import Preempted
+    from olm_train.run_config import RunConfig
+    from olm_train.world import World
+
+    config = RunConfig.resolve(values)
+    if "--dry-run" in arguments.flags:
+        if _rank() == 0:
+            from olm_train.dry_run import describe
+
+            print(describe(config, int(os.environ.get("WORLD_SIZE", "1"))))
+        return 0
+    world = World.start()
+    trainer = config.build(world)
+    try:
+        trainer.fit()
+        code = 0
+    except Preempted as stop:
+        trainer.say(f"stopped by {stop}; run the same command again to go on from there")
+        code = stop.exit_code
+    world.stop()
+    return code
+
+
+def _default_config() -> str:
+    """Return ./train.yaml, or say which recipes there are.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if Path("train.yaml").is_file():
+        return "train.yaml"
+    recipes = sorted((Path(__file__).resolve().parents[1] / "pipelines").glob("*/train.yaml"))
+    if not recipes:
+        raise UsageError(
+            "no configuration file given, and there is no train.yaml here",
+            fix="python -m olm_train.run path/to/train.yaml",
+        )
+    shown = [os.path.relpath(recipe) for recipe in recipes]
+    raise UsageError(
+        "no configuration file given, and there is no train.yaml here; there are these recipes:\n"
+        + "\n".join(f"    {path}" for path in shown),
+        fix=f"torchrun --nproc-per-node=2 -m olm_train.run {shown[0]}",
+    )
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _fail(message: str, code: int) -> int:
+    if _first_to_fail():
+        print(message, file=sys.stderr, flush=True)
+    return code
+
+
+def _first_to_fail() -> bool:
+    """Whether no other rank has reported an error yet; torchrun's own store keeps the count.
+
+    torchrun stops all ranks when the first one fails, so waiting for rank 0 to speak could lose
+    the message.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return True
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return _rank() == 0
+    from datetime import timedelta
+
+    from torch.distributed import DistError, TCPStore
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    try:
+        store = TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=10),
+        )
+        return store.add(f"olm_train/failed/{attempt}", 1) == 1
+    except DistError:  # the launcher is gone: better twice than never
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

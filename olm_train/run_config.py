@@ -1,0 +1,197 @@
+"""The configuration of a run: `train.yaml` as frozen dataclasses, and the trainer built from it.
+
+Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build(world) -> Trainer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from olm_data.errors import UsageError
+from olm_data.lock import Lock
+from olm_train.callbacks.base import Callback
+from olm_train.callbacks.checkpointer import CheckpointerConfig
+from olm_train.callbacks.console_logger import ConsoleLoggerConfig
+from olm_train.callbacks.evaluator import LMEvaluatorConfig
+from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
+from olm_train.callbacks.metric_saver import MetricSaverConfig
+from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
+from olm_train.config import FilePath, Values, as_dict, parse
+from olm_train.data.loader import DataLoader
+from olm_train.duration import Duration
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.presets import preset_fields
+from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.trainer import LoadStrategy, Trainer
+from olm_train.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLoaderConfig:
+    """Which rows, and how many at once.
+
+    Attributes:
+        mixture: the lock that `olm-data mix` wrote.
+        global_batch_size: tokens of one step over all ranks; a multiple of the sequence length.
+        prefetch: steps prepared ahead by a background thread; 0: none.
+        verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`.
+        skip: ranges `[first, one past the last]` of the schedule's rows that are left out.
+    """
+
+    mixture: FilePath
+    global_batch_size: int
+    prefetch: int = 2
+    verify: Literal["lazy", "full", "off"] = "lazy"
+    skip: list[list[int]] = field(default_factory=list)
+
+    def build(self, *, rank_microbatch_size: int, world: World) -> DataLoader:
+        """Return this rank's loader."""
+        return DataLoader(
+            self.mixture,
+            global_batch_size=self.global_batch_size,
+            rank_microbatch_size=rank_microbatch_size,
+            rank=world.rank,
+            world_size=world.size,
+            prefetch=self.prefetch,
+            verify=self.verify,
+            device=world.device,
+            skip=self.skip,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbacksConfig:
+    """Callbacks by name; all but the evaluator are there unless `enabled: false`.
+
+    Attributes:
+        checkpointer: saves checkpoints.
+        console_logger: prints progress.
+        metric_saver: writes metrics.jsonl.
+        speed_monitor: measures throughput.
+        garbage_collector: collects Python's garbage at fixed steps.
+        lm_evaluator: loss and perplexity on held-out data sets.
+    """
+
+    checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
+    console_logger: ConsoleLoggerConfig = field(default_factory=ConsoleLoggerConfig)
+    metric_saver: MetricSaverConfig = field(default_factory=MetricSaverConfig)
+    speed_monitor: SpeedMonitorConfig = field(default_factory=SpeedMonitorConfig)
+    garbage_collector: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
+    lm_evaluator: LMEvaluatorConfig | None = None
+
+    def build(self) -> dict[str, Callback | None]:
+        """Return the callbacks by name, None for one that is switched off."""
+        configs = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            name: config.build() if config is not None and config.enabled else None
+            for name, config in configs.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """The loop.
+
+    Attributes:
+        save_folder: folder of the run: checkpoints, metrics.jsonl, config.json.
+        max_duration: length of the run and of the learning-rate schedule; default: the whole lock.
+        hard_stop: stop there already, on the schedule of max_duration.
+        metrics_collect_interval: steps between reads of the metrics from the device.
+        load_strategy: `if_available`, `always` or `never` go on from a checkpoint.
+        callbacks: what happens around the steps.
+    """
+
+    save_folder: FilePath
+    max_duration: Duration | None = None
+    hard_stop: Duration | None = None
+    metrics_collect_interval: int = 5
+    load_strategy: LoadStrategy = LoadStrategy.if_available
+    callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
+
+    def __post_init__(self) -> None:
+        if "://" in self.save_folder:
+            raise UsageError(
+                f"save_folder {self.save_folder} is remote; runs are kept on a local disk",
+                where="trainer.save_folder",
+                fix="give a folder on a file system that all ranks see",
+            )
+        if self.metrics_collect_interval < 1:
+            raise UsageError(
+                f"metrics_collect_interval is at least 1, not {self.metrics_collect_interval}",
+                where="trainer.metrics_collect_interval",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All of `train.yaml`.
+
+    Attributes:
+        seed: of the initial weights; the order of the data has its own, in the lock.
+        model: shape of the decoder; `vocab_size` comes from the lock unless given, `preset` names a
+            shape whose fields can be overridden beside it.
+        data_loader: rows.
+        train_module: the step.
+        trainer: the loop.
+    """
+
+    seed: int = 0
+    model: DecoderConfig
+    data_loader: DataLoaderConfig
+    train_module: TransformerTrainModuleConfig
+    trainer: TrainerConfig
+
+    @classmethod
+    def resolve(cls, values: Values) -> RunConfig:
+        """Return the configuration of `values`, with what the lock and the preset decide filled in.
+
+        Raises:
+            UsageError: a field is unknown, missing, or of the wrong type.
+            InputError, ValidationError: the lock is missing or damaged.
+        """
+        model = values.data.get("model")
+        lock = None
+        if isinstance(model, dict):
+            if "preset" in model:
+                name = model.pop("preset")
+                values.data["model"] = model = preset_fields(str(name)) | model
+            if isinstance(values.data.get("data_loader"), dict):
+                lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
+                model.setdefault("vocab_size", lock.tokenizer.vocab_size)
+        config = parse(cls, values)
+        if lock is not None and config.model.vocab_size < lock.tokenizer.vocab_size:
+            raise UsageError(
+                f"model.vocab_size {config.model.vocab_size:,} is smaller than the tokenizer's "
+                f"{lock.tokenizer.vocab_size:,}",
+                where=values.where(("model", "vocab_size")),
+                fix="leave it out: the lock knows it",
+            )
+        return config
+
+    def build(self, world: World) -> Trainer:
+        """Return the trainer of this rank; model and optimiser are built and initialised.
+
+        Raises:
+            OlmError: sizes that do not fit, data that is not what the lock says.
+        """
+        microbatch = self.train_module.rank_microbatch_size
+        loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
+        module = self.train_module.build(self.model, seed=self.seed, world=world)
+        trainer = self.trainer
+        return Trainer(
+            train_module=module,
+            data_loader=loader,
+            save_folder=trainer.save_folder,
+            max_duration=trainer.max_duration,
+            hard_stop=trainer.hard_stop,
+            metrics_collect_interval=trainer.metrics_collect_interval,
+            load_strategy=trainer.load_strategy,
+            callbacks=trainer.callbacks.build(),
+            config=self.as_dict(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; reading them back gives the same configuration."""
+        plain: dict[str, Any] = as_dict(self)
+        return plain

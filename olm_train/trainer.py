@@ -1,0 +1,379 @@
+"""The training loop and the state it owns: step, loader state, callbacks' state.
+
+    load -> [ next batches -> train step -> agree on stopping -> callbacks ] * -> close
+              (loader)        (train module)  (preempt)        (checkpoints, evaluation, logs)
+
+What is done around the steps is done by callbacks; the loop knows only their hooks. A run is its
+save folder: calling `fit` again goes on from the newest checkpoint there that verifies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.store import Store
+from olm_train.callbacks.base import Callback
+from olm_train.callbacks.checkpointer import CheckpointerCallback, CheckpointerConfig
+from olm_train.callbacks.console_logger import ConsoleLoggerCallback, ConsoleLoggerConfig
+from olm_train.callbacks.garbage_collector import GarbageCollectorCallback, GarbageCollectorConfig
+from olm_train.callbacks.metric_saver import MetricSaverCallback, MetricSaverConfig
+from olm_train.callbacks.speed_monitor import SpeedMonitorCallback, SpeedMonitorConfig
+from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
+from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, Manifest, candidates
+from olm_train.checkpoint.retention import remove_partial
+from olm_train.checkpoint.save import save_checkpoint
+from olm_train.config import as_dict, differences
+from olm_train.data.loader import DataLoader
+from olm_train.duration import Duration
+from olm_train.metrics import MetricsBuffer
+from olm_train.preempt import Preempted, Preemption
+from olm_train.train_module import TransformerTrainModule
+
+
+class LoadStrategy(StrEnum):
+    """What a run does with checkpoints in its save folder."""
+
+    if_available = "if_available"
+    """Go on from the newest one that verifies; start anew when there is none."""
+    always = "always"
+    """Go on from the newest one that verifies; an error when there is none."""
+    never = "never"
+    """Start anew; an error when there is one, since its run would be lost."""
+
+
+class Trainer:
+    """Trains a train module on the rows of a data loader.
+
+    Args:
+        train_module: model, loss and optimiser.
+        data_loader: rows of a mixture lock, for this rank.
+        save_folder: the run's folder: checkpoints, metrics. One run at a time.
+        max_duration: length of the run, and of the learning-rate schedule; default: the whole lock.
+        hard_stop: stop there already, on the schedule of `max_duration`.
+        metrics_collect_interval: steps between reads of the metrics from the device.
+        load_strategy: what to do with checkpoints in `save_folder`.
+        callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
+            checkpointer are added unless one of that class, or None under that name, is given.
+        config: the resolved configuration as plain values, saved with each checkpoint.
+
+    Attributes:
+        step: optimiser steps done.
+        max_steps, stop_step: length of the schedule; step at which this run ends.
+        resumed: whether `fit` went on from a checkpoint.
+        checkpoints: kind of each checkpoint in the save folder, by step.
+
+    Raises:
+        UsageError: the lock has fewer steps than `max_duration` asks for.
+    """
+
+    def __init__(
+        self,
+        *,
+        train_module: TransformerTrainModule,
+        data_loader: DataLoader,
+        save_folder: str | Path,
+        max_duration: Duration | None = None,
+        hard_stop: Duration | None = None,
+        metrics_collect_interval: int = 5,
+        load_strategy: LoadStrategy = LoadStrategy.if_available,
+        callbacks: Mapping[str, Callback | None] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.train_module, self.data_loader = train_module, data_loader
+        self.world = train_module.world
+        self.save_folder = Path(save_folder)
+        self.metrics_collect_interval = metrics_collect_interval
+        self.load_strategy = load_strategy
+        self.config = {"model": as_dict(train_module.model.config), **(config or {})}
+        self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
+        self.callbacks = _with_defaults(callbacks or {})
+        for callback in self.callbacks.values():
+            callback.trainer = self
+        self.step = 0
+        self.resumed = False
+        self.checkpoints: dict[int, Kind] = {}
+        self.paused_seconds = 0.0
+        self._buffer = MetricsBuffer()
+        self._preemption = Preemption(self.world.control_group)
+        self._stop_signal = 0
+
+    # ---- the loop ------------------------------------------------------------------------------
+
+    def fit(self) -> None:
+        """Train to the end, going on from the newest checkpoint if there is one.
+
+        Raises:
+            Preempted: a signal asked to stop; the checkpoint is on disk.
+            ValidationError: the checkpoint belongs to another mixture, model or batch size.
+            ConflictError: another process trains into this folder, or `never` found a checkpoint.
+        """
+        with self._exclusive(), self._preemption:
+            self._load()
+            if self.step >= self.stop_step:
+                self.say(f"already finished at step {self.step}: nothing to do")
+                return
+            try:
+                self._train()
+            except BaseException as error:
+                self._call("on_error", error)
+                raise
+            finally:
+                self._call("close")
+                self.data_loader.close()
+
+    def _train(self) -> None:
+        optimizer = self.train_module.optimizer
+        hook = optimizer.register_step_pre_hook(lambda *_: self._call("pre_optim_step"))
+        self._call("pre_train")
+        self._stop_if_asked()
+        steps = iter(self.data_loader)
+        while self.step < self.stop_step:
+            batches = next(steps)
+            self._call("pre_step", batches)
+            self._preemption.begin()
+            metrics = self.train_module.train_step(batches, self.step + 1, self.max_steps)
+            self.step += 1
+            self._buffer.record(self.step, metrics)
+            self._stop_signal = self._preemption.agreed()
+            if self.step % self.metrics_collect_interval == 0:
+                self.flush_metrics()
+            self._call("post_step")
+            self._stop_if_asked()
+        hook.remove()
+        self.flush_metrics()
+        self._call("post_train")
+
+    def _stop_if_asked(self) -> None:
+        """End the run with a checkpoint if all ranks agreed to, unless it has ended anyway."""
+        if self._stop_signal and self.step < self.stop_step:
+            if self.step:
+                self.save_checkpoint(Kind.ephemeral)
+            raise Preempted(self._stop_signal, self.step)
+
+    # ---- what callbacks use --------------------------------------------------------------------
+
+    @property
+    def main(self) -> bool:
+        """Whether this is the rank that prints and writes."""
+        return self.world.main
+
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens trained on after `step` steps."""
+        return step * self.data_loader.global_batch_size
+
+    def rows_of(self, step: int) -> tuple[int, int]:
+        """Return the half-open range of schedule rows that step `step` (from 1) was made of."""
+        rows = self.data_loader.rows_of_step(step - 1)
+        return int(rows[0]), int(rows[-1]) + 1
+
+    def record_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Add metrics to those of the current step."""
+        self._buffer.record(self.step, metrics)
+
+    def flush_metrics(self) -> None:
+        """Read all metrics from the device and hand them to the callbacks, step by step."""
+        for step, metrics in self._buffer.collect():
+            self._call("pre_log_metrics", step, metrics)
+            self._call("log_metrics", step, metrics)
+
+    def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        """Hand evaluation results of the current step to the callbacks, after its metrics."""
+        self.flush_metrics()
+        self._call("log_evaluation", self.step, results)
+
+    def ask_to_stop(self) -> bool:
+        """Agree with all ranks whether a signal came; for long work outside the steps."""
+        self._stop_signal = self._stop_signal or self._preemption.ask()
+        return bool(self._stop_signal)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around work that is no training, so that throughput leaves it out."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.paused_seconds += time.monotonic() - start
+
+    def say(self, message: str) -> None:
+        """Print a line to stderr, on rank 0."""
+        if self.main:
+            print(message, file=sys.stderr, flush=True)
+
+    def save_checkpoint(self, kind: Kind) -> None:
+        """Write a checkpoint of the current step, unless there is one; every rank calls it."""
+        checkpointed = any(isinstance(c, CheckpointerCallback) for c in self.callbacks.values())
+        if self.step in self.checkpoints or not checkpointed:
+            return
+        self.flush_metrics()
+        with self.pause():
+            folder = save_checkpoint(
+                self.save_folder,
+                step=self.step,
+                kind=kind,
+                tensors=self.train_module.state_dict(),
+                documents={
+                    STATE: self._state(),
+                    CONFIG: self.config,
+                    LOCK: self.data_loader.lock.encode(),
+                },
+                lock_digest=self.data_loader.lock.digest,
+                world=self.world,
+            )
+            self.checkpoints[self.step] = kind
+            self._call("post_checkpoint_saved", folder)
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "max_steps": self.max_steps,
+            "global_batch_size": self.data_loader.global_batch_size,
+            "world_size": self.world.size,
+            "data_loader": self.data_loader.state_dict(),
+            "callbacks": {name: c.state_dict() for name, c in self.callbacks.items()},
+        }
+
+    def _load(self) -> None:
+        self.world.on_main(lambda: remove_partial(self.save_folder))
+        found = self.world.on_main(lambda: [p.name for p in candidates(self.save_folder)])
+        if found and self.load_strategy is LoadStrategy.never:
+            raise ConflictError(
+                f"{self.save_folder} already holds a run: {found[0]}",
+                why="load_strategy is `never`: a new run would write over it",
+                fix="choose another trainer.save_folder, or remove the checkpoints",
+            )
+        damaged: list[OlmError] = []
+        checkpoint = newest_checkpoint(self.save_folder, self.world, damaged.append)
+        for error in damaged:
+            self.say(f"warning: {error.what}")
+        if checkpoint is None:
+            if damaged or self.load_strategy is LoadStrategy.always:
+                raise ValidationError(
+                    f"no usable checkpoint in {self.save_folder}",
+                    why="; ".join(error.what for error in damaged)
+                    or "load_strategy is `always` and there is none",
+                    fix="restore a checkpoint, or start a new run in another trainer.save_folder",
+                )
+            return
+        if damaged:
+            self.say(f"warning: falling back to the checkpoint of step {checkpoint.step}")
+        self._resume(checkpoint)
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state()
+        self.data_loader.load_state_dict(state["data_loader"])
+        self._refuse_changes(checkpoint, state)
+        if state["step"] < self.stop_step:
+            tensors = self.train_module.state_dict()
+            checkpoint.load_tensors(tensors, self.world)
+            self.train_module.load_state_dict(tensors)
+            for name, callback_state in state["callbacks"].items():
+                if name in self.callbacks:
+                    self.callbacks[name].load_state_dict(callback_state)
+            self.say(f"resuming from {checkpoint.folder} at step {state['step']}")
+            if state["max_steps"] != self.max_steps:
+                self.say(
+                    f"note: the run is {self.max_steps} steps long, it was {state['max_steps']}; "
+                    "the learning rate follows the new length from here"
+                )
+        self.step, self.resumed = state["step"], True
+        self.checkpoints = self.world.on_main(lambda: _known(self.save_folder, checkpoint))
+
+    def _refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+        old = {
+            "model": (checkpoint.read_json(CONFIG) or {}).get("model"),
+            "data_loader": {"global_batch_size": state["global_batch_size"]},
+        }
+        new = {
+            "model": self.config["model"],
+            "data_loader": {"global_batch_size": self.data_loader.global_batch_size},
+        }
+        changed = differences(old, new)
+        if changed:
+            raise ValidationError(
+                f"the checkpoint belongs to another configuration: {'; '.join(changed)}",
+                where=str(checkpoint.folder),
+                why="it could not go on as the same run",
+                fix="use the configuration of the checkpoint (config.json in it), or start a new "
+                "run in another trainer.save_folder",
+            )
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the save folder as the only run that writes there."""
+        with contextlib.ExitStack() as stack:
+            try:
+                self.world.on_main(
+                    lambda: stack.enter_context(Store(str(self.save_folder)).exclusive())
+                )
+            except ConflictError as error:
+                raise ConflictError(
+                    "another process trains into this folder",
+                    where=str(self.save_folder),
+                    fix="wait for it to end, or choose another trainer.save_folder",
+                ) from error
+            yield
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        ordered = sorted(self.callbacks.values(), key=lambda callback: -callback.priority)
+        for callback in ordered:
+            getattr(callback, hook)(*arguments)
+
+
+def run_length(
+    data_loader: DataLoader, max_duration: Duration | None, hard_stop: Duration | None
+) -> tuple[int, int]:
+    """Return the steps of the learning-rate schedule, and the step at which the run ends.
+
+    Raises:
+        UsageError: the lock holds fewer steps than `max_duration` asks for.
+    """
+    available, tokens = data_loader.steps, data_loader.global_batch_size
+    wanted = max_duration or Duration.epochs(1)
+    steps = wanted.to_steps(tokens_per_step=tokens, steps_per_epoch=available)
+    if steps > available or not available:
+        raise UsageError(
+            f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
+            f"{available:,}",
+            where="trainer.max_duration",
+            why="a run takes each row of the lock once",
+            fix="shorten it, or give the mixture's last stage more tokens and mix again",
+        )
+    if hard_stop is None:
+        return steps, steps
+    return steps, min(steps, hard_stop.to_steps(tokens_per_step=tokens, steps_per_epoch=available))
+
+
+def _known(save_folder: Path, checkpoint: Checkpoint) -> dict[int, Kind]:
+    """Return the checkpoints up to the one that was loaded; a damaged newer one does not count."""
+    known = {}
+    for folder in candidates(save_folder):
+        with contextlib.suppress(ValidationError):  # said when it was skipped, or older and unused
+            manifest = Manifest.read(folder)
+            if manifest.step <= checkpoint.step:
+                known[manifest.step] = manifest.kind
+    return known
+
+
+def _with_defaults(given: Mapping[str, Callback | None]) -> dict[str, Callback]:
+    callbacks = {name: callback for name, callback in given.items() if callback is not None}
+    defaults: dict[str, tuple[type[Callback], Any]] = {
+        "checkpointer": (CheckpointerCallback, CheckpointerConfig),
+        "console_logger": (ConsoleLoggerCallback, ConsoleLoggerConfig),
+        "garbage_collector": (GarbageCollectorCallback, GarbageCollectorConfig),
+        "metric_saver": (MetricSaverCallback, MetricSaverConfig),
+        "speed_monitor": (SpeedMonitorCallback, SpeedMonitorConfig),
+    }
+    for name, (kind, config) in defaults.items():
+        if name not in given and not any(isinstance(c, kind) for c in callbacks.values()):
+            callbacks[name] = config().build()
+    return callbacks
