@@ -24,7 +24,7 @@ from olm_train.model.init import assign
 from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import WSD, Constant, CosineWithWarmup, Linear
-from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize
+from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize, reshard
 from olm_train.world import World
 
 if TYPE_CHECKING:
@@ -192,6 +192,7 @@ class TransformerTrainModule:
             only, DTensors where sharded: what torch's distributed checkpoint saves, and loads in
             place under any other sharding. They are the live ones: copy before an async save.
         """
+        reshard(self.model)
         names = dict(self.model.named_parameters())
         return {
             "model": {name: parameter.data for name, parameter in names.items()},

@@ -9,7 +9,7 @@ already divided by the global count of valid labels. They are exchanged at the l
 a step only.
 """
 
-from __future__ import annotations
+# Annotations are objects here, not strings: DDP inspects those of the communication hook.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +126,17 @@ def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
             yield
     else:
         yield
+
+
+def reshard(model: nn.Module) -> None:
+    """Let the parameters be the sharded ones again.
+
+    FSDP2 leaves those of the root whole after a forward pass without a backward pass, such as an
+    evaluation; the optimiser's state belongs to the sharded ones.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> None:
