@@ -1,0 +1,70 @@
+"""Fault 63: a masking leak between documents. Promise: change document A, B's logits keep their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from olm_train.model.attention import ATTENTION_BACKENDS
+from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.init import init_parameters
+from support.attention_loop import loop_backend
+from support.batches import make_batch
+
+CONFIG = DecoderConfig(vocab_size=64, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2)
+LENGTHS = [[30, 1, 17, 48], [96], [50, 46]]
+BOUNDS = [[0, 30, 31, 48, 96], [0, 96], [0, 50, 96]]
+
+
+@pytest.fixture(autouse=True)
+def reference() -> Iterator[None]:
+    with loop_backend():
+        yield
+
+
+def logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
+    batch = make_batch(LENGTHS, vocab_size=64)
+    with torch.no_grad():
+        return model(
+            ids,
+            doc_start=batch.doc_start,
+            positions=batch.positions,
+            cu_seqlens=batch.cu_seqlens,
+            max_seqlen=batch.max_seqlen,
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", [*sorted(ATTENTION_BACKENDS), "loop"])
+def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
+    backend: str, dtype: torch.dtype
+) -> None:
+    model = replace(CONFIG, attention=backend).build()
+    init_parameters(model, seed=3)
+    model.compute_dtype = dtype
+    ids = make_batch(LENGTHS, vocab_size=64).input_ids
+    before = logits(model, ids)
+    for row, bounds in enumerate(BOUNDS):
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            for place in {start, (start + end) // 2, end - 1}:
+                changed = ids.clone()
+                changed[row, place] = (changed[row, place] + 1) % 64
+                after = logits(model, changed)
+                same = (after == before).all(-1)  # [b, S]
+                assert not same[row, place]
+                same[row, place:end] = True
+                assert same.all(), (row, place)
+
+
+def test_the_check_sees_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ATTENTION_BACKENDS["sdpa"]
+    leaking = replace(plain, prepare=lambda _layout: None)  # plain causal over the whole row
+    monkeypatch.setitem(ATTENTION_BACKENDS, "leaking", leaking)
+    model = replace(CONFIG, attention="leaking").build()
+    init_parameters(model, seed=3)
+    ids = make_batch(LENGTHS, vocab_size=64).input_ids
+    changed = ids.clone()
+    changed[0, 3] = (changed[0, 3] + 1) % 64
+    assert not torch.equal(logits(model, ids)[0, 31:], logits(model, changed)[0, 31:])

@@ -1,0 +1,168 @@
+"""One rank, two ranks, FSDP2, DDP: same first weights bit for bit, same training within tolerance.
+
+All checks of two ranks run in one pair of processes (support/parallel_checks.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from olm_data.errors import UsageError
+from olm_train.model.decoder import Decoder
+from olm_train.parallel.apply import DataParallelConfig
+from support.distributed import run_ranks
+from support.parallel_checks import MICRO_BATCHES, all_checks
+from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
+
+STRATEGIES = ["fsdp", "ddp"]
+
+
+@pytest.fixture(scope="module")
+def single() -> Run:
+    return train(build(), [ROWS])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    module = build()
+    train(module, [ROWS], steps=[1, 2])
+    dcp.save(module.state_dict(), checkpoint_id=path / "one")
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[Any, Any]]:
+    return run_ranks(all_checks, 2, str(folder))
+
+
+@pytest.mark.parametrize("cut", sorted(MICRO_BATCHES))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_first_weights_are_the_same_bits(
+    strategy: str, cut: str, single: Run, ranks: list[dict[Any, Run]]
+) -> None:
+    assert {rank[strategy, cut].initial for rank in ranks} == {single.initial}
+
+
+@pytest.mark.parametrize("cut", sorted(MICRO_BATCHES))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_losses_norms_and_weights_follow_those_of_one_rank(
+    strategy: str, cut: str, single: Run, ranks: list[dict[Any, Run]]
+) -> None:
+    first, second = (rank[strategy, cut] for rank in ranks)
+    assert (first.losses, first.norms) == (second.losses, second.norms)
+    assert digest(first.weights) == digest(second.weights)
+    assert single.losses[-1] < 0.95 * single.losses[0]
+    assert first.losses == pytest.approx(single.losses, rel=1e-5)
+    assert first.norms == pytest.approx(single.norms, rel=1e-4)
+    for name, weight in single.weights.items():
+        torch.testing.assert_close(first.weights[name], weight, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_bfloat16_starts_from_the_same_bits_and_stays_near(
+    strategy: str, single: Run, ranks: list[dict[Any, Run]]
+) -> None:
+    run = ranks[0][strategy, "bfloat16"]
+    alone = train(build(param_dtype="bfloat16"), [ROWS])
+    assert run.initial == alone.initial == single.initial
+    assert alone.losses != single.losses
+    assert run.losses == pytest.approx(alone.losses, rel=5e-3)
+    assert run.losses == pytest.approx(single.losses, rel=3e-2)
+
+
+def test_gradients_are_exchanged_at_the_last_micro_batch_only(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    def calls(strategy: str, kind: str) -> int:
+        counts = ranks[0][strategy, "traffic"]
+        return sum(count for name, count in counts.items() if kind in name)
+
+    assert calls("fsdp", "reduce_scatter") == MODEL.n_layers + 1
+    # Counts and loss, and one bucket of gradients, which is all this model fills.
+    assert calls("ddp", "allreduce") == 3
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_nan_on_one_rank_stops_all_before_the_weights_change(
+    strategy: str, ranks: list[dict[Any, Any]]
+) -> None:
+    expected = {
+        "step": 3,
+        "rows": list(range(3000, 3000 + ROWS)),
+        "unchanged": True,
+    }
+    assert [rank[strategy, "non-finite"] for rank in ranks] == [expected, expected]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_of_one_rank_goes_on_on_two(
+    strategy: str, single: Run, ranks: list[dict[Any, Any]]
+) -> None:
+    module = build()
+    train(module, [ROWS], steps=[1, 2])
+    for rank in ranks:
+        result = rank[strategy, "checkpoint"]
+        for part, tensors in full(module).items():
+            assert digest(result["loaded"][part]) == digest(tensors)
+        assert result["losses"] == pytest.approx(single.losses[2:], rel=1e-5)
+        assert result["full state fits"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_checkpoint_of_two_ranks_goes_on_on_one(
+    strategy: str, single: Run, ranks: list[dict[Any, Any]], folder: Path
+) -> None:
+    module = build()
+    state = module.state_dict()
+    dcp.load(state, checkpoint_id=folder / f"two-{strategy}")
+    module.load_state_dict(state)
+    for part, tensors in full(module).items():
+        assert digest(ranks[0][strategy, "checkpoint"]["saved"][part]) == digest(tensors)
+    rest = train(module, [3, 5], steps=[3, 4, 5, 6])
+    assert rest.losses == pytest.approx(single.losses[2:], rel=1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_evaluation_over_ranks_adds_up_to_one_ranks(
+    strategy: str, ranks: list[dict[Any, Any]]
+) -> None:
+    module = build()
+    (batch,) = micro_batches(1, [ROWS], module.world)
+    loss, count = module.eval_batch(batch)
+    for rank in ranks:
+        assert rank[strategy, "eval"] == (pytest.approx(float(loss), rel=1e-6), int(count))
+
+
+def test_fsdp_cuts_every_fp32_master_weight_and_ddp_wraps(ranks: list[dict[Any, Any]]) -> None:
+    for rank in ranks:
+        assert all(rank["shares"].values()), rank["shares"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_is_wrapped_at_world_size_one(strategy: str) -> None:
+    module = build(strategy)
+    assert type(module.model) is Decoder
+    assert module._forward is module.model
+    assert all(type(p) is torch.nn.Parameter for p in module.model.parameters())
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("options", "near"),
+    [
+        ({"name": "fdsp"}, "fsdp"),
+        ({"param_dtype": "bfloat"}, "bfloat16"),
+        ({"name": "ddp", "reduce_dtype": "bfloat16"}, "no effect"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(options: dict[str, Any], near: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        DataParallelConfig(**options)
+    assert near in str(refusal.value)
+

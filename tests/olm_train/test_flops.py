@@ -1,0 +1,71 @@
+"""FLOPs: the formula counts what the model multiplies, and no device's peak is guessed."""
+
+from __future__ import annotations
+
+import pytest
+from olm_train.flops import device_peak_flops, model_flops_utilisation, num_flops_per_token
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.init import init_parameters
+from olm_train.model.presets import preset
+from support.batches import make_batch
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_matrix_work_equals_torchs_own_count(tie: bool) -> None:
+    config = DecoderConfig(
+        vocab_size=100, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, tie_embeddings=tie,
+        qk_norm=True,
+    )  # fmt: skip
+    model = config.build()
+    init_parameters(model, 0)
+    batch = make_batch([[64]], vocab_size=100)
+    with FlopCounterMode(display=False) as counter:
+        model(batch.input_ids, doc_start=batch.doc_start).sum().backward()
+    products = {
+        str(name): count
+        for name, count in counter.get_flop_counts()["Global"].items()
+        if str(name) in ("aten.mm", "aten.addmm")
+    }
+    # No gradient is taken with respect to ids, so all of forward, dx and dw is there.
+    assert sum(products.values()) == 64 * num_flops_per_token(config, pairs_per_token=0)
+
+
+def test_attention_counts_the_pairs_that_exist() -> None:
+    config = DecoderConfig(vocab_size=100, d_model=32, n_layers=3, n_heads=4, head_dim=16)
+    pairs = 10 * 11 / 2 + 6 * 7 / 2
+    extra = num_flops_per_token(config, pairs_per_token=pairs / 16) - num_flops_per_token(
+        config, pairs_per_token=0
+    )
+    forward_of_a_pair = 2 * 2 * 16  # q.k and p.v, multiply and add, over head_dim
+    assert extra * 16 == 3 * forward_of_a_pair * 3 * 4 * pairs
+
+
+def test_a_known_model_costs_what_is_published() -> None:
+    # About 0.80 GFLOP a token for the 125M shape at 1,024 tokens and a vocabulary of 50,304.
+    config = preset("olm-125m", vocab_size=50_304, tie_embeddings=True)
+    assert 0.78e9 < num_flops_per_token(config, pairs_per_token=1025 / 2) < 0.82e9
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA A100-PCIE-40GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA L40", None),
+        ("NVIDIA H100", None),
+        ("NVIDIA H20", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("cpu", None),
+        ("", None),
+    ],
+)
+def test_peaks_are_known_or_none(name: str, peak: float | None) -> None:
+    assert device_peak_flops(name) == peak
+    assert model_flops_utilisation(1e12, name, devices=2) == (peak and 1e12 / (2 * peak))

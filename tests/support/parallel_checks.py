@@ -1,0 +1,121 @@
+"""What each of two ranks does for tests/olm_train/parallel/test_parallel.py; results by name.
+
+They stand here, and run in one call, because starting processes is what costs time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from olm_train.model.decoder import Decoder
+from olm_train.parallel.apply import parallelize
+from olm_train.train_module import NonFiniteError
+from olm_train.world import World
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.training import MODEL, build, digest, full, micro_batches, train
+
+MICRO_BATCHES = {"one": [4], "uneven": [1, 3], "by row": [1, 1, 1, 1]}
+
+
+def all_checks(folder: str) -> dict[str, Any]:
+    """Run every check on this rank; `folder` holds checkpoints of one rank and gets those of two."""
+    world = World(rank=dist.get_rank(), size=dist.get_world_size())
+    results: dict[str, Any] = {}
+    for strategy in ("fsdp", "ddp"):
+        for name, rows in MICRO_BATCHES.items():
+            results[strategy, name] = train(build(strategy, world=world), rows)
+        results[strategy, "bfloat16"] = train(
+            build(strategy, world=world, param_dtype="bfloat16"), [2, 2]
+        )
+        results[strategy, "traffic"] = _traffic(strategy, world)
+        results[strategy, "non-finite"] = _non_finite(strategy, world)
+        results[strategy, "checkpoint"] = _checkpoint(strategy, world, Path(folder))
+        results[strategy, "eval"] = _evaluate(strategy, world)
+    results["shares"] = _shares(world)
+    return results
+
+
+class _Traffic(TorchDispatchMode):
+    """Counts collectives by the name of their operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "c10d" in func.namespace:
+            self.calls[func._opname] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _traffic(strategy: str, world: World) -> dict[str, int]:
+    """Collectives of one step of four micro-batches, by kind."""
+    module = build(strategy, world=world)
+    with _Traffic() as traffic:
+        module.train_step(micro_batches(1, [1, 1, 1, 1], world), 1, 6)
+    return dict(traffic.calls)
+
+
+def _non_finite(strategy: str, world: World) -> dict[str, Any]:
+    """One rank alone sees a NaN; what did each do?"""
+    module = build(strategy, world=world)
+    before = digest(full(module)["model"])
+    batches = micro_batches(3, [2, 2], world)
+    if world.rank == 1:
+        module.model.norm.register_forward_hook(lambda _m, _args, out: out * float("nan"))
+    try:
+        module.train_step(batches, 3, 6)
+    except NonFiniteError as error:
+        return {
+            "step": error.step,
+            "rows": error.rows,
+            "unchanged": digest(full(module)["model"]) == before,
+        }
+    return {}
+
+
+def _checkpoint(strategy: str, world: World, folder: Path) -> dict[str, Any]:
+    """Two steps here, saved; and the state one rank saved, loaded here and carried on."""
+    module = build(strategy, world=world)
+    train(module, [2, 2], steps=[1, 2])
+    saved = full(module)
+    dcp.save(module.state_dict(), checkpoint_id=folder / f"two-{strategy}")
+    module = build(strategy, world=world)
+    state = module.state_dict()
+    dcp.load(state, checkpoint_id=folder / "one")
+    module.load_state_dict(state)
+    loaded = full(module)
+    rest = train(module, [4], steps=[3, 4, 5, 6])
+    # A consolidated state of full tensors fits as well.
+    other = build(strategy, world=world)
+    other.load_state_dict(saved)
+    same = all(digest(full(other)[part]) == digest(saved[part]) for part in saved)
+    return {"saved": saved, "loaded": loaded, "losses": rest.losses, "full state fits": same}
+
+
+def _evaluate(strategy: str, world: World) -> tuple[float, int]:
+    module = build(strategy, world=world)
+    (batch,) = micro_batches(1, [4], world)
+    loss, count = module.eval_batch(batch)
+    return float(world.sum(loss)), int(world.sum(count))
+
+
+def _shares(world: World) -> dict[str, bool]:
+    """How the parameters lie on this rank under FSDP2."""
+    module = build("fsdp", world=world)
+    sharded = [p for p in module.model.parameters() if isinstance(p, DTensor)]
+    model: Decoder = MODEL.build(device="meta")
+    wrapped = parallelize(model, build("ddp", world=world).config.dp_config, world, seed=5)
+    return {
+        "all sharded": len(sharded) == len(list(module.model.parameters())),
+        "half here": sum(p.to_local().numel() for p in sharded) < 0.52 * MODEL.num_params,
+        "master weights fp32": all(p.dtype == torch.float32 for p in sharded),
+        "ddp wraps the model": wrapped.module is model,
+    }
