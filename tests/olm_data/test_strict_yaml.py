@@ -1,0 +1,192 @@
+"""Promises of the strict YAML reader: a spelling has one meaning, a refusal has its line."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olm_data.errors import InputError, UsageError
+from olm_data.strict_yaml import check_keys, load, load_file, parse_value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("-7", -7),
+        ("2_000_000", 2_000_000),
+        ("9223372036854775807", 2**63 - 1),
+        ("0.1", Fraction(1, 10)),
+        ("1.10", Fraction(11, 10)),
+        ("-.5", Fraction(-1, 2)),
+        ("3e-4", Fraction(3, 10_000)),
+        ("1E3", Fraction(1000)),
+        ("true", True),
+        ("false", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("'1'", "1"),
+        ('"true"', "true"),
+        ("yes", "yes"),
+        ("no", "no"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("2026-01-01", "2026-01-01"),
+        ("0x10", "0x10"),
+        ("95B", "95B"),
+        ("information", "information"),
+        ("s3://bucket/path", "s3://bucket/path"),
+        ("[1, {a: 2}]", [1, {"a": 2}]),
+        ("|\n  two\n  lines\n", "two\nlines\n"),
+    ],
+)
+def test_a_spelling_has_one_meaning(text: str, value: Any) -> None:
+    found = load(f"key: {text}", "m.yaml").value["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@given(st.integers(-(10**18), 10**18), st.integers(0, 300))
+def test_decimals_are_exact_as_typed(mantissa: int, exponent: int) -> None:
+    assert load(f"x: {mantissa}e-{exponent}", "m").value["x"] == Fraction(mantissa, 10**exponent)
+
+
+def test_numbers_are_floats_where_floats_are_asked_for() -> None:
+    value = load("lr: 3e-4\nsteps: 10", "train.yaml", numbers="float").value
+    assert value == {"lr": 3e-4, "steps": 10}
+    assert type(value["lr"]) is float
+    assert type(value["steps"]) is int
+
+
+REFUSED = [
+    ("a: 1\nb: &x 1", 2, "anchor &x"),
+    ("a: 1\nb: *x", 2, "alias *x"),
+    ("a:\n  <<: {b: 1}", 2, "merge key"),
+    ("a: !!str 1", 1, "tag"),
+    ("a: !!python/object/apply:os.system [ls]", 1, "tag"),
+    ("a: ! 1", 1, "tag"),
+    ("%TAG ! tag:x,2000:\n---\na: 1", 1, "%TAG"),
+    ("a: 1\nb: 2\na: 3", 3, "'a' stands here twice"),
+    ("a:\n  - {b: 1, b: 1}", 2, "'b' stands here twice"),
+    ("a: 1\n---\nb: 2", 2, "second document"),
+    ("a: .nan", 1, "not a finite number"),
+    ("a: NaN", 1, "not a finite number"),
+    ("a: -.INF", 1, "not a finite number"),
+    ("a: Infinity", 1, "not a finite number"),
+    ("a: 9223372036854775808", 1, "larger than 2^63"),
+    ("a: -9223372036854775808", 1, "larger than 2^63"),
+    ("a: 1e401", 1, "out of range"),
+    ("a: 1e999999999999", 1, "out of range"),
+    ("a: 010", 1, "leading zero"),
+    ("a: 1\n? [b]\n: 2", 2, "key must be plain text"),
+    ("a:\n\t- 1", 2, "not valid YAML"),
+    ("a: b: c", 1, "not valid YAML"),
+    ("a: 1\nb: }", 2, "not valid YAML"),
+    ("a: 1\nb: \x01", 2, "not valid YAML"),
+    ("a: \ud800", 1, "UTF-8"),
+    (b"a: 1\nb: \xff", 2, "UTF-8"),
+    ("[" * 21 + "]" * 21, 1, "levels"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "message"), REFUSED)
+def test_what_is_ambiguous_is_refused_with_its_line(
+    text: str | bytes, line: int, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message.replace("^", r"\^").replace("*", r"\*")) as error:
+        load(text, "m.yaml")
+    assert error.value.where == f"m.yaml:{line}"
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "---\n"])
+def test_an_empty_file_has_no_silent_meaning(text: str) -> None:
+    if text.startswith("---"):
+        assert load(text, "m.yaml").value is None
+        return
+    with pytest.raises(UsageError, match="empty"):
+        load(text, "m.yaml")
+
+
+def test_twenty_levels_and_a_megabyte_are_allowed_and_no_more() -> None:
+    load("[" * 20 + "]" * 20, "m.yaml")
+    load("a: " + "x" * (2**20 - 3), "m.yaml")
+    with pytest.raises(UsageError, match="bytes"):
+        load("a: " + "x" * (2**20 - 2), "m.yaml")
+
+
+def test_lines_are_known_for_every_key_and_fall_back_to_the_enclosing_one() -> None:
+    document = load("a: 1\nb:\n  c: [1,\n    2]\n  d: {e: 5}\n", "dir/m.yaml")
+    assert document.where("a") == "dir/m.yaml:1"
+    assert document.where("b", "c") == "dir/m.yaml:3"
+    assert document.where("b", "c", 1) == "dir/m.yaml:4"
+    assert document.where("b", "d", "e") == "dir/m.yaml:5"
+    assert document.where("b", "d", "missing", 3) == "dir/m.yaml:5"
+    assert document.where("missing") == "dir/m.yaml:1"
+
+
+def test_a_file_name_cannot_forge_output() -> None:
+    with pytest.raises(UsageError) as error:
+        load("a: 1\na: 1", "m\n\x1b[31m.yaml")
+    assert "\n\x1b" not in str(error.value)
+
+
+def test_unknown_keys_name_the_nearest_known_one() -> None:
+    document = load("seed: 1\nsequence_lenght: 5\n", "m.yaml")
+    with pytest.raises(UsageError, match="'sequence_lenght'") as error:
+        check_keys(document.value, ["seed", "sequence_length"], document.where)
+    assert error.value.where == "m.yaml:2"
+    assert error.value.fix == "did you mean 'sequence_length'?"
+
+
+def test_missing_keys_are_named() -> None:
+    with pytest.raises(UsageError, match="'data' is missing"):
+        check_keys({}, ["data"], "m.yaml:3", required=["data"])
+
+
+def test_a_file_is_read_from_disk_and_a_missing_one_is_an_input_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("a: é\n", encoding="utf-8")
+    assert load_file(path).value == {"a": "é"}
+    with pytest.raises(InputError, match="cannot read"):
+        load_file(tmp_path / "none.yaml")
+    with pytest.raises(InputError, match="cannot read"):
+        load_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3e-4", 3e-4),
+        ("1e9", 1e9),
+        ("5", 5),
+        (" true ", True),
+        ("", None),
+        ("[1, 2.5, x]", [1, 2.5, "x"]),
+        ("{a: 1}", {"a": 1}),
+        ("'7'", "7"),
+        ("s3://bucket/x?y#z", "s3://bucket/x?y#z"),
+        ("*.jsonl", "*.jsonl"),
+        ("a: b", "a: b"),
+        ("!!python/none", "!!python/none"),
+        ("&x", "&x"),
+        ("- 1", "- 1"),
+    ],
+)
+def test_command_line_values_need_no_quoting(text: str, value: Any) -> None:
+    found = parse_value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize("text", ["nan", "1e999", "007", "[1", "{a: 1, a: 2}", "[&x 1]"])
+def test_command_line_values_are_refused_for_the_same_reasons(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_value(text, where="--lr")
+    assert (error.value.where or "").startswith("--lr")

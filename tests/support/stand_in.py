@@ -1,0 +1,81 @@
+"""Datasets that exist as a manifest only, of any size: for compiling mixtures without tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from olm_data.dataset import Dataset, InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
+from olm_data.lock import Lock
+from olm_data.mixture import compile_lock, parse_mixture
+from olm_data.mixture_yaml import Mixture
+from olm_data.store import Store
+
+_SHA = "0" * 64
+
+MANIFEST = """\
+version: 1
+seed: 20260101
+sequence_length: 2048
+packing: concat
+sources:
+  web:  {data: ./tokens/web, max_epochs: 4}
+  code: {data: "s3://bucket/tokens/code", max_epochs: 2.5}
+stages:
+  - {name: main,   tokens: 95M, weights: {web: 85, code: 15}}
+  - {name: anneal, tokens: 5M,  tokens_from: {web: 2M, code: 3M}}
+on_exhausted: error
+"""
+
+
+def stand_in_dataset(
+    name: str,
+    tokens: int,
+    *,
+    documents: int = 0,
+    vocab_size: int = 500,
+    tokenizer: str = "one",
+    dtype: str = "uint16",
+    bos: int | None = None,
+) -> Dataset:
+    """Return an opened dataset of `tokens` tokens; its digest depends on the arguments only."""
+    documents = documents or max(1, tokens // 100)
+    sha256 = hashlib.sha256(tokenizer.encode()).hexdigest()
+    manifest = Manifest(
+        format="olm-dataset",
+        version=1,
+        container="npy",
+        dtype=dtype,
+        tokenizer=TokenizerInfo(
+            name=tokenizer,
+            sha256=sha256,
+            probe_sha256=sha256,
+            vocab_size=vocab_size,
+            bos=bos,
+            eos=0,
+            special="plain",
+        ),
+        options={"name": name},
+        plan=_SHA,
+        inputs=[InputInfo("input.jsonl", 1, "line", documents, _SHA)],
+        shards=[ShardInfo("shard-00000", tokens, documents, tokens, 0, {})],
+        totals=Totals(tokens, documents, tokens, documents, 0),
+        dropped={},
+        max_documents_in={"64": 3, "2048": 40},
+        tools={},
+    )
+    manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+    return Dataset(Store(f"/nowhere/{name}"), manifest)
+
+
+def stand_ins(mixture: Mixture, tokens: int = 60_000_000, **options: Any) -> dict[str, Dataset]:
+    """Return a dataset of `tokens` tokens for each source of a manifest."""
+    return {s.name: stand_in_dataset(s.name, tokens, **options) for s in mixture.sources}
+
+
+def compiled(text: str, tokens: int = 60_000_000) -> Lock:
+    """Compile a manifest's text against sources of `tokens` tokens each."""
+    mixture = parse_mixture(text)
+    return compile_lock(mixture, stand_ins(mixture, tokens))
