@@ -162,7 +162,8 @@ def _length_section(lock: Lock) -> str:
     for source, dataset in zip(lock.sources, lock.open_datasets(), strict=True):
         shards = len(dataset.manifest.shards)
         chosen = sorted({i * shards // LENGTH_SAMPLE_SHARDS for i in range(LENGTH_SAMPLE_SHARDS)})
-        sample = np.concatenate([np.diff(dataset.shard(i).ends, prepend=0) for i in chosen])
+        ends = [dataset.shard(i).ends.astype(np.int64) for i in chosen]
+        sample = np.concatenate([np.diff(e, prepend=0) for e in ends])
         lengths[source.name] = sample
         low, middle, high = np.percentile(sample, [10, 50, 90])
         rows.append(
@@ -177,8 +178,9 @@ def _length_section(lock: Lock) -> str:
                 f"{100 * np.mean(sample > lock.sequence_length):.1f} %",
             )
         )
+    shortest = min(int(sample.min()) for sample in lengths.values())
     longest = max(int(sample.max()) for sample in lengths.values())
-    bins = np.geomspace(1, max(2, longest), 60)
+    bins = np.geomspace(shortest, longest + 1, 60)
 
     def draw(axes: Axes) -> None:
         for colour, (name, sample) in zip(_colours(), lengths.items(), strict=False):
