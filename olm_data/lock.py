@@ -23,6 +23,7 @@ from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.mixing import MAX_BLOCK
 from olm_data.order import VERSION as ORDER
 from olm_data.order import Schedule, Stage
+from olm_data.packing import rows_in
 from olm_data.shard import Verify
 from olm_data.store import Store, is_remote
 
@@ -265,9 +266,17 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
 def _consistent(lock: Lock) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
     names = [source.name for source in lock.sources]
-    return set(lock.locations) == set(names) == {*names} and all(
-        len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
-        and sum(stage.counts) == stage.block <= MAX_BLOCK
-        and sum(stage.rows_by_source) == stage.rows
-        for stage in lock.stages
+    return (
+        set(lock.locations) == set(names)
+        and len(set(names)) == len(names) > 0
+        and lock.sequence_length > 0
+        and all(s.rows == rows_in(s.tokens, lock.sequence_length) > 0 for s in lock.sources)
+        and all(
+            len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
+            and min(stage.counts) >= 0
+            and min(stage.rows_by_source) >= 0
+            and 0 < sum(stage.counts) == stage.block <= MAX_BLOCK
+            and sum(stage.rows_by_source) == stage.rows
+            for stage in lock.stages
+        )
     )

@@ -171,28 +171,32 @@ def _refuse_exhausted(
 ) -> None:
     """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit."""
     length, total = mixture.sequence_length, sum(stage.tokens for stage in mixture.stages)
-    problems = []
+    problems, raised, lowered, places = [], [], [], []
+    fits = Fraction(total)
     for index, source in enumerate(sources):
         drawn = sum(stage.rows_by_source[index] for stage in stages)
         cap = int(source.rows * Fraction(source.max_epochs))
-        if drawn > cap:
-            problems.append((source, drawn, cap))
-    if not problems:
-        return
-    source, drawn, cap = problems[0]
-    others = ", ".join(repr(other.name) for other, _, _ in problems[1:])
-    needed = math.ceil(Fraction(drawn, source.rows))
-    fits = total * min(Fraction(cap, drawn) for _, drawn, cap in problems)
-    raise UsageError(
-        f"source {source.name!r} is exhausted: the stages draw {drawn:,} rows "
-        f"({drawn * length:,} tokens), {drawn / source.rows:.2f} epochs of its {source.rows:,} "
-        f"rows; max_epochs {_plain(source.max_epochs)} allows {cap:,} rows"
-        + (f"; the same holds for {others}" if others else ""),
-        where=mixture.where("sources", source.name, "max_epochs"),
-        why="on_exhausted is `error`: a run never repeats data more often than you allowed",
-        fix=f"set max_epochs: {needed} for {source.name!r}, or draw at most {cap * length:,} "
-        f"tokens of it (lower its weight, or shorten the run to about {int(fits):,} tokens)",
-    )
+        if drawn <= cap:
+            continue
+        problems.append(
+            f"source {source.name!r} is exhausted: the stages draw {drawn:,} rows "
+            f"({drawn * length:,} tokens), {drawn / source.rows:.2f} epochs of its "
+            f"{source.rows:,} rows; max_epochs {float(Fraction(source.max_epochs)):g} allows "
+            f"{cap:,} rows"
+        )
+        places.append(mixture.where("sources", source.name, "max_epochs"))
+        raised.append(f"max_epochs: {math.ceil(Fraction(drawn, source.rows))} for {source.name!r}")
+        lowered.append(f"at most {cap * length:,} tokens of {source.name!r}")
+        # each stage may draw one row more than its exact share
+        fits = min(fits, Fraction(total * max(cap - len(stages), 0), drawn))
+    if problems:
+        raise UsageError(
+            "\n".join(problems),
+            where=", ".join(places),
+            why="on_exhausted is `error`: a run never repeats data more often than you allowed",
+            fix=f"set {', '.join(raised)}; or draw {', '.join(lowered)} (lower the weight, or "
+            f"shorten the run to about {int(fits):,} tokens)",
+        )
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
@@ -207,7 +211,3 @@ def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
 
 def _ratio(value: Fraction) -> str:
     return f"{value.numerator}/{value.denominator}"
-
-
-def _plain(ratio: str) -> str:
-    return f"{float(Fraction(ratio)):g}"

@@ -1,0 +1,76 @@
+"""Row 49: for any sizes, seeds and stages, every row of a source is drawn exactly once an epoch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olm_data.order import Schedule, Stage
+
+SIZES = sorted(
+    {1, 2, 3, 5, 7, 1000, *(2**k + d for k in range(1, 15) for d in (-1, 0, 1)), 4**6 + 1, 4**7 + 1}
+)
+
+
+def assert_each_row_once_an_epoch(schedule: Schedule) -> None:
+    place = schedule.locate(np.arange(schedule.total_rows))
+    for source, size in enumerate(schedule.source_rows.tolist()):
+        here = place.source == source
+        epochs, rows = place.epoch[here], place.row[here]
+        drawn = len(rows)
+        assert np.array_equal(epochs, np.arange(drawn) // size)  # epochs follow each other
+        seen = np.bincount(rows, minlength=size)
+        assert len(seen) == size
+        assert seen.min() >= drawn // size
+        assert seen.max() <= -(-drawn // size)
+        assert len(np.unique(epochs * size + rows)) == drawn  # never twice in an epoch
+
+
+@pytest.mark.parametrize("seed", [0, 20260101, 2**63 - 1])
+def test_every_row_once_an_epoch_for_all_small_sizes_at_once(seed: int) -> None:
+    sources = [(f"source-{n}", n) for n in range(1, 129)]
+    rounds = [Stage(3000, (1,) * 128), Stage(40_000, tuple(range(1, 129)))]
+    assert_each_row_once_an_epoch(Schedule(seed, sources, rounds))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_row_once_an_epoch_near_powers_of_two(size: int) -> None:
+    stages = [Stage(size, (1, 0)), Stage(2 * size + 3, (1, 1)), Stage(size // 2 + 1, (3, 2))]
+    assert_each_row_once_an_epoch(Schedule(1, [("a", size), ("b", size + 1)], stages))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 200), min_size=3, max_size=3),
+    stages=st.lists(
+        st.tuples(st.integers(0, 500), st.tuples(*[st.integers(0, 20)] * 3).filter(any)),
+        min_size=1,
+        max_size=4,
+    ),
+    seed=st.integers(0, 2**63 - 1),
+)
+@settings(deadline=None)
+def test_every_row_once_an_epoch_for_any_stages(
+    sizes: list[int], stages: list[tuple[int, tuple[int, ...]]], seed: int
+) -> None:
+    sources = [(f"source-{i}", n) for i, n in enumerate(sizes)]
+    assert_each_row_once_an_epoch(Schedule(seed, sources, [Stage(*stage) for stage in stages]))
+
+
+def test_two_ranks_of_any_batch_size_cover_the_run_without_overlap() -> None:
+    schedule = Schedule(5, [("a", 100), ("b", 37)], [Stage(480, (2, 1))])
+    whole = schedule.locate(np.arange(480))
+    for world, batch in ((1, 16), (2, 8), (3, 24), (4, 48), (16, 32)):
+        seen = []
+        for start in range(0, 480, batch):
+            rows = np.arange(start, min(start + batch, 480))
+            for part in np.array_split(rows, world):
+                place = schedule.locate(part)
+                seen += list(
+                    zip(
+                        place.source.tolist(), place.epoch.tolist(), place.row.tolist(), strict=True
+                    )
+                )
+        expected = zip(whole.source.tolist(), whole.epoch.tolist(), whole.row.tolist(), strict=True)
+        assert seen == list(expected)
