@@ -17,13 +17,14 @@ from olm_train.callbacks.evaluator import LMEvaluatorConfig
 from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
 from olm_train.callbacks.metric_saver import MetricSaverConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
+from olm_train.checkpoint.resume import LoadStrategy
 from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.presets import preset_fields
 from olm_train.train_module import TransformerTrainModuleConfig
-from olm_train.trainer import LoadStrategy, Trainer
+from olm_train.trainer import Trainer
 from olm_train.world import World
 
 

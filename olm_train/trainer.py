@@ -10,14 +10,14 @@ save folder: calling `fit` again goes on from the newest checkpoint there that v
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.errors import ConflictError, UsageError
 from olm_data.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerCallback, CheckpointerConfig
@@ -25,27 +25,15 @@ from olm_train.callbacks.console_logger import ConsoleLoggerCallback, ConsoleLog
 from olm_train.callbacks.garbage_collector import GarbageCollectorCallback, GarbageCollectorConfig
 from olm_train.callbacks.metric_saver import MetricSaverCallback, MetricSaverConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorCallback, SpeedMonitorConfig
-from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
-from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, Manifest, candidates
-from olm_train.checkpoint.retention import remove_partial
+from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, write_durably
+from olm_train.checkpoint.resume import LoadStrategy, restore
 from olm_train.checkpoint.save import save_checkpoint
-from olm_train.config import as_dict, differences
+from olm_train.config import as_dict
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.metrics import MetricsBuffer
 from olm_train.preempt import Preempted, Preemption
 from olm_train.train_module import TransformerTrainModule
-
-
-class LoadStrategy(StrEnum):
-    """What a run does with checkpoints in its save folder."""
-
-    if_available = "if_available"
-    """Go on from the newest one that verifies; start anew when there is none."""
-    always = "always"
-    """Go on from the newest one that verifies; an error when there is none."""
-    never = "never"
-    """Start anew; an error when there is one, since its run would be lost."""
 
 
 class Trainer:
@@ -115,10 +103,13 @@ class Trainer:
             ConflictError: another process trains into this folder, or `never` found a checkpoint.
         """
         with self._exclusive(), self._preemption:
-            self._load()
+            restore(self)
             if self.step >= self.stop_step:
-                self.say(f"already finished at step {self.step}: nothing to do")
+                self.say(f"already finished at step {self.step:,}: nothing to do")
                 return
+            if self.main:
+                plain = json.dumps(self.config, indent=1).encode() + b"\n"
+                write_durably(self.save_folder / CONFIG, plain)
             try:
                 self._train()
             except BaseException as error:
@@ -238,74 +229,10 @@ class Trainer:
             "max_steps": self.max_steps,
             "global_batch_size": self.data_loader.global_batch_size,
             "world_size": self.world.size,
+            "lock_folder": self.data_loader.lock.folder,
             "data_loader": self.data_loader.state_dict(),
             "callbacks": {name: c.state_dict() for name, c in self.callbacks.items()},
         }
-
-    def _load(self) -> None:
-        self.world.on_main(lambda: remove_partial(self.save_folder))
-        found = self.world.on_main(lambda: [p.name for p in candidates(self.save_folder)])
-        if found and self.load_strategy is LoadStrategy.never:
-            raise ConflictError(
-                f"{self.save_folder} already holds a run: {found[0]}",
-                why="load_strategy is `never`: a new run would write over it",
-                fix="choose another trainer.save_folder, or remove the checkpoints",
-            )
-        damaged: list[OlmError] = []
-        checkpoint = newest_checkpoint(self.save_folder, self.world, damaged.append)
-        for error in damaged:
-            self.say(f"warning: {error.what}")
-        if checkpoint is None:
-            if damaged or self.load_strategy is LoadStrategy.always:
-                raise ValidationError(
-                    f"no usable checkpoint in {self.save_folder}",
-                    why="; ".join(error.what for error in damaged)
-                    or "load_strategy is `always` and there is none",
-                    fix="restore a checkpoint, or start a new run in another trainer.save_folder",
-                )
-            return
-        if damaged:
-            self.say(f"warning: falling back to the checkpoint of step {checkpoint.step}")
-        self._resume(checkpoint)
-
-    def _resume(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state()
-        self.data_loader.load_state_dict(state["data_loader"])
-        self._refuse_changes(checkpoint, state)
-        if state["step"] < self.stop_step:
-            tensors = self.train_module.state_dict()
-            checkpoint.load_tensors(tensors, self.world)
-            self.train_module.load_state_dict(tensors)
-            for name, callback_state in state["callbacks"].items():
-                if name in self.callbacks:
-                    self.callbacks[name].load_state_dict(callback_state)
-            self.say(f"resuming from {checkpoint.folder} at step {state['step']}")
-            if state["max_steps"] != self.max_steps:
-                self.say(
-                    f"note: the run is {self.max_steps} steps long, it was {state['max_steps']}; "
-                    "the learning rate follows the new length from here"
-                )
-        self.step, self.resumed = state["step"], True
-        self.checkpoints = self.world.on_main(lambda: _known(self.save_folder, checkpoint))
-
-    def _refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
-        old = {
-            "model": (checkpoint.read_json(CONFIG) or {}).get("model"),
-            "data_loader": {"global_batch_size": state["global_batch_size"]},
-        }
-        new = {
-            "model": self.config["model"],
-            "data_loader": {"global_batch_size": self.data_loader.global_batch_size},
-        }
-        changed = differences(old, new)
-        if changed:
-            raise ValidationError(
-                f"the checkpoint belongs to another configuration: {'; '.join(changed)}",
-                where=str(checkpoint.folder),
-                why="it could not go on as the same run",
-                fix="use the configuration of the checkpoint (config.json in it), or start a new "
-                "run in another trainer.save_folder",
-            )
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -351,17 +278,6 @@ def run_length(
     if hard_stop is None:
         return steps, steps
     return steps, min(steps, hard_stop.to_steps(tokens_per_step=tokens, steps_per_epoch=available))
-
-
-def _known(save_folder: Path, checkpoint: Checkpoint) -> dict[int, Kind]:
-    """Return the checkpoints up to the one that was loaded; a damaged newer one does not count."""
-    known = {}
-    for folder in candidates(save_folder):
-        with contextlib.suppress(ValidationError):  # said when it was skipped, or older and unused
-            manifest = Manifest.read(folder)
-            if manifest.step <= checkpoint.step:
-                known[manifest.step] = manifest.kind
-    return known
 
 
 def _with_defaults(given: Mapping[str, Callback | None]) -> dict[str, Callback]:
