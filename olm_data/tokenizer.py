@@ -284,7 +284,9 @@ def _choose_eos(
         return found[0]
     known = ", ".join(list(special)[:12]) or "none"
     raise UsageError(
-        "cannot tell which token ends a document" if not found else "several tokens may end a document",
+        "cannot tell which token ends a document"
+        if not found
+        else "several tokens may end a document",
         where=f"tokenizer {name}: special tokens: {known}",
         why="without an end token a model cannot learn where documents stop",
         fix=f'say --eos "{found[0] if found else "TOKEN"}", or --eos none for no end token',

@@ -88,7 +88,9 @@ def choose_encoder(
                     why=difference,
                     fix="--encoder hf",
                 )
-            note = f"{name} failed the parity gate ({difference}): using hf, which is slower but right"
+            note = (
+                f"{name} failed the parity gate ({difference}): using hf, which is slower but right"
+            )
             return ParityReport(
                 encoder="hf", requested=requested, documents=documents, tokens=tokens, note=note
             )

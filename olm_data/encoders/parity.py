@@ -95,12 +95,32 @@ def adversarial(tokenizer: TokenizerSpec) -> list[bytes]:
     texts += ["1,234,567.89", "\u0661\u0662\u0663", "x\u00b2 \u00bd \u2167 \u2460"]
     # Combining marks, composed and decomposed, in one word; conjoining Hangul; wrong order of marks.
     texts += ["\u00e9", "e\u0301", "e\u0301\u0323", "e\u0323\u0301", "\u1112\u1161\u11ab", "\ud55c"]
-    texts += ["n\u0303o \u0915\u094d\u0937\u093f \u0e01\u0e33 \u0627\u064b\u0651 \u05d0\u05b8\u05d1"]
+    texts += [
+        "n\u0303o \u0915\u094d\u0937\u093f \u0e01\u0e33 \u0627\u064b\u0651 \u05d0\u05b8\u05d1"
+    ]
     texts += ["\u202eabc\u202c \u0627\u0644\u0639\u0631\u0628\u064a\u0629 abc \u05e2\u05d1\u05e8"]
-    texts += ["\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd", "\U0001f600" * 99]
+    texts += [
+        "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3fd",
+        "\U0001f600" * 99,
+    ]
     texts += ["I'm we'LL it's CAN'T don\u2019t 'tis ''s 'S", "HTTPServer camelCase snake_case"]
-    texts += ["<|", "|>", "<|endoftext", "endoftext|>", "<||>", "[", "<s", "</", "\u2581a\u2581\u2581b"]
-    texts += ["\u00ff\u00fe\u0080", "\u00c3\u00a9", "\U0010ffff\ufdd0\ue000", "\u2028x\u2029y\x85z\x0bw"]
+    texts += [
+        "<|",
+        "|>",
+        "<|endoftext",
+        "endoftext|>",
+        "<||>",
+        "[",
+        "<s",
+        "</",
+        "\u2581a\u2581\u2581b",
+    ]
+    texts += [
+        "\u00ff\u00fe\u0080",
+        "\u00c3\u00a9",
+        "\U0010ffff\ufdd0\ue000",
+        "\u2028x\u2029y\x85z\x0bw",
+    ]
     for token in tokenizer.special_tokens:
         texts += [token, f"a{token}b", f" {token} {token}", token[:-1], token + token[1:]]
     return [text.encode() for text in texts] + _random_texts()

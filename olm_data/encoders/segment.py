@@ -47,9 +47,7 @@ def pieces(text: memoryview, encode: Encode, target: int = TARGET_BYTES) -> Iter
     yield bytes(text[start:])
 
 
-def _proven_cut(
-    text: memoryview, start: int, low: int, high: int, encode: Encode
-) -> int | None:
+def _proven_cut(text: memoryview, start: int, low: int, high: int, encode: Encode) -> int | None:
     for tried, match in enumerate(_CANDIDATE.finditer(text, low, high)):
         if tried == TRIES:
             return None

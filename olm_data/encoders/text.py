@@ -1,7 +1,7 @@
 """What every run does around an encoder: the rule for special tokens, and the audit.
 
-    text -> Scanner (count, or refuse)  ->  Encoder.encode  ->  no special id in bodies?
-                                                            ->  every 10,000th document: as `hf`?
+text -> Scanner (count, or refuse)  ->  Encoder.encode  ->  no special id in bodies?
+                                                        ->  every 10,000th document: as `hf`?
 """
 
 from __future__ import annotations

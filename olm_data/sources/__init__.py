@@ -1,1 +1,87 @@
-"""Where text comes from: files of every format, local or remote, named hub datasets, the Python library."""
+"""Where text comes from: files of every format, local or remote, named hub datasets, the Python library.
+
+    resolve_source(["books/*.jsonl.zst"]) | resolve_source(source="fineweb-edu")  -> SourcePlan
+    plan_units(index, input, options, target_bytes)                              -> [Unit]
+    read_units(inputs, units, options)                                           -> DocumentBatch, ...
+    current_revision(input)                     compare with input.revision: has it changed?
+
+Each format is one module with `units` and `read`; nothing outside this package knows formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from olm_data.sources import arrow, hub, jsonl, parquet, txt
+from olm_data.sources.base import (
+    DROP_REASONS,
+    DocumentBatch,
+    Drop,
+    InputFile,
+    ReadOptions,
+    SourcePlan,
+    Unit,
+)
+from olm_data.sources.buffers import merge
+from olm_data.sources.files import current_revision
+from olm_data.sources.resolve import resolve_source
+
+__all__ = [
+    "DROP_REASONS",
+    "DocumentBatch",
+    "Drop",
+    "InputFile",
+    "ReadOptions",
+    "SourcePlan",
+    "Unit",
+    "current_revision",
+    "plan_units",
+    "read_units",
+    "resolve_source",
+]
+
+_MODULES: dict[str, ModuleType] = {
+    "jsonl": jsonl,
+    "parquet": parquet,
+    "arrow": arrow,
+    "txt": txt,
+    "hub": hub,
+}
+
+
+def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """Cut one input into units of about `target_bytes` of text, by its layout alone.
+
+    Args:
+        index: index of the input in the plan's list.
+
+    Returns:
+        units in reading order that cover the input; none for an empty file.
+
+    Raises:
+        InputError: the file is damaged, or has no such text column (where the format can tell).
+        StorageError: remote storage fails.
+    """
+    units: list[Unit] = _MODULES[input.format].units(index, input, options, target_bytes)
+    return units
+
+
+def read_units(
+    inputs: Sequence[InputFile], units: Sequence[Unit], options: ReadOptions
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of units, in their order; batches of small files are joined.
+
+    Each record of the input is in exactly one batch: as a document, or in `dropped`.
+
+    Raises:
+        InputError: a file is damaged, or has no such text column.
+        StorageError: remote storage fails.
+    """
+
+    def each() -> Iterator[DocumentBatch]:
+        for unit in units:
+            input = inputs[unit.input]
+            yield from _MODULES[input.format].read(input, unit, options)
+
+    return merge(each(), options.batch_bytes)

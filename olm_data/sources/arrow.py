@@ -1,0 +1,99 @@
+"""Arrow IPC: stream files (what `datasets` saves), IPC files and Feather v2; record batches as units.
+
+A local file is mapped, so that its batches are found without reading them; a remote one is one unit.
+A stream must end with Arrow's end marker: without it a file cut between two batches would look whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.errors import InputError
+from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.columns import require_text, table_batches
+from olm_data.sources.files import open_binary, reading
+
+_FILE_MAGIC = b"ARROW1"
+_END_OF_STREAM = (b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x00\x00\x00\x00")
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """Cut a local file into ranges of record batches of about `target_bytes`.
+
+    Raises:
+        InputError: it is no Arrow file, is truncated, or has no such text column.
+    """
+    if "://" in input.url:
+        return [Unit(input=index, start=0, stop=1, bytes=max(input.bytes, 1))]
+    with _open(input) as (found, batches), reading(input):
+        require_text(found.names, input, options)
+        count = sum(1 for _ in batches)
+    parts = max(1, min(count, round(input.bytes / max(target_bytes, 1))))
+    cuts = [count * k // parts for k in range(parts + 1)]
+    return [
+        Unit(input=index, start=a, stop=b, bytes=max(input.bytes * (b - a) // max(count, 1), 1))
+        for a, b in zip(cuts, cuts[1:], strict=False)
+        if b > a
+    ]
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents of the unit's record batches.
+
+    Raises:
+        InputError: the file is damaged or has no such text column.
+    """
+    whole = "://" in input.url
+    row = 0
+    with _open(input) as (found, batches):
+        require_text(found.names, input, options)
+        number = 0
+        while whole or number < unit.stop:
+            with reading(input):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            if whole or number >= unit.start:
+                positions = np.arange(row, row + len(batch), dtype=np.int64)
+                with reading(input):
+                    batch.validate(full=False)
+                yield from table_batches(batch, positions, unit.input, input, options)
+            row += len(batch)
+            number += 1
+
+
+def schema(input: InputFile) -> pa.Schema:
+    """Return the file's schema."""
+    with _open(input) as (found, _):
+        return found
+
+
+@contextmanager
+def _open(input: InputFile) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    with open_binary(input) as raw:
+        with reading(input, raw):
+            is_file = raw.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+            if not is_file:
+                _require_end(raw, input)
+            raw.seek(0)
+            source: Any = raw if "://" in input.url else pa.memory_map(input.url)
+            reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        if is_file:
+            yield reader.schema, (reader.get_batch(k) for k in range(reader.num_record_batches))
+        else:
+            yield reader.schema, iter(reader)
+
+
+def _require_end(raw: Any, input: InputFile) -> None:
+    raw.seek(max(input.bytes - 8, 0))
+    if not raw.read(8).endswith(_END_OF_STREAM):
+        raise InputError(
+            "the Arrow stream has no end: it is truncated, or this is no Arrow file",
+            where=f"{input.path}, byte {input.bytes}",
+            fix="copy or write it again",
+        )

@@ -1,0 +1,343 @@
+"""From columns to batches: text as buffers, bad text found and counted, batches bounded by bytes.
+
+    Arrow column | list of bytes  ->  nulls, invalid UTF-8 and empty texts out  ->  DocumentBatch, ...
+    DocumentBatch, ... of small files  ->  merge  ->  fewer, larger ones
+
+No Python string is made on this way, except for the few texts that begin with white space or a
+character outside ASCII that may be white space.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from olm_data.errors import InputError, printable
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions
+
+# First bytes of UTF-8 characters that `str.isspace` may be true for.
+_MAY_BE_SPACE = np.zeros(256, dtype=bool)
+_MAY_BE_SPACE[[*range(0x09, 0x0E), *range(0x1C, 0x21), 0xC2, 0xE1, 0xE2, 0xE3]] = True
+
+
+def from_column(
+    column: pa.Array,
+    *,
+    input_index: int,
+    positions: np.ndarray,
+    ids: pa.Array | None,
+    keep: pa.RecordBatch | None,
+    where: str,
+    batch_bytes: int,
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of one text column, in order.
+
+    Args:
+        column: the text, of any string or binary type, nulls allowed; d values.
+        input_index: index of the input in the plan's list.
+        positions: int64[d].
+        ids, keep: as in `DocumentBatch`, d rows.
+        where: the input, for messages.
+        batch_bytes: see `ReadOptions`.
+
+    Raises:
+        InputError: the column holds something else than text.
+    """
+    text = _as_large_binary(column, where)
+    present = np.asarray(text.is_valid())
+    drops = [Drop("no_text", input_index, int(p), "the text is null") for p in positions[~present]]
+    rows_in = len(text)
+    if drops:
+        text, ids, keep = _filtered(present, text, ids, keep)
+        positions = positions[present]
+    yield from from_buffers(
+        *_buffers(text),
+        input_index=input_index,
+        positions=positions,
+        ids=ids,
+        keep=keep,
+        dropped=drops,
+        rows_in=rows_in,
+        batch_bytes=batch_bytes,
+    )
+
+
+def from_buffers(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    *,
+    input_index: int,
+    positions: np.ndarray,
+    ids: pa.Array | None,
+    keep: pa.RecordBatch | None,
+    dropped: Sequence[Drop],
+    rows_in: int,
+    batch_bytes: int,
+) -> Iterator[DocumentBatch]:
+    """Yield documents given as buffers, without those that are empty or not UTF-8.
+
+    Args:
+        data, offsets, positions, ids, keep, rows_in: as in `DocumentBatch`.
+        dropped: records of this stretch already left out of `offsets`; they count in `rows_in`.
+    """
+    text = _large_binary(data, offsets)
+    bad = _not_utf8(data, offsets)
+    empty = _blank(data, offsets)
+    empty[list(bad)] = False
+    drops = list(dropped)
+    if bad or empty.any():
+        good = ~empty
+        for k in np.flatnonzero(empty).tolist():
+            drops.append(Drop("empty", input_index, int(positions[k])))
+        for k, detail in bad.items():
+            drops.append(Drop("invalid_utf8", input_index, int(positions[k]), detail))
+            good[k] = False
+        text, ids, keep = _filtered(good, text, ids, keep)
+        positions = positions[good]
+        data, offsets = _buffers(text)
+    drops.sort(key=lambda drop: drop.position)
+    documents = len(offsets) - 1
+    first = 0
+    while first < documents or drops or rows_in:
+        stop = int(np.searchsorted(offsets, offsets[first] + batch_bytes, side="right")) - 1
+        stop = min(max(stop, first + 1), documents)
+        part = slice(first, stop)
+        # All drops of this stretch go with its first batch, and so do their rows.
+        yield DocumentBatch(
+            data=data[offsets[first] : offsets[stop]],
+            offsets=offsets[first : stop + 1] - offsets[first],
+            inputs=np.full(stop - first, input_index, dtype=np.int32),
+            positions=np.ascontiguousarray(positions[part]),
+            ids=None if ids is None else ids[part],
+            keep=None if keep is None else keep[part],
+            dropped=tuple(drops),
+            rows_in=stop - first + len(drops),
+        )
+        first, drops, rows_in = stop, [], 0
+
+
+def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[DocumentBatch]:
+    """Join consecutive batches while they fit in `batch_bytes` together; order is kept."""
+    waiting: list[DocumentBatch] = []
+    size = 0
+    for batch in batches:
+        if waiting and size + len(batch.data) > batch_bytes:
+            yield _joined(waiting)
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += len(batch.data)
+    if waiting:
+        yield _joined(waiting)
+
+
+def as_ids(column: pa.Array, where: str) -> pa.Array:
+    """Return a column of ids as strings: numbers are spelled out, null stays null.
+
+    Raises:
+        InputError: the column is a list or struct, or holds broken text.
+    """
+    return _cast(column, "string", where, "id")
+
+
+def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
+    """Return a kept column as the Arrow type that `kind` names; see `KEEP_TYPES`.
+
+    Raises:
+        InputError: a value does not fit the type.
+    """
+    return _cast(column, kind, where, name)
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Return the kept type (a key of `KEEP_TYPES`) that holds values of an Arrow type."""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        return "int64"
+    if pa.types.is_floating(kind):
+        return "double"
+    return "string"
+
+
+def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
+    """Return JSON values as a kept column; a value that is no string is kept as its JSON text.
+
+    Raises:
+        InputError: a value does not fit the type.
+    """
+    if kind == "string":
+        values = [_spelled(value) for value in values]
+    return _cast(_array(values, kind, name, where), kind, where, name)
+
+
+def batch_of(input: InputFile, options: ReadOptions, columns: list[pa.Array]) -> pa.RecordBatch:
+    """Return the kept columns as a record batch of `options.keep_schema`."""
+    schema = options.keep_schema
+    assert schema is not None, f"nothing is kept of {input.path}"
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
+    from olm_data.sources.base import KEEP_TYPES
+
+    try:
+        return pa.array(values, KEEP_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        raise _no_fit(name, kind, where, error) from error
+
+
+def _spelled(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
+    from olm_data.sources.base import KEEP_TYPES
+
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        if kind == "string" and pa.types.is_nested(column.type):
+            return pa.array([_spelled(value) for value in column.to_pylist()], pa.string())
+        result = column if column.type == KEEP_TYPES[kind] else column.cast(KEEP_TYPES[kind])
+        if kind == "string":
+            result.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+        raise _no_fit(name, kind, where, error) from error
+    return result
+
+
+def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
+    return InputError(
+        f"a value of the column {name!r} does not fit its type {kind}",
+        where=where,
+        why=printable(str(error).splitlines()[0][:200]),
+        fix="keep or take another column (--keep, --id-column)",
+    )
+
+
+def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = column.type
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), pa.large_binary())
+    textual = (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or kind in (pa.string_view(), pa.binary_view())
+    )
+    if not textual:
+        raise InputError(
+            f"the text column is of type {kind}, not text", where=where, fix="see --text-column"
+        )
+    return column.cast(pa.large_binary())
+
+
+def _buffers(text: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return (uint8[n], int64[d + 1] from 0) of a large_binary array without nulls."""
+    _, offsets_buffer, data_buffer = text.buffers()
+    if len(text) == 0:
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    offsets = np.frombuffer(offsets_buffer, np.int64)[text.offset : text.offset + len(text) + 1]
+    low, high = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.empty(0, np.uint8)
+    return data[low:high], offsets - low if low else offsets
+
+
+def _large_binary(data: np.ndarray, offsets: np.ndarray, kind: Any = None) -> pa.Array:
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind or pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def _filtered(
+    mask: np.ndarray, text: pa.Array, ids: pa.Array | None, keep: pa.RecordBatch | None
+) -> tuple[pa.Array, pa.Array | None, pa.RecordBatch | None]:
+    chosen = pa.array(mask)
+    return (
+        pc.filter(text, chosen),
+        None if ids is None else pc.filter(ids, chosen),
+        None if keep is None else keep.filter(chosen),
+    )
+
+
+def _not_utf8(data: np.ndarray, offsets: np.ndarray) -> dict[int, str]:
+    """Return the documents that are not UTF-8, each with the place of the first bad byte."""
+    try:
+        _large_binary(data, offsets, pa.large_string()).validate(full=True)
+    except pa.ArrowInvalid:
+        pass  # which ones, and where in them, is found one by one below
+    else:
+        return {}
+    bad = {}
+    for k in range(len(offsets) - 1):
+        try:
+            data[offsets[k] : offsets[k + 1]].tobytes().decode()
+        except UnicodeDecodeError as error:
+            bad[k] = f"byte {error.start} of the text: {error.reason}"
+    return bad
+
+
+def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Return bool[d]: the text is empty or white space only."""
+    sizes = np.diff(offsets)
+    blank = sizes == 0
+    some = np.flatnonzero(~blank)
+    for k in some[_MAY_BE_SPACE[data[offsets[:-1][some]]]].tolist():
+        text = data[offsets[k] : offsets[k + 1]].tobytes()
+        # A first look at the beginning spares most texts the decoding.
+        head = text[:64].decode(errors="ignore")
+        blank[k] = (not head or head.isspace()) and text.decode(errors="replace").isspace()
+    return blank
+
+
+def _joined(batches: list[DocumentBatch]) -> DocumentBatch:
+    if len(batches) == 1:
+        return batches[0]
+    sizes = np.concatenate([batch.text_bytes for batch in batches])
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    ids = None
+    if any(batch.ids is not None for batch in batches):
+        ids = pa.concat_arrays(
+            [
+                pa.nulls(batch.documents, pa.string()) if batch.ids is None else batch.ids
+                for batch in batches
+            ]
+        )
+    keep = None
+    schema = next((batch.keep.schema for batch in batches if batch.keep is not None), None)
+    if schema is not None:
+        tables = [_kept_or_nulls(batch, schema) for batch in batches]
+        keep = pa.Table.from_batches(tables).combine_chunks().to_batches()
+        keep = keep[0] if keep else tables[0]
+    return DocumentBatch(
+        data=np.concatenate([batch.data for batch in batches]),
+        offsets=offsets,
+        inputs=np.concatenate([batch.inputs for batch in batches]),
+        positions=np.concatenate([batch.positions for batch in batches]),
+        ids=ids,
+        keep=keep,
+        dropped=tuple(drop for batch in batches for drop in batch.dropped),
+        rows_in=sum(batch.rows_in for batch in batches),
+    )
+
+
+def _kept_or_nulls(batch: DocumentBatch, schema: pa.Schema) -> pa.RecordBatch:
+    if batch.keep is not None:
+        return batch.keep
+    return pa.RecordBatch.from_arrays(
+        [pa.nulls(batch.documents, kind) for kind in schema.types], schema=schema
+    )

@@ -1,0 +1,65 @@
+"""What parquet, Arrow and hub tables share: checking for columns, and turning a table into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.errors import InputError, printable, suggest
+from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
+from olm_data.sources.buffers import as_ids, as_kept, batch_of, from_column
+
+
+def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -> None:
+    """Refuse a table without the text column.
+
+    Raises:
+        InputError: names the columns there are.
+    """
+    if options.text_column not in names:
+        raise InputError(
+            f"there is no column {options.text_column!r} for the text",
+            where=input.path,
+            why=f"its columns are: {', '.join(map(printable, names[:40]))}",
+            fix=f"say --text-column COLUMN ({suggest(options.text_column, names)})",
+        )
+
+
+def table_batches(
+    table: pa.RecordBatch,
+    positions: np.ndarray,
+    index: int,
+    input: InputFile,
+    options: ReadOptions,
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of a record batch; columns it does not have are null.
+
+    Args:
+        positions: int64[rows].
+        index: index of the input in the plan's list.
+    """
+    names = table.schema.names
+
+    def column(name: str, kind: pa.DataType) -> pa.Array:
+        return table.column(name) if name in names else pa.nulls(len(table), kind)
+
+    ids = keep = None
+    if options.id_column is not None:
+        ids = as_ids(column(options.id_column, pa.string()), input.path)
+    if options.keep:
+        kept = [
+            as_kept(column(name, KEEP_TYPES[kind]), kind, name, input.path)
+            for name, kind in options.keep
+        ]
+        keep = batch_of(input, options, kept)
+    yield from from_column(
+        table.column(options.text_column),
+        input_index=index,
+        positions=positions,
+        ids=ids,
+        keep=keep,
+        where=input.path,
+        batch_bytes=options.batch_bytes,
+    )

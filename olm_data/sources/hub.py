@@ -1,0 +1,178 @@
+"""Any hub dataset through the `datasets` library: `hf:ORG/NAME[:CONFIG]`, streamed.
+
+    hf:ORG/NAME:CONFIG + split -> one input a shard of the dataset, pinned to a commit -> Arrow tables
+
+For the datasets the catalogue knows, `named.py` reads the files themselves, which is faster and cuts
+finer. Here the library decides what a row is; a shard of it is one input and one unit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlencode
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.hub import gated, unreachable
+from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.columns import require_text, table_batches
+
+UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
+ROWS = 256  # rows asked for at a time; batches are cut by bytes afterwards
+
+
+def list_inputs(name: str, split: str) -> list[InputFile]:
+    """Return one input for each shard of a dataset's split.
+
+    Args:
+        name: `ORG/NAME` or `ORG/NAME:CONFIG`.
+        split: the dataset's split, e.g. "train".
+
+    Raises:
+        UsageError: the `datasets` library is not installed, or there is no such config or split.
+        InputError: there is no such dataset.
+        StorageError: the hub cannot be reached.
+    """
+    repository, _, config = name.partition(":")
+    commit = _commit(repository)
+    dataset = _load(repository, config, split, commit)
+    shards = int(dataset.num_shards)
+    size = getattr(dataset.info, "dataset_size", None) or 0
+    label = f"hf:{name}/{split}"
+    return [
+        InputFile(
+            path=f"{label}/{k:05d}-of-{shards:05d}",
+            url="hf:"
+            + urlencode(
+                {
+                    "repository": repository,
+                    "config": config,
+                    "split": split,
+                    "commit": commit,
+                    "shard": k,
+                    "shards": shards,
+                }
+            ),
+            bytes=size // shards,
+            revision=commit,
+            format="hub",
+            position="row",
+        )
+        for k in range(shards)
+    ]
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """A shard of a dataset is one unit."""
+    return [Unit(input=index, start=0, stop=1, bytes=input.bytes or UNKNOWN_BYTES)]
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents of a shard.
+
+    Raises:
+        InputError: there is no such text column, or the library cannot read the shard.
+        StorageError: the hub cannot be reached.
+    """
+    row = 0
+    for table in _tables(input):
+        require_text(table.schema.names, input, options)
+        for batch in table.combine_chunks().to_batches():
+            positions = np.arange(row, row + len(batch), dtype=np.int64)
+            row += len(batch)
+            yield from table_batches(batch, positions, unit.input, input, options)
+
+
+def schema(input: InputFile) -> pa.Schema:
+    """Return the schema of the shard's rows."""
+    for table in _tables(input):
+        return table.schema
+    return pa.schema([])
+
+
+def _tables(input: InputFile) -> Iterator[pa.Table]:
+    place = {
+        name: values[0]
+        for name, values in parse_qs(input.url.removeprefix("hf:"), keep_blank_values=True).items()
+    }
+    dataset = _load(place["repository"], place["config"], place["split"], place["commit"])
+    if int(dataset.num_shards) != int(place["shards"]):
+        raise InputError(
+            f"the dataset now has {dataset.num_shards} shards, not {place['shards']}",
+            where=input.path,
+            why="another version of the `datasets` library cuts it differently",
+            fix="delete the output and run the command again",
+        )
+    shard = dataset.shard(num_shards=int(place["shards"]), index=int(place["shard"]))
+    tables = iter(shard.with_format("arrow").iter(batch_size=ROWS))
+    while True:
+        try:
+            table = next(tables, None)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _failure(place["repository"], error) from error
+        if table is None:
+            return
+        yield table
+
+
+def _load(repository: str, config: str, split: str, commit: str) -> Any:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise UsageError(
+            "reading any hub dataset needs the `datasets` library",
+            where=f"--source hf:{repository}",
+            fix="pip install 'olm[hub]'",
+        ) from error
+    try:
+        return load_dataset(
+            repository, config or None, split=split, streaming=True, revision=commit
+        )
+    except FileNotFoundError as error:
+        raise InputError(
+            "the hub repository holds no dataset the library can read", where=repository
+        ) from error
+    except ValueError as error:  # no such config or split; the library's message lists them
+        raise UsageError(
+            "the dataset has no such config or split",
+            where=f"hf:{repository}{':' + config if config else ''}, split {split}",
+            why=str(error).splitlines()[0][:300],
+            fix="say --source hf:ORG/NAME:CONFIG --split SPLIT",
+        ) from error
+    except OSError as error:
+        raise unreachable(repository, error) from error
+
+
+def _commit(repository: str) -> str:
+    """Return the commit that the dataset's main revision is at."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        info = HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(repository)
+    except GatedRepoError as error:
+        raise gated(repository) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise InputError(
+            "there is no such dataset on the hub",
+            where=f"hf:{repository}",
+            fix="say --source hf:ORG/NAME[:CONFIG]",
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise unreachable(repository, error) from error
+    return str(info.sha)
+
+
+def _failure(repository: str, error: Exception) -> InputError | StorageError:
+    if isinstance(error, pa.ArrowInvalid):
+        return InputError("a file of the dataset is damaged", where=repository, why=str(error))
+    return unreachable(repository, error)

@@ -1,0 +1,356 @@
+"""JSON Lines: one object a line, plain or compressed, decoded for the wanted fields only.
+
+    bytes -> blocks of whole lines -> msgspec, typed, all lines of a block at once -> buffers
+                                      a block with any odd line -> line by line, each odd one explained
+
+A unit of a plain file is a byte range; the lines that begin in it are its lines, so ranges need not
+know where lines begin. A compressed file is one unit. A line that cannot be a document is a drop with
+a reason, never an error; a file in which no line at the start has the text field is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from olm_data.errors import InputError, printable, suggest
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.buffers import batch_of, from_buffers, plain_values
+from olm_data.sources.files import codec_of, open_binary, open_stream, reading
+
+TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
+HEAD_BYTES = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+_MISSING = msgspec.UNSET
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """Cut a plain file into byte ranges of about `target_bytes`; a compressed one is one unit."""
+    if codec_of(input.url):
+        size = max(input.bytes * TEXT_PER_COMPRESSED_BYTE, 1)
+        return [Unit(input=index, start=0, stop=1, bytes=size)]
+    count = max(1, round(input.bytes / max(target_bytes, 1)))
+    cuts = [input.bytes * k // count for k in range(count + 1)]
+    return [
+        Unit(input=index, start=a, stop=b, bytes=b - a)
+        for a, b in zip(cuts, cuts[1:], strict=False)
+        if b > a
+    ]
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents whose lines begin in the unit.
+
+    Raises:
+        InputError: the file is damaged, or has no such text field.
+    """
+    records = _Records(input, unit.input, options)
+    documents = rows = 0
+    blocks = _compressed_blocks(input) if codec_of(input.url) else _plain_blocks(input, unit)
+    for block, place in blocks:
+        for batch in records.decode(block, place):
+            documents += batch.documents
+            rows += batch.rows_in
+            yield batch
+    if rows and not documents:
+        check(input, options)
+
+
+def columns(input: InputFile) -> list[str]:
+    """Return the fields of the objects at the start of the file, in order of appearance."""
+    seen: dict[str, None] = {}
+    for line in _head(input):
+        value = _loads(line)
+        if isinstance(value, dict):
+            seen.update(dict.fromkeys(value))
+    return list(seen)
+
+
+def check(input: InputFile, options: ReadOptions) -> None:
+    """Refuse a file whose start has lines, but none with the text field.
+
+    Raises:
+        InputError: names the fields there are.
+    """
+    lines = _head(input)
+    if not lines:
+        return
+    known = columns(input)
+    if options.text_column in known:
+        return
+    if not known:
+        raise InputError(
+            "no line at the start of the file is a JSON object",
+            where=input.path,
+            fix="JSON Lines holds one object a line; convert the file, or name it .txt",
+        )
+    raise InputError(
+        f"the text field {options.text_column!r} is in no record at the start of the file",
+        where=input.path,
+        why=f"its fields are: {', '.join(map(printable, known[:20]))}",
+        fix=f"say --text-column FIELD ({suggest(options.text_column, known[:20])})",
+    )
+
+
+class _Records:
+    """Decodes blocks of lines of one input into batches."""
+
+    def __init__(self, input: InputFile, index: int, options: ReadOptions) -> None:
+        self._input, self._index, self._options = input, index, options
+        names = [options.text_column]
+        names += [] if options.id_column is None else [options.id_column]
+        names += [name for name, _ in options.keep]
+        # Field names are any strings; attribute names are not, hence the numbers.
+        self._attribute = {name: f"f{n}" for n, name in enumerate(dict.fromkeys(names))}
+        text: Any = str | None | msgspec.UnsetType
+        fields: list[Any] = [
+            (attribute, text if name == options.text_column else Any, _MISSING)
+            for name, attribute in self._attribute.items()
+        ]
+        rename = {attribute: name for name, attribute in self._attribute.items()}
+        self._type = msgspec.defstruct("Record", fields, rename=rename, gc=False)
+        self._decoder = msgspec.json.Decoder(self._type)
+
+    def decode(self, block: bytes, place: int) -> Iterator[DocumentBatch]:
+        """Yield the documents of a block of whole lines.
+
+        Args:
+            place: byte offset of the block in the file, or number of its first line.
+        """
+        view = np.frombuffer(block, dtype=np.uint8)
+        starts, stops = _lines(view)
+        by_line = self._input.position == "line"
+        number = np.arange(len(starts), dtype=np.int64)
+        records = self._all(block, view, starts, stops)
+        if records is None:
+            # Blank lines, or something odd: without blank lines it may still go in one piece.
+            full = np.array(
+                [
+                    bool(block[a:b].strip())
+                    for a, b in zip(starts.tolist(), stops.tolist(), strict=True)
+                ],
+                dtype=bool,
+            )
+            if not full.all():
+                starts, stops, number = starts[full], stops[full], number[full]
+                records = self._all(block, view, starts, stops)
+        positions = place + (number if by_line else starts)
+        drops: list[Drop] = []
+        if records is None:
+            records = []
+            for a, b, position in zip(
+                starts.tolist(), stops.tolist(), positions.tolist(), strict=True
+            ):
+                record = self._one(block[a:b])
+                if isinstance(record, tuple):
+                    drops.append(Drop(record[0], self._index, position, record[1]))
+                    record = None
+                records.append(record)
+        yield from self._batches(records, positions, drops)
+
+    def _all(
+        self, block: bytes, view: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> list[Any] | None:
+        """Decode all lines at once, or return None unless each line is exactly one good object.
+
+        The library does not care where lines end. If each line begins with `{` and ends with `}`, no
+        object can go on from one line to the next, so that equal numbers mean one object a line.
+        """
+        if not len(starts):
+            return []
+        last = view[stops - 1]
+        last = np.where((last == 0x0D) & (stops - 2 >= starts), view[stops - 2], last)
+        if not ((view[starts] == 0x7B).all() and (last == 0x7D).all()):
+            return None
+        try:
+            records = self._decoder.decode_lines(block)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        text = self._attribute[self._options.text_column]
+        if len(records) != len(starts) or not all(type(getattr(r, text)) is str for r in records):
+            return None
+        return list(records)
+
+    def _one(self, line: bytes) -> Any:
+        """Decode one line: a record, or (reason, detail) of its drop."""
+        try:
+            record = self._decoder.decode(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return self._careful(line)
+        text = getattr(record, self._attribute[self._options.text_column])
+        if isinstance(text, str):
+            return record
+        what = "is missing" if text is _MISSING else "is null"
+        return "no_text", f"the field {self._options.text_column!r} {what}"
+
+    def _careful(self, line: bytes) -> Any:
+        """Decode a line the typed decoder refuses: bad text is told from bad metadata beside it."""
+        value = _loads(line)
+        if isinstance(value, str):
+            return "malformed", value
+        if not isinstance(value, dict):
+            return "malformed", f"a JSON {type(value).__name__}, not an object"
+        name = self._options.text_column
+        text = value.get(name, _MISSING)
+        if not isinstance(text, str):
+            what = "is missing" if text is _MISSING else f"is a {type(text).__name__}, not a string"
+            return "no_text", f"the field {name!r} {what}"
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return "invalid_utf8", f"character {error.start} of the text: {error.reason}"
+        fields = {a: _encodable(value[n]) for n, a in self._attribute.items() if n in value}
+        return self._type(**fields)
+
+    def _batches(
+        self, records: list[Any], positions: np.ndarray, drops: list[Drop]
+    ) -> Iterator[DocumentBatch]:
+        options = self._options
+        good = [record for record in records if record is not None]
+        if len(good) != len(records):
+            positions = positions[[record is not None for record in records]]
+        rows_in = len(records)
+        attribute = self._attribute[options.text_column]
+        texts = [getattr(record, attribute).encode() for record in good]
+        offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+        np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=offsets[1:])
+        yield from from_buffers(
+            np.frombuffer(b"".join(texts), dtype=np.uint8),
+            offsets,
+            input_index=self._index,
+            positions=positions,
+            ids=self._column(good, options.id_column, "string") if options.id_column else None,
+            keep=batch_of(
+                self._input,
+                options,
+                [self._column(good, name, kind) for name, kind in options.keep],
+            )
+            if options.keep
+            else None,
+            dropped=drops,
+            rows_in=rows_in,
+            batch_bytes=options.batch_bytes,
+        )
+
+    def _column(self, records: list[Any], name: str, kind: str) -> pa.Array:
+        attribute = self._attribute[name]
+        values = [getattr(record, attribute) for record in records]
+        values = [None if value is _MISSING else value for value in values]
+        return plain_values(values, kind, name, self._input.path)
+
+
+def _plain_blocks(input: InputFile, unit: Unit) -> Iterator[tuple[bytes, int]]:
+    """Yield (whole lines, byte offset of the first) of the lines that begin in [start, stop)."""
+    with open_binary(input) as file, reading(input, file):
+        start = unit.start
+        if start:
+            # The line that holds byte start - 1 belongs to the unit before, up to its line break.
+            file.seek(start - 1)
+            while chunk := file.read(_chunk(0)):
+                cut = chunk.find(b"\n")
+                if cut >= 0:
+                    start = start - 1 + cut + 1
+                    break
+                start += len(chunk)
+            else:
+                return
+        if start >= unit.stop:
+            return
+        file.seek(start)
+        yield from _blocks(file, start, unit.stop)
+
+
+def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
+    """Yield blocks of whole lines from `start` up to the end of the line that holds byte stop - 1."""
+    pending: list[bytes] = []
+    place = at = start
+    while at < stop:
+        chunk = file.read(min(_chunk(at - place), stop - at))
+        if not chunk:
+            break
+        if at == 0:
+            chunk = _without_bom(chunk)
+        at += len(chunk)
+        cut = chunk.rfind(b"\n") + 1
+        if cut:
+            block = b"".join([*pending, chunk[:cut]])
+            yield block, place
+            place += len(block)
+            pending = [chunk[cut:]]
+        else:
+            pending.append(chunk)
+    # The last line goes on past `stop`, up to its line break or the end of the file.
+    while any(pending):
+        chunk = file.read(_chunk(at - place))
+        cut = chunk.find(b"\n") + 1
+        pending.append(chunk[:cut] if cut else chunk)
+        at += len(chunk)
+        if cut or not chunk:
+            yield b"".join(pending), place
+            return
+
+
+def _compressed_blocks(input: InputFile) -> Iterator[tuple[bytes, int]]:
+    """Yield (whole lines, number of the first) of a compressed file."""
+    line = 0
+    with open_stream(input) as stream:
+        for block, _ in _blocks(stream, 0, 1 << 62):
+            yield block, line
+            line += block.count(b"\n")
+
+
+def _chunk(line_so_far: int) -> int:
+    """Bytes to read next: 1 MiB, and more inside a very long line so that joining stays linear."""
+    return max(1 << 20, line_so_far)
+
+
+def _without_bom(chunk: bytes) -> bytes:
+    """Blank out a byte order mark at the start of a file, so that offsets stay true."""
+    return b"   " + chunk[3:] if chunk.startswith(_BOM) else chunk
+
+
+def _lines(view: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return int64 starts and stops (line break excluded) of the lines of a block, blank ones too."""
+    breaks = np.flatnonzero(view == 0x0A)
+    if not len(breaks) or breaks[-1] != len(view) - 1:
+        breaks = np.append(breaks, len(view))
+    return np.concatenate([[0], breaks[:-1] + 1]), breaks
+
+
+def _head(input: InputFile) -> list[bytes]:
+    """Return the non-blank lines of the first MiB, at least one, however long."""
+    if codec_of(input.url):
+        blocks = _compressed_blocks(input)
+    else:
+        whole = Unit(input=0, start=0, stop=min(input.bytes, HEAD_BYTES), bytes=0)
+        blocks = _plain_blocks(input, whole)
+    for block, _ in blocks:
+        lines = [line for line in block.split(b"\n") if line.strip()]
+        if lines:
+            return lines
+    return []
+
+
+def _loads(line: bytes) -> Any:
+    """Return the JSON value of a line, or a sentence (str) saying why it has none."""
+    try:
+        value = json.loads(line.decode(errors="surrogateescape"))
+    except RecursionError:
+        return "nested too deeply"
+    except json.JSONDecodeError as error:
+        return f"column {error.colno}: {error.msg}"
+    except ValueError as error:  # a number of more digits than Python converts
+        return printable(str(error))
+    return value if not isinstance(value, str) else "a JSON string, not an object"
+
+
+def _encodable(value: Any) -> Any:
+    """Return an id or kept value with lone surrogates escaped, so that it can be written."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    return value

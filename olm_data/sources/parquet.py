@@ -1,0 +1,94 @@
+"""Parquet: row groups as units, only the wanted columns, text straight from Arrow's buffers.
+
+footer -> row-group ranges (units) -> record batches of the wanted columns -> buffers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.columns import require_text, table_batches
+from olm_data.sources.files import open_binary, reading
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """Cut a file into ranges of row groups of about `target_bytes` of text.
+
+    Raises:
+        InputError: it is no parquet file, or has no such text column.
+    """
+    with _open(input) as file:
+        require_text(file.schema_arrow.names, input, options)
+        sizes = _text_bytes(file, options.text_column)
+    result = []
+    start = size = 0
+    for group, more in enumerate(sizes):
+        if group > start and size + more > target_bytes:
+            result.append(Unit(input=index, start=start, stop=group, bytes=size))
+            start, size = group, 0
+        size += more
+    if len(sizes) > start:
+        result.append(Unit(input=index, start=start, stop=len(sizes), bytes=size))
+    return result
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents of the unit's row groups.
+
+    Raises:
+        InputError: the file is damaged or has no such text column.
+    """
+    with _open(input) as file:
+        names = file.schema_arrow.names
+        require_text(names, input, options)
+        wanted = options.text_column, options.id_column, *(name for name, _ in options.keep)
+        columns = [name for name in dict.fromkeys(wanted) if name in names]
+        sizes = _text_bytes(file, options.text_column)
+        row = sum(file.metadata.row_group(g).num_rows for g in range(unit.start))
+        for group in range(unit.start, unit.stop):
+            rows = file.metadata.row_group(group).num_rows
+            # Rows that make about a batch; unequal documents are cut to size afterwards.
+            step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
+            batches = file.iter_batches(
+                batch_size=step, row_groups=[group], columns=columns, use_threads=False
+            )
+            while True:
+                with reading(input):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                positions = np.arange(row, row + len(batch), dtype=np.int64)
+                row += len(batch)
+                yield from table_batches(batch, positions, unit.input, input, options)
+
+
+def schema(input: InputFile) -> pa.Schema:
+    """Return the file's Arrow schema."""
+    with _open(input) as file:
+        return file.schema_arrow
+
+
+@contextmanager
+def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
+    with open_binary(input) as raw:
+        with reading(input, raw):
+            # A remote file is read in few large requests; a local one needs no look-ahead.
+            file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
+        yield file
+
+
+def _text_bytes(file: pq.ParquetFile, column: str) -> list[int]:
+    """Return the uncompressed bytes of the text column in each row group."""
+    metadata = file.metadata
+    paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
+    index = paths.index(column) if column in paths else 0
+    return [
+        metadata.row_group(g).column(index).total_uncompressed_size
+        for g in range(metadata.num_row_groups)
+    ]
