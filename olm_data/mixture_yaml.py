@@ -292,7 +292,7 @@ def _data(document: Document, keys: tuple[str | int, ...]) -> str:
             why="the lock records the URL, and a secret in it would be copied with every run",
             fix="give the plain URL, and the credentials by the environment",
         )
-    return data
+    return data.removeprefix("file://")
 
 
 def _value(document: Document, keys: tuple[str | int, ...]) -> Any:

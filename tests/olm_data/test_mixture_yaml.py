@@ -134,3 +134,18 @@ def test_without_stages_the_message_shows_an_example_that_works() -> None:
         parse_mixture(head)
     example = (error.value.fix or "").removeprefix("add\n")
     assert parse_mixture(head + "\n".join(line[2:] for line in example.splitlines())).stages
+
+
+@pytest.mark.parametrize(
+    ("data", "location"),
+    [
+        ("./tokens/web", "/home/user/tokens/web"),
+        ("../web", "/home/web"),
+        ("/data/web", "/data/web"),
+        ("file:///data/web", "/data/web"),
+        ("s3://bucket/web", "s3://bucket/web"),
+    ],
+)
+def test_data_is_found_from_the_manifests_folder(data: str, location: str) -> None:
+    mixture = parse_mixture(MANIFEST.replace("./tokens/web", data), folder="/home/user")
+    assert mixture.location(mixture.sources[1]) == location
