@@ -67,3 +67,11 @@ def s3(s3_server: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, 
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server["secret"])
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     return s3_server
+
+
+@pytest.fixture(scope="session")
+def tiny_mixture(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """The mixture.lock.json of two small sources and a held-out set (see support.runs)."""
+    from support.runs import make_mixture
+
+    return make_mixture(tmp_path_factory.mktemp("mixture"), tiny_tokenizer)

@@ -1,0 +1,187 @@
+"""A tiny mixture, configurations on it, and training runs as real processes or in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from support.tokenizing import make_dataset, write_jsonl
+
+from olm_data.mixture import compile_lock, open_sources, parse_mixture
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.load import open_checkpoint
+from olm_train.config import Values
+from olm_train.run_config import RunConfig
+from olm_train.trainer import Trainer
+from olm_train.world import World
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STEPS = 24
+"""Steps of the tiny mixture at the batch size of `write_config`."""
+
+MANIFEST = """\
+version: 1
+seed: 5
+sequence_length: 32
+packing: concat
+sources:
+  prose: {data: prose, max_epochs: 4}
+  code: {data: code, max_epochs: 4}
+stages:
+  - {name: main, tokens: 4096, weights: {prose: 3, code: 1}}
+  - {name: anneal, tokens: 2048, weights: {prose: 1, code: 1}}
+"""
+
+
+def make_mixture(folder: Path, tokenizer: Path) -> Path:
+    """Tokenise two sources and a held-out set and mix them; return the lock's path."""
+    words = [
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "a",
+        "lazy",
+        "dog",
+        "while",
+        "seven",
+        "owls",
+        "sleep",
+    ]
+    prose = [" ".join(words[n % 7 : n % 7 + 2 + n % 11]) + "." for n in range(90)]
+    code = [f"def f{n}(x):\n    return x ** {n} + {n * n}\n" for n in range(60)]
+    for name, documents in (("prose", prose), ("code", code), ("held", prose[:9] + code[:5])):
+        text = write_jsonl(folder / f"{name}.jsonl", documents)
+        make_dataset([text], tokenizer, folder / name)
+    mixture = parse_mixture(MANIFEST, str(folder / "manifest.yaml"), str(folder))
+    lock = folder / "mixture.lock.json"
+    compile_lock(mixture, open_sources(mixture), str(folder)).write(lock)
+    return lock
+
+
+def config_values(lock: Path, save_folder: Path) -> dict[str, Any]:
+    """A configuration of 24 steps of 8 rows in fp32, evaluated every 9 and saved every 6 steps."""
+    return {
+        "seed": 1,
+        "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "hidden_size": 32},
+        "data_loader": {"mixture": str(lock), "global_batch_size": 256},
+        "train_module": {
+            "rank_microbatch_size": 64,
+            "optim": {"name": "adamw", "lr": 1e-2},
+            "scheduler": {"name": "cosine_with_warmup", "warmup_steps": 4},
+        },
+        "trainer": {
+            "save_folder": str(save_folder),
+            "metrics_collect_interval": 2,
+            "callbacks": {
+                "checkpointer": {"save_interval": 6},
+                "console_logger": {"log_interval": 1},
+                "lm_evaluator": {
+                    "datasets": {"held": str(lock.parent / "held")},
+                    "eval_interval": 9,
+                },
+            },
+        },
+    }
+
+
+def write_config(path: Path, lock: Path, save_folder: Path) -> Path:
+    """Write `config_values` as YAML."""
+    path.write_text(yaml.safe_dump(config_values(lock, save_folder)))
+    return path
+
+
+def build_trainer(
+    lock: Path,
+    save_folder: Path,
+    *overrides: str,
+    callbacks: Mapping[str, Callback] | None = None,
+    world: World | None = None,
+) -> Trainer:
+    """Build a trainer in this process from `config_values` and overrides."""
+    values = Values(config_values(lock, save_folder))
+    for override in overrides:
+        values.override(override)
+    trainer = RunConfig.resolve(values).build(world or World())
+    for name, callback in (callbacks or {}).items():
+        callback.trainer = trainer
+        trainer.callbacks[name] = callback
+    return trainer
+
+
+def command(config: Path, *options: str, ranks: int = 1) -> list[str]:
+    """The command line of a run, under torchrun where there are several ranks."""
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*launcher, "-m", "olm_train.run", str(config), *options]
+
+
+def environment() -> dict[str, str]:
+    """The environment of a run: this checkout, one thread a process."""
+    return dict(os.environ, PYTHONPATH=str(REPOSITORY), OMP_NUM_THREADS="1")
+
+
+def run(config: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run to the end."""
+    return subprocess.run(
+        command(config, *options, ranks=ranks),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def run_until(
+    text: str, number: signal.Signals, config: Path, *options: str, ranks: int = 1
+) -> tuple[int, str]:
+    """Run, send a signal when a line of stderr contains `text`; return exit code and stderr."""
+    process = subprocess.Popen(
+        command(config, *options, ranks=ranks),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines, sent = [], False
+    assert process.stderr is not None
+    for line in process.stderr:
+        lines.append(line)
+        if text in line and not sent:
+            process.send_signal(number)
+            sent = True
+    return process.wait(timeout=60), "".join(lines)
+
+
+def metrics(save_folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without throughput."""
+    lines = [json.loads(line) for line in (save_folder / "metrics.jsonl").open()]
+    return [
+        {name: value for name, value in line.items() if not name.startswith("throughput/")}
+        for line in lines
+    ]
+
+
+def tensors(trainer: Callable[[], Trainer], folder: Path) -> dict[str, torch.Tensor]:
+    """Weights and optimiser state of a checkpoint, flat, read into a fresh train module."""
+    state = trainer().train_module.state_dict()
+    open_checkpoint(folder, World()).load_tensors(state, World())  # type: ignore[arg-type]
+    return {f"{part}.{name}": value for part in state for name, value in state[part].items()}
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two sets of tensors have the same names and the same bytes."""
+    return one.keys() == other.keys() and all(
+        one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one
+    )
