@@ -1,0 +1,395 @@
+"""`olm-data tokenize`: text becomes a dataset, once, whatever interrupts it.
+
+    source + tokenizer -> plan -> plan.json (first) -> tasks on a runner -> accounts checked
+                       -> manifest of the validation split -> manifest.json (last, conditional)
+
+Everything that decides bytes is in the plan. A run that finds a plan.json of the same digest goes
+on where the earlier one stopped; one that finds another plan refuses and names the difference.
+Never: a record without an account, a manifest over the budget of bad records, a clock time in a
+digested byte.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from olm_data import __version__
+from olm_data.dataset import (
+    MANIFEST,
+    PLAN,
+    TOKENIZER,
+    VALIDATION,
+    InputInfo,
+    Manifest,
+    TokenizerInfo,
+    build_manifest,
+    read_manifest,
+)
+from olm_data.encoders import ParityReport, choose_encoder
+from olm_data.errors import (
+    ConflictError,
+    InputError,
+    ResourceError,
+    ValidationError,
+    printable,
+)
+from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.progress import Progress, rates
+from olm_data.runners.base import DOCUMENTS, TEXT_BYTES, TOKENS, Runner
+from olm_data.sources import read_units
+from olm_data.sources.base import DocumentBatch, Unit
+from olm_data.store import Store
+from olm_data.tokenize_job import (
+    BAD_REASONS,
+    InputAccount,
+    TaskResult,
+    TokenizeJob,
+    committed,
+    input_digest,
+)
+from olm_data.tokenize_request import BadBudget, Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run made.
+
+    Attributes:
+        output: where the dataset is.
+        manifest, validation: the manifests; validation is None where nothing was held out.
+        already_complete: the dataset was there before the run.
+        proof: the encoder used and how it was proved; None where nothing was encoded.
+        special_hits: strings in the text that spell a special token.
+        seconds: wall time of the tasks.
+        documents_now, text_bytes_now, tokens_now: done by this run, shards found done not counted.
+        kept_shards: tasks that an earlier run had finished.
+    """
+
+    output: str
+    manifest: Manifest
+    validation: Manifest | None
+    already_complete: bool
+    proof: ParityReport | None
+    special_hits: int
+    seconds: float
+    documents_now: int
+    text_bytes_now: int
+    tokens_now: int
+    kept_shards: int
+
+
+def tokenize(
+    request: Request,
+    output: str,
+    *,
+    encoder: str,
+    runner: Runner,
+    budget: BadBudget,
+    progress: Progress,
+) -> Summary:
+    """Write the dataset of `request` to `output`, or finish writing it.
+
+    Args:
+        encoder: `hf`, `gigatoken`, or `auto` for the fastest that passes the parity gate.
+        runner: where the tasks run.
+        budget: how many bad records to accept.
+        progress: shows how far it is.
+
+    Raises:
+        ConflictError: another process writes there, or another dataset is there.
+        InputError: an input is refused, changed while it was read, or has too many bad records.
+        ResourceError: no room, no permission, or workers that die.
+        StorageError: remote storage failed.
+    """
+    plan = request.plan()
+    store = Store(output)
+    with ExitStack() as held:
+        held.enter_context(store.exclusive())
+        found = _existing(store, plan)
+        splits = [store] if request.holdout_below == 0 else [store, store.child(VALIDATION)]
+        if found is not None:
+            validation = read_manifest(splits[1]) if len(splits) == 2 else None
+            return _complete(output, found, validation, len(plan.tasks))
+        for split in splits[1:]:
+            held.enter_context(split.exclusive())
+        proof = _choose_encoder(request, plan, encoder)
+        if proof.note:
+            progress.note(proof.note)
+        _check_room(store, plan, request.tokenizer.dtype.itemsize)
+        if not store.exists(PLAN):
+            store.create(PLAN, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+        job = TokenizeJob(
+            plan=plan,
+            inputs=request.source.inputs,
+            read=request.source.options,
+            tokenizer=request.tokenizer,
+            encoder=proof.encoder,
+            special=request.special,
+            holdout=request.holdout_below,
+            output=output,
+        )
+        results = _finished(plan, splits)
+        kept = len(results)
+        if kept:
+            progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
+        counts, seconds = _run(job, plan, runner, results, progress)
+        ordered = [results[task] for task in range(len(plan.tasks))]
+        accounts = [
+            InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units
+        ]
+        _check_budget(accounts, plan, budget)
+        manifests = _publish(request, plan, splits, ordered, accounts, proof.encoder)
+    return Summary(
+        output=output,
+        manifest=manifests[0],
+        validation=manifests[1] if len(manifests) == 2 else None,
+        already_complete=False,
+        proof=proof,
+        special_hits=sum(account.special_hits for account in accounts),
+        seconds=seconds,
+        documents_now=int(counts[:, DOCUMENTS].sum()),
+        text_bytes_now=int(counts[:, TEXT_BYTES].sum()),
+        tokens_now=int(counts[:, TOKENS].sum()),
+        kept_shards=kept,
+    )
+
+
+def _complete(output: str, manifest: Manifest, validation: Manifest | None, tasks: int) -> Summary:
+    return Summary(
+        output=output,
+        manifest=manifest,
+        validation=validation,
+        already_complete=True,
+        proof=None,
+        special_hits=0,
+        seconds=0.0,
+        documents_now=0,
+        text_bytes_now=0,
+        tokens_now=0,
+        kept_shards=tasks,
+    )
+
+
+def _existing(store: Store, plan: Plan) -> Manifest | None:
+    """Return the manifest if the very dataset is there; None if it is to be written or finished."""
+    complete = store.exists(MANIFEST)
+    try:
+        stored = json.loads(store.read(PLAN))
+        differences = plan.differences(stored)
+    except FileNotFoundError:
+        if not complete:
+            return None
+        differences = [] if read_manifest(store).plan == plan.digest else ["its plan.json is gone"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValidationError(
+            "the plan of an earlier run is damaged",
+            where=store.url(PLAN),
+            fix="delete this output, or choose another --output",
+        ) from error
+    if differences:
+        shown = [printable(text) for text in differences[:10]]
+        if len(differences) > 10:
+            shown.append(f"and {len(differences) - 10} more")
+        state = "holds another dataset" if complete else "holds the beginning of another dataset"
+        raise ConflictError(
+            f"the output {state}",
+            where=store.root,
+            why="it was made from other inputs or options:\n    " + "\n    ".join(shown),
+            fix="choose another --output, or delete this one and run the command again",
+        )
+    return read_manifest(store) if complete else None
+
+
+def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
+    """Return the first documents of the input, some megabytes of them; None if there are none."""
+    units = [Unit.from_json(list(unit)) for unit in plan.units]
+    for batch in read_units(request.source.inputs, units, request.source.options):
+        if batch.documents:
+            return batch
+    return None
+
+
+def _choose_encoder(request: Request, plan: Plan, encoder: str) -> ParityReport:
+    """Choose the encoder, proved on the first documents of the input."""
+    first = first_documents(request, plan)
+    data = np.zeros(0, np.uint8) if first is None else first.data
+    offsets = np.zeros(1, np.int64) if first is None else first.offsets
+    return choose_encoder(encoder, request.tokenizer, request.special, data, offsets)
+
+
+def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
+    """Refuse before work when the disk is plainly too small: half of what is likely needed."""
+    if store.remote:
+        return
+    text = sum(plan.text_bytes(task) for task in range(len(plan.tasks)))
+    needed = text // TEXT_BYTES_PER_TOKEN * itemsize
+    free = shutil.disk_usage(store.root).free
+    if free < needed // 2:
+        raise ResourceError(
+            f"not enough room: about {needed:,} bytes needed, {free:,} free",
+            where=store.root,
+            fix="make room, or choose another --output",
+        )
+
+
+def _finished(plan: Plan, splits: Sequence[Store]) -> dict[int, TaskResult]:
+    """Return the results of the tasks that an earlier run finished."""
+    with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, but many at a time
+        tasks = range(len(plan.tasks))
+        found = pool.map(lambda task: committed(plan, task, list(splits)), tasks)
+        return {task: result for task, result in zip(tasks, found, strict=True) if result}
+
+
+def _run(
+    job: TokenizeJob,
+    plan: Plan,
+    runner: Runner,
+    results: dict[int, TaskResult],
+    progress: Progress,
+) -> tuple[np.ndarray, float]:
+    """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
+    sizes = np.array([plan.text_bytes(task) for task in range(len(plan.tasks))], np.int64)
+    todo = [task for task in range(len(plan.tasks)) if task not in results]
+    finished = np.zeros(len(plan.tasks), bool)
+    last = np.zeros((len(plan.tasks), 4), np.int64)
+    weights = np.maximum(sizes, 1)  # a source that cannot tell its size counts by tasks
+
+    def done(task: int, result: Any) -> None:
+        results[task] = result
+        finished[task] = True
+
+    def watch(counts: np.ndarray, running: Sequence[int]) -> None:
+        last[:] = counts
+        doing = np.where(finished, weights, 0)
+        for task in running:
+            doing[task] = min(int(weights[task]), int(counts[task, TEXT_BYTES]))
+        progress.update(float(doing.sum() / weights[todo].sum()), _rates(counts, progress.seconds))
+
+    with progress:
+        if todo:
+            runner.run(job, todo, len(plan.tasks), done=done, watch=watch, note=progress.note)
+        return last, progress.seconds
+
+
+def _rates(counts: np.ndarray, seconds: float) -> str:
+    sums = counts.sum(axis=0)
+    return rates(int(sums[DOCUMENTS]), int(sums[TEXT_BYTES]), int(sums[TOKENS]), seconds)
+
+
+def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudget) -> None:
+    records = sum(account.documents_in for account in accounts)
+    reasons: Counter[str] = Counter()
+    for account in accounts:
+        reasons.update({r: n for r, n in account.dropped.items() if r in BAD_REASONS})
+    bad = sum(reasons.values())
+    if records == 0:
+        raise InputError(
+            "the input holds no documents",
+            where=plan.describe(0) if plan.tasks else plan.inputs[0]["path"],
+            fix="check the paths; an empty dataset cannot be trained on",
+        )
+    if not budget.allows(bad, records):
+        where = []
+        for account in accounts:
+            place = plan.inputs[account.input]
+            for position, reason, detail in account.bad:
+                said = f" ({detail})" if detail else ""
+                where.append(f"{place['path']}: {place['position']} {position}: {reason}{said}")
+        shown = "\n    ".join(printable(line) for line in where[:10])
+        raise InputError(
+            f"{bad:,} of {records:,} records are bad, more than --max-bad {budget} allows: "
+            + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())),
+            where=f"the first of them:\n    {shown}",
+            why="a source with many bad records is usually read in a wrong way",
+            fix=f"mend the input, or accept the loss: --max-bad {bad} "
+            "(the finished shards are kept, so this takes seconds)",
+        )
+    if not any(account.documents for account in accounts):
+        raise InputError(
+            f"none of the {records:,} records is a training document",
+            where=plan.describe(0),
+            fix="check --text-column and --holdout",
+        )
+
+
+def _publish(
+    request: Request,
+    plan: Plan,
+    splits: Sequence[Store],
+    results: Sequence[TaskResult],
+    accounts: Sequence[InputAccount],
+    encoder: str,
+) -> list[Manifest]:
+    """Check the accounts and write the manifests, the main one last."""
+    inputs, dropped = _input_totals(plan, accounts)
+    documents_in = sum(item.documents for item in inputs)
+    manifests = []
+    for number, split in enumerate(("train", "validation")[: len(splits)]):
+        records = [result.train if number == 0 else result.validation for result in results]
+        manifest = build_manifest(
+            tokenizer=TokenizerInfo(**request.tokenizer.to_manifest(request.special)),
+            dtype=request.tokenizer.dtype,
+            options=request.options() | {"split": split},
+            plan=plan.digest,
+            inputs=inputs,
+            records=[record for record in records if record is not None],
+            dropped=dict(dropped),
+            documents_in=documents_in,
+            tools=_tools(encoder),
+        )
+        manifests.append(manifest)
+    kept = sum(manifest.totals.documents for manifest in manifests)
+    assert documents_in == kept + sum(dropped.values()), "a document is unaccounted for"
+    for store, manifest in reversed(list(zip(splits, manifests, strict=True))):
+        store.put(TOKENIZER, request.tokenizer.json_bytes)
+        # an earlier run may have ended between the two manifests
+        again = store is not splits[0] and store.exists(MANIFEST)
+        if not (again and read_manifest(store).digest == manifest.digest):
+            store.create(MANIFEST, manifest.encode())
+    return manifests
+
+
+def _input_totals(
+    plan: Plan, accounts: Sequence[InputAccount]
+) -> tuple[list[InputInfo], Counter[str]]:
+    documents: Counter[int] = Counter()
+    dropped: Counter[str] = Counter()
+    parts: dict[int, list[str]] = {}
+    for account in accounts:
+        documents[account.input] += account.documents_in
+        dropped.update(account.dropped)
+        parts.setdefault(account.input, []).append(account.sha256)
+    inputs = [
+        InputInfo(
+            path=item["path"],
+            bytes=item["bytes"],
+            position=item["position"],
+            documents=documents[index],
+            sha256=input_digest(parts.get(index, [])),
+        )
+        for index, item in enumerate(plan.inputs)
+    ]
+    return inputs, dropped
+
+
+def _tools(encoder: str) -> dict[str, str]:
+    packages = ["numpy", "pyarrow", "tokenizers"]
+    if encoder == "gigatoken":
+        packages.append("gigatoken")
+    return {
+        "olm": __version__,
+        "python": platform.python_version(),
+        "encoder": encoder,
+        **{name: version(name) for name in packages},
+    }

@@ -1,0 +1,141 @@
+"""What `olm-data tokenize` says: the plan before (`--dry-run`) and the result after. Text only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from olm_data.errors import printable
+from olm_data.plan import Plan
+from olm_data.progress import duration, rates
+from olm_data.sources.base import DROP_REASONS, DocumentBatch
+from olm_data.tokenize import Summary
+from olm_data.tokenize_job import NO_TOKENS
+from olm_data.tokenize_request import Request
+from olm_data.tokenizer import TokenizerSpec
+
+SAMPLE_TEXT = 70
+
+_SPECIAL = {
+    "plain": "were encoded as plain text",
+    "allow": "became special tokens (--special allow)",
+    "error": "were refused",
+}
+
+
+def rules(tokenizer: TokenizerSpec) -> str:
+    """Return the BOS and EOS rule in words."""
+    eos = "no EOS"
+    if tokenizer.eos is not None:
+        eos = f"EOS {tokenizer.eos_token} ({tokenizer.eos}) after each document"
+    bos = "no BOS"
+    if tokenizer.bos is not None:
+        bos = f"BOS {tokenizer.bos_token} ({tokenizer.bos}) before each document"
+    return f"{printable(eos)}, {printable(bos)}"
+
+
+def plan_lines(
+    request: Request, plan: Plan, output: str, sample: DocumentBatch | None
+) -> list[str]:
+    """Return what a run would do, and its first documents."""
+    inputs, tokenizer = request.source.inputs, request.tokenizer
+    text = sum(plan.text_bytes(task) for task in range(len(plan.tasks)))
+    lines = [
+        f"would write {output}",
+        f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "
+        f"{printable(inputs[0].path)}"
+        + (f" to {printable(inputs[-1].path)}" if len(inputs) > 1 else ""),
+        f"  shards     {len(plan.tasks):,}, about {text // max(len(plan.tasks), 1):,} bytes each",
+        f"  tokenizer  {printable(tokenizer.name)}, {tokenizer.vocab_size:,} entries, "
+        f"{tokenizer.dtype.name} on disk",
+        f"  ends       {rules(tokenizer)}",
+        f"  holdout    {request.holdout}" if request.holdout else "  holdout    none",
+        f"  plan       {plan.digest}",
+    ]
+    if sample is not None:
+        for k in range(min(3, sample.documents)):
+            start = printable(sample.text(k)[:SAMPLE_TEXT])
+            ids = len(tokenizer.encode(sample.text(k)[:100_000]))
+            lines.append(f"  document {k}: {sample.text_bytes[k]:,} bytes, {ids:,} tokens: {start}")
+    return lines
+
+
+def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]:
+    """Return what a run made, how fast, and what was dropped on the way."""
+    manifest, totals = summary.manifest, summary.manifest.totals
+    state = "already complete, nothing to do:" if summary.already_complete else "made"
+    lines = [
+        f"{state} {summary.output}",
+        f"  train       {_size(totals.tokens, totals.documents, len(manifest.shards))} "
+        f"({manifest.dtype}), digest {str(manifest.digest)[:16]}",
+    ]
+    if summary.validation is not None:
+        held = summary.validation
+        lines.append(
+            f"  validation  {_size(held.totals.tokens, held.totals.documents, len(held.shards))}, "
+            f"digest {str(held.digest)[:16]}, in {summary.output}/validation"
+        )
+    lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
+    lines += dropped_lines(manifest.dropped, totals.documents_in)
+    if summary.special_hits:
+        lines.append(
+            f"  special     {summary.special_hits:,} strings that spell a special token "
+            + _SPECIAL[request.special]
+        )
+    if summary.proof is not None:
+        proof = f", proved equal to hf on {summary.proof.documents:,} documents"
+        lines.append(
+            f"  encoder     {summary.proof.encoder}{proof if summary.proof.documents else ''}"
+        )
+        speed = rates(
+            summary.documents_now, summary.text_bytes_now, summary.tokens_now, summary.seconds
+        )
+        kept = f"; {summary.kept_shards:,} shards kept" if summary.kept_shards else ""
+        lines.append(
+            f"  speed       {speed} in {duration(summary.seconds)}, {workers} workers{kept}"
+        )
+    return lines
+
+
+def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
+    """Return each reason for which records were dropped, with its count and meaning."""
+    if not dropped:
+        return [f"  dropped     nothing of {records:,} records"]
+    meaning = DROP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
+    return [
+        f"  dropped     {count:,} of {records:,} records: {reason} ({meaning[reason]})"
+        for reason, count in dropped.items()
+    ]
+
+
+def summary_json(summary: Summary) -> dict[str, Any]:
+    """Return the result of a run as a JSON object."""
+    validation = summary.validation
+    return {
+        "output": summary.output,
+        "already_complete": summary.already_complete,
+        "digest": summary.manifest.digest,
+        "tokens": summary.manifest.totals.tokens,
+        "documents": summary.manifest.totals.documents,
+        "documents_in": summary.manifest.totals.documents_in,
+        "text_bytes": summary.manifest.totals.text_bytes,
+        "shards": len(summary.manifest.shards),
+        "dtype": summary.manifest.dtype,
+        "dropped": summary.manifest.dropped,
+        "validation": None
+        if validation is None
+        else {
+            "digest": validation.digest,
+            "tokens": validation.totals.tokens,
+            "documents": validation.totals.documents,
+        },
+        "special_hits": summary.special_hits,
+        "encoder": None if summary.proof is None else summary.proof.to_json(),
+        "seconds": round(summary.seconds, 3),
+        "text_bytes_now": summary.text_bytes_now,
+        "tokens_now": summary.tokens_now,
+        "kept_shards": summary.kept_shards,
+    }
+
+
+def _size(tokens: int, documents: int, shards: int) -> str:
+    return f"{tokens:,} tokens in {documents:,} documents, {shards:,} shards"

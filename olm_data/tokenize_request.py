@@ -1,0 +1,180 @@
+"""What a tokenise run is asked for: source, tokenizer and the options that change bytes, as values.
+
+    command line -> parse_share, parse_budget -> Request -> plan
+
+Never: writes, or looks at an output.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from olm_data.encoders.base import SpecialPolicy
+from olm_data.errors import InputError, UsageError
+from olm_data.plan import Plan, likely_text, make_plan, shard_text
+from olm_data.sources import plan_units, resolve_source
+from olm_data.sources.base import SourcePlan
+from olm_data.tokenizer import TokenizerSpec
+
+HASH_SPACE = 1 << 64
+DEFAULT_TOKENIZER = "gpt2"
+
+
+@dataclass(frozen=True)
+class BadBudget:
+    """How many bad records a run accepts: a share of all records, or a count."""
+
+    share: Fraction | None
+    count: int
+
+    def allows(self, bad: int, records: int) -> bool:
+        """Whether `bad` of `records` is within the budget."""
+        return bad <= (self.count if self.share is None else self.share * records)
+
+    def __str__(self) -> str:
+        return f"{self.count}" if self.share is None else f"{float(self.share * 100):g}%"
+
+
+def parse_budget(text: str) -> BadBudget:
+    """Return the budget that `0.1%` (a share) or `25` (a count) spells.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.endswith("%"):
+        return BadBudget(parse_share(text, "--max-bad", allow_one=True), 0)
+    if text.isascii() and text.isdigit():
+        return BadBudget(None, int(text))
+    raise UsageError(
+        f"--max-bad {text!r} is neither a count nor a percentage", fix="write 25 or 0.1%"
+    )
+
+
+def parse_share(text: str, option: str, *, allow_one: bool = False) -> Fraction:
+    """Return the exact fraction that `0.001`, `1/1000` or `0.1%` spells, at least 0 and below 1.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        share = Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not (0 <= share < 1 or (allow_one and share == 1)):
+        raise UsageError(
+            f"{option} {text!r} is not a fraction from 0 to 1", fix="write 0.001, 1/1000 or 0.1%"
+        )
+    return share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to make of which text. Everything that changes bytes is in here.
+
+    Attributes:
+        source: the inputs and how to read them.
+        tokenizer: the tokenizer with its BOS and EOS rule.
+        special: treatment of text that spells a special token.
+        holdout: share of the documents that goes to the validation split.
+        shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
+    """
+
+    source: SourcePlan
+    tokenizer: TokenizerSpec
+    special: SpecialPolicy = "plain"
+    holdout: Fraction = Fraction(0)
+    shard_tokens: int | None = None
+
+    @property
+    def holdout_below(self) -> int:
+        """Documents whose uint64 content hash is below this are held out."""
+        return int(self.holdout * HASH_SPACE)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that change bytes, for plans and manifests."""
+        return self.source.options.to_json() | {"holdout": str(self.holdout)}
+
+    def plan(self) -> Plan:
+        """Cut the inputs into units and group them into tasks.
+
+        Raises:
+            InputError: there is no input, or one is named twice.
+        """
+        inputs = self.source.inputs
+        if not inputs:
+            raise InputError("there is no input", fix="check the paths and patterns")
+        twice = [path for path, n in Counter(item.path for item in inputs).items() if n > 1]
+        if twice:
+            raise InputError(
+                "an input is named twice",
+                where=twice[0],
+                why="its documents would be in the dataset twice",
+                fix="name each file once; to see text several times use max_epochs in the mixture",
+            )
+        target = shard_text(likely_text([(i.path, i.bytes) for i in inputs]), self.shard_tokens)
+        units = [
+            unit.to_json()
+            for index, item in enumerate(inputs)
+            for unit in plan_units(index, item, self.source.options, target)
+        ]
+        tokenizer = self.tokenizer
+        return make_plan(
+            settings=self.options()
+            | {
+                "tokenizer": tokenizer.sha256,
+                "tokenizer_probe": tokenizer.probe_sha256,
+                "vocab_size": tokenizer.vocab_size,
+                "bos": tokenizer.bos,
+                "eos": tokenizer.eos,
+                "special": self.special,
+                "shard_text_bytes": target,
+            },
+            inputs=[
+                {"path": i.path, "bytes": i.bytes, "revision": i.revision, "position": i.position}
+                for i in inputs
+            ],
+            units=units,
+            target=target,
+        )
+
+
+def find_source(
+    inputs: Sequence[str],
+    *,
+    tokenizer: str | None,
+    output: str | None,
+    source: str | None,
+    keep: str | None,
+    **reading: str | None,
+) -> SourcePlan:
+    """Return the source a command line names.
+
+    Args:
+        inputs, source: files, or a named source.
+        tokenizer, output: as given; own files have no default for them.
+        keep: names of columns, with commas.
+        reading: the other arguments of `sources.resolve_source`.
+
+    Raises:
+        UsageError: options that are missing or do not go together.
+        InputError: no such input or column.
+    """
+    missing = [n for n, v in (("--tokenizer", tokenizer), ("--output", output)) if v is None]
+    if inputs and missing:
+        raise UsageError(
+            f"for own files say {' and '.join(missing)}",
+            fix=f"olm-data tokenize {inputs[0]} --tokenizer {tokenizer or DEFAULT_TOKENIZER} "
+            f"--output {output or './tokens/mine'}",
+        )
+    names = None if keep is None else [name for name in keep.split(",") if name]
+    return resolve_source(inputs, source=source, keep=names, **reading)
+
+
+def default_output(source: SourcePlan, tokenizer: TokenizerSpec) -> str:
+    """Return the output of a command that names none: `tokens/<source>-<tokenizer>`."""
+    return str(Path("tokens") / f"{source.name}-{tokenizer.name}")

@@ -1,0 +1,91 @@
+"""Helpers for tests that tokenise: write inputs, run in this process, compare outputs."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from olm_data.progress import Progress
+from olm_data.runners.base import Runner
+from olm_data.runners.local import InlineRunner
+from olm_data.sources import resolve_source
+from olm_data.tokenize import Summary, tokenize
+from olm_data.tokenize_request import Request, parse_budget
+from olm_data.tokenizer import load_tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "import os\n\ndef f(x):\n\treturn x ** 2\n",
+    "caf\u00e9 \u4f60\u597d \U0001f600",
+    "nul \x00 and escape \x1b[31m stay",
+    "a text that spells <|endoftext|> in the middle",
+]
+
+
+def texts(count: int, start: int = 0) -> list[str]:
+    """Return `count` different short documents."""
+    return [
+        f"{n}: {TEXTS[n % len(TEXTS)]} {'word ' * (n % 7)}" for n in range(start, start + count)
+    ]
+
+
+def write_jsonl(path: Path, documents: Iterable[str | bytes]) -> Path:
+    """Write documents as `{"id": n, "text": ...}` lines; bytes are written as they are."""
+    with open(path, "wb") as file:
+        for n, text in enumerate(documents):
+            line = text
+            if isinstance(text, str):
+                line = json.dumps({"id": f"{path.stem}-{n}", "text": text}).encode()
+            assert isinstance(line, bytes)
+            file.write(line + b"\n")
+    return path
+
+
+def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) -> Request:
+    """Return a request; options are those of `Request`, of reading, and eos/bos."""
+    reading = {
+        name: options.pop(name)
+        for name in ("text_column", "id_column", "keep", "separator")
+        if name in options
+    }
+    spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
+    source = resolve_source([str(item) for item in inputs], **reading)
+    if "holdout" in options:
+        options["holdout"] = Fraction(options["holdout"])
+    return Request(source=source, tokenizer=spec, **options)
+
+
+def make_dataset(
+    inputs: Sequence[Path | str],
+    tokenizer: Path,
+    output: Path | str,
+    *,
+    runner: Runner | None = None,
+    encoder: str = "hf",
+    max_bad: str = "0.1%",
+    log: io.StringIO | None = None,
+    **options: Any,
+) -> Summary:
+    """Tokenise `inputs` into `output`, in this process unless a runner is given."""
+    return tokenize(
+        make_request(inputs, tokenizer, **options),
+        str(output),
+        encoder=encoder,
+        runner=runner or InlineRunner(),
+        budget=parse_budget(max_bad),
+        progress=Progress("tokenize", stream=log or io.StringIO()),
+    )
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file below `folder`, hidden ones included, by relative path."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
