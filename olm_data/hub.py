@@ -1,7 +1,8 @@
 """The hub, through its own client: single files as bytes, and the file system that `hf://` means.
 
-The address of the hub is the client's affair (HF_ENDPOINT, HF_TOKEN, HF_HOME); nothing here has a code
-path of its own for tests or mirrors. Network errors become `StorageError` without any token in them.
+The address of the hub is the client's affair (HF_ENDPOINT, HF_TOKEN, HF_HOME); nothing here has
+a code path of its own for tests or mirrors. Network errors become `StorageError`, and no token ever
+gets into a message.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def gated(repository: str) -> UsageError:
 
 
 def unreachable(repository: str, error: BaseException) -> StorageError:
-    """The error for a hub that does not answer; only the kind of `error` is shown, never its text."""
+    """The error for a hub that does not answer; of `error` only the kind is shown."""
     return StorageError(
         f"the hub cannot be reached ({type(error).__name__})",
         where=repository,

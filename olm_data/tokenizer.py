@@ -38,7 +38,7 @@ EOS_NAMES = (
     "</s>",
     "<eos>",
     "<EOS>",
-    "<｜end▁of▁sentence｜>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 )
 
 # Hub ids people type by their short, retired name.
@@ -102,11 +102,11 @@ class TokenizerSpec:
 
     @cached_property
     def reference(self) -> Tokenizer:
-        """The `tokenizers.Tokenizer`, special tokens in text as plain text, no truncation or padding."""
+        """The `tokenizers.Tokenizer`: specials in text are plain, nothing truncated or padded."""
         return open_reference(self.encoder_json(strip_special=False), plain=True)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text by the reference library; no BOS, no EOS, specials as plain text."""
+        """Return the ids of one text, by `reference`; no BOS, no EOS, specials as plain text."""
         return list(self.reference.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
@@ -132,7 +132,7 @@ class TokenizerSpec:
         return json.dumps(model, ensure_ascii=False).encode()
 
     def to_manifest(self, special: str) -> dict[str, Any]:
-        """Return the manifest's `tokenizer` object; `special` is the policy for specials in text."""
+        """Return the manifest's `tokenizer` object; `special` is the policy for specials."""
         return {
             "name": self.name,
             "sha256": self.sha256,
@@ -157,7 +157,7 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
         bos: the token put before each document, or "none".
 
     Raises:
-        UsageError: nothing is there, or no EOS can be told, or the token named is not in the vocabulary.
+        UsageError: nothing is there, or no EOS can be told, or a token is not in the vocabulary.
         InputError: the file is not a tokenizer.
         StorageError: the hub cannot be reached.
     """
@@ -308,7 +308,7 @@ def _config_eos(config: bytes | None, name: str) -> str | None:
 
 
 def _local_name(path: Path) -> str:
-    """A label that does not depend on the machine: a folder's or file's own name, as it was given."""
+    """A label that does not depend on the machine: the folder's or file's own name, as given."""
     if path.name == "tokenizer.json":
         return path.parent.name or "tokenizer"
     return path.name.removesuffix(".json") or path.resolve().name

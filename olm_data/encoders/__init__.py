@@ -8,6 +8,7 @@ Neither library is imported before an encoder is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
@@ -32,7 +33,10 @@ __all__ = [
     "make_encoder",
 ]
 
-ENCODERS = {"hf": HfEncoder, "gigatoken": GigatokenEncoder}  # reference first, then by speed
+ENCODERS: dict[str, Callable[[TokenizerSpec, SpecialPolicy], Encoder]] = {
+    "hf": HfEncoder,
+    "gigatoken": GigatokenEncoder,
+}  # reference first, then by speed
 
 
 def make_encoder(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> TextEncoder:
@@ -59,7 +63,8 @@ def choose_encoder(
         data, offsets: the first documents of the input; about 1 MiB of them is compared.
 
     Raises:
-        UsageError: the encoder asked for does not exist, is not installed or cannot load the tokenizer.
+        UsageError: the encoder asked for does not exist, is not installed or cannot load the
+            tokenizer.
         ValidationError: the encoder asked for gives other ids than the reference.
     """
     if requested == "hf":
@@ -104,5 +109,4 @@ def _plug_in(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Enc
             where=f"--encoder {name}",
             fix=suggest(name, ["auto", *ENCODERS]),
         )
-    encoder: Encoder = ENCODERS[name](tokenizer, special)
-    return encoder
+    return ENCODERS[name](tokenizer, special)

@@ -1,4 +1,4 @@
-"""The encoder protocol: buffers of text in, buffers of token ids out, and the rule for special tokens.
+"""The encoder protocol: buffers of text in, buffers of token ids out.
 
 An encoder plug-in turns text into the ids of document bodies. It adds no BOS and no EOS, truncates
 and pads nothing, and works on one thread. `TextEncoder` wraps a plug-in with what holds for all of

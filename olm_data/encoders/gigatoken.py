@@ -1,6 +1,6 @@
-"""The fast encoder: the `gigatoken` library over Arrow-like buffers, without a Python string or list.
+"""The fast encoder: the `gigatoken` library over buffers, without a Python string or list.
 
-    data, offsets -> awkward string array (a view) -> gigatoken, this thread only -> ids, offsets (views)
+    data, offsets -> awkward string array (a view) -> gigatoken, one thread -> ids, offsets (views)
 
 The library parses special tokens inside text, so in "plain" mode it is given the tokenizer without
 them. It is never trusted: `encoders.choose` compares it with `hf` before a run, and `TextEncoder`

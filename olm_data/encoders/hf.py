@@ -42,7 +42,7 @@ class HfEncoder:
         """
         counts = np.zeros(len(offsets), dtype=np.int64)
         parts: list[np.ndarray] = [np.empty(0, dtype=np.uint32)]
-        view = memoryview(np.ascontiguousarray(data))
+        view = np.ascontiguousarray(data).data
         for first, stop in _groups(offsets, TARGET_BYTES):
             low, high = int(offsets[first]), int(offsets[stop])
             if self._can_cut and stop - first == 1 and high - low > TARGET_BYTES:

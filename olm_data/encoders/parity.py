@@ -1,7 +1,7 @@
 """The parity gate: a fast encoder is used only after it gave the reference's ids on a sample.
 
-    first documents of the input (at most 1 MiB)  \\
-    adversarial set (built in, plus each special)  -> reference ids == encoder ids ?  -> ParityReport
+first documents of the input (at most 1 MiB)  -> reference ids == encoder ids ?
+adversarial set (built in, plus each special) -> reference ids == encoder ids ?  -> ParityReport
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def adversarial(tokenizer: TokenizerSpec) -> list[bytes]:
     texts += ["a" * 10_000, "ab" * 5_000, " a" * 3_000, "1" * 1_000, "!?" * 500, "\u0301" * 300]
     texts += [str(n) for n in (0, 7, 10, 999, 1000, 123456789, 3.14159, -1e300)]
     texts += ["1,234,567.89", "\u0661\u0662\u0663", "x\u00b2 \u00bd \u2167 \u2460"]
-    # Combining marks, composed and decomposed, in one word; conjoining Hangul; wrong order of marks.
+    # Combining marks, composed and decomposed; conjoining Hangul; marks in the wrong order.
     texts += ["\u00e9", "e\u0301", "e\u0301\u0323", "e\u0323\u0301", "\u1112\u1161\u11ab", "\ud55c"]
     texts += [
         "n\u0303o \u0915\u094d\u0937\u093f \u0e01\u0e33 \u0627\u064b\u0651 \u05d0\u05b8\u05d1"

@@ -1,9 +1,9 @@
 """Safe cuts in long documents: pieces whose ids, joined, are the ids of the whole document.
 
-The reference library needs memory in proportion to the text it is given at once (about 100 bytes a
-token), so a very long document is encoded in pieces. A place is a candidate where an ASCII letter is
-followed by a space and another ASCII letter: every pre-tokenizer in use ends a pre-token there. A
-candidate becomes a cut only if the tokenizer itself shows it on the text around it:
+The reference library needs memory in proportion to the text it is given at once (about 100 bytes
+a token), so a very long document is encoded in pieces. A place is a candidate where an ASCII letter
+is followed by a space and another ASCII letter: every pre-tokenizer in use ends a pre-token there.
+A candidate becomes a cut only if the tokenizer itself shows it on the text around it:
 ids(left + right) == ids(left) + ids(right). A stretch without a proven cut (a megabyte of one
 character) stays in one piece.
 
@@ -60,5 +60,5 @@ def _proven_cut(text: memoryview, start: int, low: int, high: int, encode: Encod
 
 
 def _whole_characters(window: bytes) -> str:
-    """Decode a window of valid UTF-8 whose ends may cut a character; the broken ends are left out."""
+    """Decode a window of valid UTF-8, without the characters that its ends cut."""
     return window.decode(errors="ignore")

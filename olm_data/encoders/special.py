@@ -1,10 +1,10 @@
-"""Strings in text that spell a special token: found in the bytes, counted, and kept out of document bodies.
+"""Strings in text that spell a special token: found, counted, and kept out of document bodies.
 
     data, offsets -> Scanner.hits -> how many, and in which documents
     ids           -> refuse_special_ids -> nothing, or an error: an encoder let one through
 
-The scan costs one substring search a group of tokens that begin alike (nearly always one group, `<|`)
-and a regular expression only where the beginning occurs at all.
+The scan costs one substring search a group of tokens that begin alike (nearly always one group,
+`<|`) and a regular expression only where the beginning occurs at all.
 """
 
 from __future__ import annotations

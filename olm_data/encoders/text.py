@@ -63,7 +63,8 @@ class TextEncoder:
 
         Raises:
             InputError: a special token in the text, with `special="error"`.
-            ValidationError: the encoder disagrees with the reference or broke the rule for specials.
+            ValidationError: the encoder disagrees with the reference, or broke the rule for
+                specials.
         """
         hits = self._scanner.hits(data, offsets)
         if hits and self._special == "error":

@@ -1,9 +1,9 @@
-"""Where text comes from: files of every format, local or remote, named hub datasets, the Python library.
+"""Where text comes from: files of every format, local or remote, hub datasets, the Python library.
 
-    resolve_source(["books/*.jsonl.zst"]) | resolve_source(source="fineweb-edu")  -> SourcePlan
-    plan_units(index, input, options, target_bytes)                              -> [Unit]
-    read_units(inputs, units, options)                                           -> DocumentBatch, ...
-    current_revision(input)                     compare with input.revision: has it changed?
+    resolve_source(["books/*.jsonl.zst"]) | resolve_source(source="fineweb-edu") -> SourcePlan
+    plan_units(index, input, options, target_bytes) -> [Unit]
+    read_units(inputs, units, options)              -> DocumentBatch, ...
+    current_revision(input)                         -> compare with input.revision: has it changed?
 
 Each format is one module with `units` and `read`; nothing outside this package knows formats.
 """

@@ -1,13 +1,15 @@
-"""Arrow IPC: stream files (what `datasets` saves), IPC files and Feather v2; record batches as units.
+"""Arrow IPC: stream files (what `datasets` saves), IPC files and Feather v2, by record batches.
 
-A local file is mapped, so that its batches are found without reading them; a remote one is one unit.
-A stream must end with Arrow's end marker: without it a file cut between two batches would look whole.
+A local file is mapped, so that its batches are found without reading them; a remote one is one
+unit. A stream must end with Arrow's end marker: without it a file cut between two batches would
+look whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     cuts = [count * k // parts for k in range(parts + 1)]
     return [
         Unit(input=index, start=a, stop=b, bytes=max(input.bytes * (b - a) // max(count, 1), 1))
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
         if b > a
     ]
 

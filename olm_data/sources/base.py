@@ -1,11 +1,11 @@
-"""What every source is: input files cut into units, units read as batches of documents in Arrow/NumPy buffers.
+"""What every source is: inputs cut into units, units read as batches of documents in buffers.
 
 Values only: the classes here are frozen, picklable and made of strings and integers (but for the
-batches), so that a plan can hold them as JSON and a worker anywhere can read its units from it alone.
+batches), so that a plan can hold them as JSON and a worker anywhere can read its units from it.
 
-    resolve_source(...) -> SourcePlan(name, inputs, options)          sources/__init__.py
-    plan_units(index, input, options, target_bytes) -> [Unit]         cuts, by size alone
-    read_units(inputs, units, options) -> DocumentBatch, ...          in input order, bounded by bytes
+    resolve_source(...) -> SourcePlan(name, inputs, options)
+    plan_units(index, input, options, target_bytes) -> [Unit]     cuts, by size alone
+    read_units(inputs, units, options) -> DocumentBatch, ...      in input order, bounded by bytes
 
 Nothing here decides which documents are good enough: a document is only dropped when there is no
 text to encode (see `DROP_REASONS`), and every drop is reported with its place.
@@ -45,7 +45,8 @@ class InputFile:
     Attributes:
         path: its name in manifests and messages, relative to the common root of the inputs or
             prefixed by the repository (`HuggingFaceFW/fineweb-edu/...`, `pylib:...`); digested.
-        url: where to read it (absolute local path or fsspec URL without credentials); never digested.
+        url: where to read it (absolute local path, or fsspec URL without credentials); never
+            digested.
         bytes: size of the file as stored; 0 when it is not known before reading (format "hub").
         revision: opaque string that changes when the content may have changed (mtime and size, or
             ETag); never digested. Compare with `current_revision(input)`.
@@ -100,7 +101,7 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """What to take from each record; everything here but `batch_bytes` changes bytes and is digested.
+    """What to take from each record; all of it but `batch_bytes` changes bytes and is digested.
 
     Attributes:
         text_column: the column or JSON field with the text.

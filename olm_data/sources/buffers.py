@@ -1,6 +1,6 @@
 """From columns to batches: text as buffers, bad text found and counted, batches bounded by bytes.
 
-    Arrow column | list of bytes  ->  nulls, invalid UTF-8 and empty texts out  ->  DocumentBatch, ...
+    Arrow column | list of bytes  ->  null, invalid and empty texts out  ->  DocumentBatch, ...
     DocumentBatch, ... of small files  ->  merge  ->  fewer, larger ones
 
 No Python string is made on this way, except for the few texts that begin with white space or a

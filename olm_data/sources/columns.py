@@ -1,4 +1,4 @@
-"""What parquet, Arrow and hub tables share: checking for columns, and turning a table into batches."""
+"""What parquet, Arrow and hub tables share: the check for columns, and tables to batches."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Files, local and remote: listing, opening, decompressing, and telling a damaged file from a lost connection.
+"""Files, local and remote: listing, opening, decompressing; a damaged file or a lost connection?
 
-    arguments (path, glob, folder, s3://..., hf://...) -> list_files -> InputFile, ... in reading order
+    arguments (path, glob, folder, s3://..., hf://...) -> list_files -> InputFile, ... in order
     InputFile -> open_binary (seekable, as stored) | open_stream (decompressed, bounded memory)
 
-Local paths, `s3://` and `hf://` go through fsspec; a hub file is pinned to the commit that was listed.
+`s3://` and `hf://` go through fsspec; a hub file is pinned to the commit that was listed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ FORMATS: dict[str, Format] = {
     ".text": "txt",
     ".md": "txt",
 }
+_KNOWN = f"{', '.join(FORMATS)}, and .gz or .zst after JSONL and text"
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 POSITIONS: dict[Format, PositionKind] = {
     "jsonl": "byte",
@@ -106,7 +107,7 @@ def describe(url: str, size: int, revision: str) -> InputFile:
         raise InputError(
             "the file's name tells no format that can be read",
             where=printable(url),
-            fix=f"name it by its format: {', '.join(FORMATS)}, and .gz or .zst after JSONL and text",
+            fix=f"name it by its format: {_KNOWN}",
         )
     position = "line" if kind == "jsonl" and codec_of(url) else POSITIONS[kind]
     return InputFile(
@@ -303,7 +304,7 @@ def _data_files(names: list[str], where: str) -> list[str]:
         raise InputError(
             "the folder holds no file of a known format",
             where=printable(where),
-            fix=f"known: {', '.join(FORMATS)}, and .gz or .zst after JSONL and text",
+            fix=f"known: {_KNOWN}",
         )
     return sorted(structured or names)
 

@@ -1,9 +1,9 @@
 """Any hub dataset through the `datasets` library: `hf:ORG/NAME[:CONFIG]`, streamed.
 
-    hf:ORG/NAME:CONFIG + split -> one input a shard of the dataset, pinned to a commit -> Arrow tables
+    hf:ORG/NAME:CONFIG + split -> one input a shard, pinned to a commit -> Arrow tables
 
-For the datasets the catalogue knows, `named.py` reads the files themselves, which is faster and cuts
-finer. Here the library decides what a row is; a shard of it is one input and one unit.
+For the datasets the catalogue knows, `named.py` reads the files themselves, which is faster and
+cuts finer. Here the library decides what a row is; a shard of it is one input and one unit.
 """
 
 from __future__ import annotations

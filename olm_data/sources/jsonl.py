@@ -1,17 +1,18 @@
 """JSON Lines: one object a line, plain or compressed, decoded for the wanted fields only.
 
     bytes -> blocks of whole lines -> msgspec, typed, all lines of a block at once -> buffers
-                                      a block with any odd line -> line by line, each odd one explained
+                                      a block with an odd line -> line by line, each explained
 
 A unit of a plain file is a byte range; the lines that begin in it are its lines, so ranges need not
-know where lines begin. A compressed file is one unit. A line that cannot be a document is a drop with
-a reason, never an error; a file in which no line at the start has the text field is an error.
+know where lines begin. A compressed file is one unit. A line that cannot be a document is a drop
+with a reason, never an error; a file in which no line at the start has the text field is an error.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -36,11 +37,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
         return [Unit(input=index, start=0, stop=1, bytes=size)]
     count = max(1, round(input.bytes / max(target_bytes, 1)))
     cuts = [input.bytes * k // count for k in range(count + 1)]
-    return [
-        Unit(input=index, start=a, stop=b, bytes=b - a)
-        for a, b in zip(cuts, cuts[1:], strict=False)
-        if b > a
-    ]
+    return [Unit(input=index, start=a, stop=b, bytes=b - a) for a, b in pairwise(cuts) if b > a]
 
 
 def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
@@ -158,8 +155,8 @@ class _Records:
     ) -> list[Any] | None:
         """Decode all lines at once, or return None unless each line is exactly one good object.
 
-        The library does not care where lines end. If each line begins with `{` and ends with `}`, no
-        object can go on from one line to the next, so that equal numbers mean one object a line.
+        The library does not care where lines end. If each line begins with `{` and ends with `}`,
+        no object can go on from one line to the next, so equal numbers mean one object a line.
         """
         if not len(starts):
             return []
@@ -266,7 +263,7 @@ def _plain_blocks(input: InputFile, unit: Unit) -> Iterator[tuple[bytes, int]]:
 
 
 def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
-    """Yield blocks of whole lines from `start` up to the end of the line that holds byte stop - 1."""
+    """Yield blocks of whole lines from `start` to the end of the line that holds byte stop - 1."""
     pending: list[bytes] = []
     place = at = start
     while at < stop:
@@ -315,7 +312,7 @@ def _without_bom(chunk: bytes) -> bytes:
 
 
 def _lines(view: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return int64 starts and stops (line break excluded) of the lines of a block, blank ones too."""
+    """Return int64 starts and stops (line break excluded) of the lines, blank ones too."""
     breaks = np.flatnonzero(view == 0x0A)
     if not len(breaks) or breaks[-1] != len(view) - 1:
         breaks = np.append(breaks, len(view))

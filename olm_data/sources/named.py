@@ -1,10 +1,10 @@
 """The catalogue of named sources: well-known hub datasets as data, one entry each.
 
-    --source fineweb-edu --subset sample-10BT   ->  hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet
-    --source fineweb-edu --root PATH            ->  PATH/sample/10BT/*.parquet, the same inputs by name
+    --source fineweb-edu              -> hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT/*.parquet
+    --source fineweb-edu --root PATH  -> PATH/sample/10BT/*.parquet, the same inputs by name
 
-Inputs are named by repository (`HuggingFaceFW/fineweb-edu/sample/...`) wherever they are read from, so
-a mirror and the hub give the same dataset.
+Inputs are named by repository (`HuggingFaceFW/fineweb-edu/sample/...`) wherever they are read from,
+so a mirror and the hub give the same dataset.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class NamedSource:
 
     Attributes:
         repository: the dataset repository on the hub.
-        subsets: subset -> glob of its files in the repository; `{}` in a glob stands for the subset's
-            name, and a subset may itself be a pattern. The first one is the default.
+        subsets: subset -> glob of its files in the repository; `{}` in a glob stands for the
+            subset's name, and a subset may itself be a pattern. The first one is the default.
         text, id: columns (id None where records have none).
         keep: columns kept beside each document unless the user says otherwise.
     """
 
     repository: str
     subsets: Mapping[str, str]
-    text: str = "text"
-    id: str | None = "id"
-    keep: tuple[str, ...] = ()
+    text: str
+    id: str | None
+    keep: tuple[str, ...]
 
 
 _FINEWEB = {
@@ -46,19 +46,33 @@ _FINEWEB = {
     "default": "data/*/*.parquet",
     "CC-MAIN-*": "data/{}/*.parquet",
 }
-
-# fmt: off
-CATALOGUE: dict[str, NamedSource] = {
-    "fineweb-edu": NamedSource(repository="HuggingFaceFW/fineweb-edu", subsets=_FINEWEB, keep=("url", "dump", "score")),
-    "fineweb": NamedSource(repository="HuggingFaceFW/fineweb", subsets=_FINEWEB, keep=("url", "dump")),
-    "dclm": NamedSource(repository="mlfoundations/dclm-baseline-1.0", subsets={"default": "global-shard_*/local-shard_*/*.jsonl.zst", "global-shard_*": "{}/local-shard_*/*.jsonl.zst"}, id="url"),
-    "c4": NamedSource(repository="allenai/c4", subsets={"en": "{}/c4-train.*.json.gz", "realnewslike": "{}/c4-train.*.json.gz", "en.noblocklist": "{}/c4-train.*.json.gz", "en.noclean": "{}/c4-train.*.json.gz"}, id="url", keep=("timestamp",)),
-    "wikipedia": NamedSource(repository="wikimedia/wikipedia", subsets={"20231101.en": "{}/train-*.parquet", "20231101.*": "{}/train-*.parquet"}, keep=("url", "title")),
-    "finemath": NamedSource(repository="HuggingFaceTB/finemath", subsets={"finemath-4plus": "{}/train-*.parquet", "finemath-3plus": "{}/train-*.parquet", "infiwebmath-4plus": "{}/train-*.parquet", "infiwebmath-3plus": "{}/train-*.parquet"}, id="url", keep=("score",)),
-    "the-stack": NamedSource(repository="bigcode/the-stack-dedup", subsets={"python": "data/{}/*.parquet", "*": "data/{}/*.parquet"}, text="content", id="hexsha", keep=("lang", "max_stars_repo_name")),
-    "tinystories": NamedSource(repository="roneneldan/TinyStories", subsets={"default": "data/train-*.parquet", "validation": "data/validation-*.parquet"}, id=None),
+_DCLM = {
+    "default": "global-shard_*/local-shard_*/*.jsonl.zst",
+    "global-shard_*": "{}/local-shard_*/*.jsonl.zst",
 }
-# fmt: on
+_C4 = dict.fromkeys(("en", "realnewslike", "en.noblocklist", "en.noclean"), "{}/c4-train.*.json.gz")
+_WIKIPEDIA = dict.fromkeys(("20231101.en", "20231101.*"), "{}/train-*.parquet")
+_FINEMATH = dict.fromkeys(
+    ("finemath-4plus", "finemath-3plus", "infiwebmath-4plus", "infiwebmath-3plus"),
+    "{}/train-*.parquet",
+)
+_STACK = dict.fromkeys(("python", "*"), "data/{}/*.parquet")
+_STORIES = {"default": "data/train-*.parquet", "validation": "data/validation-*.parquet"}
+
+# name: repository, subsets, text column, id column, kept columns
+CATALOGUE: dict[str, NamedSource] = {
+    name: NamedSource(repository=repository, subsets=subsets, text=text, id=id, keep=keep)
+    for name, repository, subsets, text, id, keep in (
+        ("fineweb-edu", "HuggingFaceFW/fineweb-edu", _FINEWEB, "text", "id", ("url", "score")),
+        ("fineweb", "HuggingFaceFW/fineweb", _FINEWEB, "text", "id", ("url", "dump")),
+        ("dclm", "mlfoundations/dclm-baseline-1.0", _DCLM, "text", "url", ()),
+        ("c4", "allenai/c4", _C4, "text", "url", ("timestamp",)),
+        ("wikipedia", "wikimedia/wikipedia", _WIKIPEDIA, "text", "id", ("url", "title")),
+        ("finemath", "HuggingFaceTB/finemath", _FINEMATH, "text", "url", ("score",)),
+        ("the-stack", "bigcode/the-stack-dedup", _STACK, "content", "hexsha", ("lang",)),
+        ("tinystories", "roneneldan/TinyStories", _STORIES, "text", None, ()),
+    )
+}
 
 
 def find(name: str) -> NamedSource:

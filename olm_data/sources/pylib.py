@@ -1,4 +1,4 @@
-"""Text that is on every machine with Python: the library's source code, and the packages' documents.
+"""Text that is on every machine with Python: the library's source and the packages' documents.
 
     stdlib    *.py of the standard library, without its tests
     packages  METADATA, README, LICENSE and documentation texts of the installed distributions

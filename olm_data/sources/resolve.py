@@ -1,7 +1,7 @@
 """From a command line to a `SourcePlan`: which files, which columns, which types.
 
 INPUT...  |  --source NAME [--subset] [--root]  |  --source hf:ORG/NAME  |  --source pylib
-    -> inputs -> look into the first one: is the text column there? an id? of what type is what is kept?
+    -> inputs -> look into the first one: is the text column there? an id? what types are kept?
 """
 
 from __future__ import annotations
