@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from support.batches import make_batch
+from torch.utils.flop_counter import FlopCounterMode
+
 from olm_train.flops import device_peak_flops, model_flops_utilisation, num_flops_per_token
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters
 from olm_train.model.presets import preset
-from support.batches import make_batch
-from torch.utils.flop_counter import FlopCounterMode
 
 
 @pytest.mark.parametrize("tie", [True, False])

@@ -5,13 +5,15 @@ It cannot share a fault with code that builds masks, so it is the reference for 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from olm_train.model.attention import ATTENTION_BACKENDS, AttentionBackend, DocumentLayout
 from torch import Tensor
+
+from olm_train.model.attention import ATTENTION_BACKENDS, AttentionBackend, DocumentLayout
 
 
 def _prepare(layout: DocumentLayout) -> list[int]:
@@ -27,7 +29,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
         F.scaled_dot_product_attention(
             *(x[start:end].transpose(0, 1)[None] for x in (flat_q, flat_k, flat_v)), is_causal=True
         )[0].transpose(0, 1)
-        for start, end in zip(offsets, offsets[1:], strict=False)
+        for start, end in itertools.pairwise(offsets)
         if end > start
     ]
     return torch.cat(pieces).view(q.shape)

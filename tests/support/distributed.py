@@ -21,7 +21,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-PRELOADED = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "olm_train.train_module"]
+PRELOADED = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "olm_train.train_module",
+]
 
 
 def run_ranks(

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.training import MODEL, build, digest, full, micro_batches, train
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.apply import parallelize
 from olm_train.train_module import NonFiniteError
 from olm_train.world import World
-from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from support.training import MODEL, build, digest, full, micro_batches, train
 
 MICRO_BATCHES = {"one": [4], "uneven": [1, 3], "by row": [1, 1, 1, 1]}
 
 
 def all_checks(folder: str) -> dict[str, Any]:
-    """Run every check on this rank; `folder` holds checkpoints of one rank and gets those of two."""
+    """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[str, Any] = {}
     for strategy in ("fsdp", "ddp"):

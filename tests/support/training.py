@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from support.batches import make_batch
+from torch.distributed.tensor import DTensor
+
 from olm_train.data.batch import Batch
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.adamw import AdamWConfig
@@ -15,9 +18,6 @@ from olm_train.optim.schedule import CosineWithWarmup
 from olm_train.parallel.apply import DataParallelConfig
 from olm_train.train_module import TransformerTrainModule, TransformerTrainModuleConfig
 from olm_train.world import World
-from torch.distributed.tensor import DTensor
-
-from support.batches import make_batch
 
 MODEL = DecoderConfig(
     vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_size=48, qk_norm=True
@@ -58,7 +58,7 @@ def build(
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
-    """Rows start..stop of a batch; offsets of documents are dropped, no back-end here reads them."""
+    """Rows start..stop of a batch; the offsets of documents stay as they are: sdpa reads none."""
     names = ("input_ids", "labels", "doc_start", "positions", "rows")
     return replace(batch, **{name: getattr(batch, name)[start:stop] for name in names})  # type: ignore[arg-type]
 

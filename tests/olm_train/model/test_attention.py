@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.attention_loop import loop_backend
+from support.batches import make_batch
+
 from olm_data.errors import UsageError
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
@@ -15,8 +18,6 @@ from olm_train.model.attention import (
     attention_backend,
     block_causal_mask,
 )
-from support.attention_loop import loop_backend
-from support.batches import make_batch
 
 ROWS = [[40, 1, 23], [64], [1, 1, 62]]
 

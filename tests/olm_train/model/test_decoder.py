@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.batches import make_batch
+
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid, cross_entropy_sum
-from support.batches import make_batch
 
 CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters, parameter_seed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from olm_data.errors import UsageError
 from olm_train.model.presets import PRESETS, preset
 

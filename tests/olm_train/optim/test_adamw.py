@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import init_parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.groups import check_claims, decay_groups
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from olm_data.errors import UsageError
 from olm_train.optim.schedule import WSD, Constant, CosineWithWarmup, Linear
 
@@ -72,7 +74,7 @@ def test_no_step_jumps(run: tuple[Schedule, int, int]) -> None:
         else max_steps - warmup,
     )
     assume(shortest > 0)
-    steepest = max(abs(b - a) for a, b in zip(factors, factors[1:], strict=False))
+    steepest = max(abs(b - a) for a, b in itertools.pairwise(factors))
     assert steepest <= math.pi / 2 / shortest + 1e-9
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from olm_data.errors import UsageError
-from olm_train.model.decoder import Decoder
-from olm_train.parallel.apply import DataParallelConfig
 from support.distributed import run_ranks
 from support.parallel_checks import MICRO_BATCHES, all_checks
 from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
+
+from olm_data.errors import UsageError
+from olm_train.model.decoder import Decoder
+from olm_train.parallel.apply import DataParallelConfig
 
 STRATEGIES = ["fsdp", "ddp"]
 
@@ -165,4 +166,3 @@ def test_wrong_options_are_refused(options: dict[str, Any], near: str) -> None:
     with pytest.raises(UsageError) as refusal:
         DataParallelConfig(**options)
     assert near in str(refusal.value)
-

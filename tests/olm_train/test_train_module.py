@@ -1,0 +1,231 @@
+"""The step: exact loss under any cut, clipping, schedule, refusal of NaN, exact resume.
+
+More than one rank: parallel/test_parallel.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import make_batch
+from support.training import (
+    LENGTHS,
+    MODEL,
+    ROWS,
+    STEPS,
+    build,
+    cut,
+    digest,
+    full,
+    micro_batches,
+    train,
+)
+
+from olm_data.errors import UsageError, ValidationError
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.schedule import WSD, Constant
+from olm_train.train_module import NonFiniteError, TransformerTrainModuleConfig
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.sets(st.integers(1, ROWS - 1)), st.permutations(range(ROWS)))
+def test_loss_and_gradient_do_not_depend_on_the_cut(cuts: set[int], order: list[int]) -> None:
+    whole = make_batch([LENGTHS[i] for i in order], vocab_size=8)
+    bounds = [0, *sorted(cuts), ROWS]
+    parts = [cut(whole, a, b) for a, b in itertools.pairwise(bounds)]
+    one, many = build(), build()
+    expected, got = one.train_step([whole], 1, STEPS), many.train_step(parts, 1, STEPS)
+    for name, value in expected.items():
+        assert float(got[name]) == pytest.approx(float(value), rel=1e-5), name
+    for ours, theirs in zip(one.model.parameters(), many.model.parameters(), strict=True):
+        assert ours.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_loss_is_the_mean_over_valid_labels_and_its_gradient_follows() -> None:
+    whole = make_batch(LENGTHS, vocab_size=8)
+    module, reference = build(max_grad_norm=None), build()
+    metrics = module.train_step([cut(whole, 0, 3), cut(whole, 3, 8)], 1, STEPS)
+    logits = reference.model(whole.input_ids, doc_start=whole.doc_start, positions=whole.positions)
+    loss = F.cross_entropy(logits.flatten(0, 1), whole.labels.flatten())  # torch's own mean
+    loss.backward()
+    assert float(metrics["train/CE loss"]) == pytest.approx(loss.item(), rel=1e-6)
+    gradients = [p.grad for p in reference.model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    assert float(metrics["optim/total grad norm"]) == pytest.approx(float(norm), rel=1e-5)
+    for ours, theirs in zip(module.model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(ours.grad, theirs, rtol=1e-3, atol=1e-7)
+
+
+def test_metrics_count_the_global_batch_and_stay_on_the_device() -> None:
+    metrics = build().train_step(micro_batches(1, [3, 5], build().world), 1, STEPS)
+    pieces = [length for row in LENGTHS for length in row]
+    assert metrics["train/tokens"] == sum(pieces) == 32 * ROWS
+    assert metrics["train/labels"] == sum(length - 1 for length in pieces)
+    assert metrics["train/attention pairs"] == sum(n * (n + 1) // 2 for n in pieces)
+    for name, value in metrics.items():
+        assert isinstance(value, float if name == "optim/lr" else torch.Tensor), name
+
+
+def test_a_batch_without_a_valid_label_has_no_loss_and_no_gradient() -> None:
+    batch = make_batch([[1] * 32] * 2, vocab_size=8)
+    metrics = build().train_step([batch], 1, STEPS)
+    assert metrics["train/CE loss"] == 0
+    assert metrics["optim/total grad norm"] == 0
+
+
+def test_rate_of_each_step_is_the_schedules() -> None:
+    schedule = WSD(warmup_steps=2, decay_steps=3)
+    module = build(optim=AdamWConfig(lr=0.5), scheduler=schedule)
+    for step in (1, 5, 2, STEPS):
+        metrics = module.train_step(micro_batches(step, [ROWS], module.world), step, STEPS)
+        assert metrics["optim/lr"] == 0.5 * schedule.lr_factor(step, STEPS)
+        assert {group["lr"] for group in module.optimizer.param_groups} == {metrics["optim/lr"]}
+
+
+def test_a_rate_of_zero_leaves_the_weights() -> None:
+    module = build(optim=AdamWConfig(lr=0.0))
+    before = digest(full(module)["model"])
+    assert before == digest(train(module, [ROWS], steps=[1]).weights)
+
+
+def test_clipping_scales_to_the_limit_and_reports_the_norm_before() -> None:
+    free, clipped = build(max_grad_norm=None), build(max_grad_norm=0.01)
+    norms = []
+    for module in (free, clipped):
+        metrics = module.train_step(micro_batches(1, [ROWS], module.world), 1, STEPS)
+        gradients = [p.grad for p in module.model.parameters() if p.grad is not None]
+        norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+        reported = float(metrics["optim/total grad norm"])
+    assert reported == pytest.approx(norms[0], rel=1e-6)
+    assert norms[0] > 0.1
+    assert norms[1] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_non_finite_step_is_refused_with_step_and_rows(poison: float) -> None:
+    module = build()
+    train(module, [ROWS], steps=[1])
+    before = {part: digest(tensors) for part, tensors in full(module).items()}
+    handle = module.model.norm.register_forward_hook(lambda _m, _a, out: out * poison)
+    with pytest.raises(NonFiniteError, match="step 2") as stop:
+        module.train_step(micro_batches(2, [4, 4], module.world), 2, STEPS)
+    assert stop.value.step == 2
+    assert stop.value.rows == list(range(2000, 2000 + ROWS))
+    assert "rows 2000-2007" in str(stop.value)
+    assert {part: digest(tensors) for part, tensors in full(module).items()} == before
+    handle.remove()
+    module.train_step(micro_batches(2, [4, 4], module.world), 2, STEPS)
+
+
+def test_resume_is_bit_identical() -> None:
+    straight = build()
+    expected = train(straight, [3, 5])
+    first = build()
+    train(first, [3, 5], steps=[1, 2])
+    second = build()
+    second.load_state_dict(full(first))
+    rest = train(second, [3, 5], steps=[3, 4, 5, 6])
+    assert rest.losses == expected.losses[2:]
+    assert rest.norms == expected.norms[2:]
+    for part, tensors in full(straight).items():
+        assert digest(full(second)[part]) == digest(tensors)
+
+
+def test_saving_before_the_first_step_changes_nothing() -> None:
+    saved = build()
+    restored = build()
+    restored.load_state_dict(full(saved))
+    assert (
+        train(saved, [ROWS]).losses
+        == train(restored, [ROWS]).losses
+        == train(build(), [ROWS]).losses
+    )
+
+
+def test_state_dict_is_the_live_tensors_and_nothing_but_tensors() -> None:
+    module = build()
+    state = module.state_dict()
+    assert all(type(x) is torch.Tensor for tensors in state.values() for x in tensors.values())
+    state["model"]["norm.weight"].fill_(3.0)
+    assert (module.model.norm.weight == 3).all()
+    assert set(state["optim"]) == {
+        f"{name}.{key}" for name in state["model"] for key in ("step", "exp_avg", "exp_avg_sq")
+    }
+
+
+def test_weights_alone_can_be_loaded() -> None:
+    source, target = build(), build()
+    train(source, [ROWS], steps=[1])
+    before = digest(full(target)["optim"])
+    target.load_state_dict({"model": full(source)["model"]})
+    assert digest(full(target)["model"]) == digest(full(source)["model"])
+    assert digest(full(target)["optim"]) == before
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [("missing", "missing norm.weight"), ("extra", "unexpected nose"), ("shape", "has shape")],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(part: str, message: str) -> None:
+    source, target = build(), build()
+    train(source, [ROWS], steps=[1])
+    state = full(source)
+    if part == "missing":
+        del state["model"]["norm.weight"]
+    elif part == "extra":
+        state["model"]["nose"] = torch.zeros(1)
+    else:
+        state["model"]["norm.weight"] = torch.ones(7)
+    before = digest(full(target)["model"])
+    with pytest.raises(ValidationError, match=message):
+        target.load_state_dict(state)
+    assert digest(full(target)["model"]) == before
+
+
+def test_eval_batch_sums_over_valid_labels_without_touching_anything() -> None:
+    module = build()
+    batch = make_batch(LENGTHS, vocab_size=8)
+    before = {part: digest(tensors) for part, tensors in full(module).items()}
+    loss, count = module.eval_batch(batch)
+    assert (loss.dtype, count.dtype) == (torch.float64, torch.int64)
+    assert {part: digest(tensors) for part, tensors in full(module).items()} == before
+    assert all(p.grad is None for p in module.model.parameters())
+    metrics = module.train_step([batch], 1, STEPS)
+    assert float(loss / count) == pytest.approx(float(metrics["train/CE loss"]), rel=1e-6)
+    assert count == metrics["train/labels"]
+
+
+def test_compiled_blocks_train_alike_under_the_same_names() -> None:
+    model = replace(MODEL, n_layers=1)
+    plain, compiled = build(model=model), build(model=model, compile_model=True)
+    assert full(plain)["model"].keys() == full(compiled)["model"].keys()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    expected, got = (train(module, [4, 4], steps=[1, 2, 3]) for module in (plain, compiled))
+    # One whole graph: no break, and none again for other data of the same shape.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert got.losses == pytest.approx(expected.losses, rel=1e-5)
+    assert got.norms == pytest.approx(expected.norms, rel=1e-4)
+
+
+@pytest.mark.parametrize(("step", "parts"), [(0, [ROWS]), (STEPS + 1, [ROWS]), (1, [])])
+def test_steps_outside_the_run_and_empty_batches_are_refused(step: int, parts: list[int]) -> None:
+    module = build()
+    batches: list[Any] = micro_batches(1, parts, module.world) if parts else []
+    with pytest.raises(ValueError, match="step"):
+        module.train_step(batches, step, STEPS)
+
+
+def test_default_config_and_refusals() -> None:
+    config = TransformerTrainModuleConfig(rank_microbatch_size=32)
+    assert config.scheduler == Constant()
+    with pytest.raises(UsageError, match="max_grad_norm"):
+        replace(config, max_grad_norm=0.0)
