@@ -1,0 +1,170 @@
+"""`olm-data train-tokenizer`: a byte-level BPE tokenizer from the user's own text.
+
+    documents of any source -> pieces of at most 1 MiB -> BPE trainer -> tokenizer.json
+
+Byte-level, so that every text has ids and decodes back exactly. The same input gives the same
+file: the trainer breaks ties by id, and documents are fed in input order. The file is written in
+one step, or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from olm_data.errors import InputError, ResourceError, UsageError
+from olm_data.sources import SourcePlan, plan_units, read_units
+from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+
+DEFAULT_SPECIAL = ("<|endoftext|>",)
+# What may become one token, as in cl100k: a word with the space before it, up to three digits, a
+# run of signs, line breaks by themselves; written without possessive quantifiers.
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+PIECE = 1 << 20  # characters given to the trainer at once; cuts at line breaks where there are any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What was made.
+
+    Attributes:
+        path: the file.
+        tokenizer: the tokenizer in it.
+        documents, text_bytes: what it was trained on.
+        dropped: records that held no text.
+    """
+
+    path: Path
+    tokenizer: TokenizerSpec
+    documents: int
+    text_bytes: int
+    dropped: int
+
+
+def train_tokenizer(
+    source: SourcePlan,
+    output: str | Path,
+    *,
+    vocab_size: int,
+    special: Sequence[str] = DEFAULT_SPECIAL,
+    report: Callable[[int], None] = lambda text_bytes: None,
+) -> Trained:
+    """Train a tokenizer on a source and write it.
+
+    Args:
+        output: the `tokenizer.json` to write; replaced if it is there.
+        vocab_size: entries wanted, special tokens included.
+        special: special tokens; they get the first ids. The first one ends documents.
+        report: called with the bytes of text of each batch.
+
+    Raises:
+        UsageError: a vocabulary too small for the bytes and special tokens.
+        InputError: there is no text.
+        ResourceError: the file cannot be written.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    least = 256 + len(special)
+    if not special or vocab_size < least:
+        raise UsageError(
+            f"a vocabulary of {vocab_size} is too small",
+            where=f"--vocab-size {vocab_size}",
+            why="each byte needs an entry, and so does each special token",
+            fix=f"say --vocab-size {max(least, 512)} or more, with at least one --special",
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    counts = _Counts()
+    tokenizer.train_from_iterator(_pieces(source, counts, report), trainer)
+    if not counts.documents:
+        raise InputError(
+            "the input holds no text to learn from",
+            where=source.name,
+            why=f"{counts.dropped} records were dropped",
+        )
+    data = tokenizer.to_str(pretty=True).encode()
+    path = Path(output)
+    _write(path, data)
+    return Trained(
+        path=path,
+        tokenizer=spec_from_bytes(data, name=path.stem, eos=special[0]),
+        documents=counts.documents,
+        text_bytes=counts.text_bytes,
+        dropped=counts.dropped,
+    )
+
+
+@dataclass
+class _Counts:
+    documents: int = 0
+    text_bytes: int = 0
+    dropped: int = 0
+
+
+def _pieces(
+    source: SourcePlan, counts: _Counts, report: Callable[[int], None]
+) -> Iterator[str | list[str]]:
+    """Yield the text of a source in pieces of bounded size, counting what goes by."""
+    units = [
+        unit
+        for index, input in enumerate(source.inputs)
+        for unit in plan_units(index, input, source.options, target_bytes=1 << 40)
+    ]
+    for batch in read_units(source.inputs, units, source.options):
+        counts.documents += batch.documents
+        counts.text_bytes += len(batch.data)
+        counts.dropped += len(batch.dropped)
+        report(len(batch.data))
+        for k in range(batch.documents):
+            yield from _cut(batch.text(k))
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE:
+        stop = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all, also after a crash."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ResourceError(
+            "the tokenizer cannot be written",
+            where=f"--output {path}",
+            why=error.strerror or str(error),
+            fix="choose another place",
+        ) from error
