@@ -344,18 +344,30 @@ class Shard:
         """
         if self.verify == "off" or stop <= start or self._bytes is None:
             return
+        size = self.record.blocks.bytes
         if self._unchecked is None:
-            self._block_bytes = self.record.blocks.bytes
-            self._unchecked = bytearray(b"\1") * -(-len(self._bytes) // self._block_bytes)
-        size, item = self._block_bytes, self.dtype.itemsize
-        first, last = (
-            (HEADER_BYTES + start * item) // size,
-            -(-(HEADER_BYTES + stop * item) // size),
-        )
-        # the loader asks for every row: once checked, the answer must cost well under a microsecond
+            self._unchecked = bytearray(b"\1") * -(-len(self._bytes) // size)
+        first, last = self._block_range(start, stop)
         while (block := self._unchecked.find(1, first, last)) >= 0:
             self._check_block(block, self._bytes[block * size : (block + 1) * size])
             self._unchecked[block] = 0
+
+    def is_checked(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """Return which windows of tokens [start, start + width) `check` would pass without work.
+
+        Args:
+            starts: int64 [m], first token of each window.
+
+        Returns:
+            bool [m]; all true when `verify` is off, all false when the shard is remote.
+        """
+        if self._bytes is None or (self._unchecked is None and self.verify != "off"):
+            return np.zeros(len(starts), bool)
+        if self._unchecked is None:
+            return np.ones(len(starts), bool)
+        left = np.append(0, np.cumsum(np.frombuffer(self._unchecked, np.uint8), dtype=np.int64))
+        first, last = self._block_range(starts, starts + width)
+        return left[first] == left[last]
 
     def document_row(self, number: int) -> dict[str, Any]:
         """Return the row of document `number` (of this shard) in `docs.parquet`."""
@@ -377,7 +389,7 @@ class Shard:
 
         return pq.read_table(io.BytesIO(self._read_whole(DOCS)))
 
-    def _block_range(self, start: int, stop: int) -> tuple[int, int]:
+    def _block_range(self, start: Any, stop: Any) -> tuple[Any, Any]:
         size, item = self.record.blocks.bytes, self.dtype.itemsize
         return (HEADER_BYTES + start * item) // size, -(-(HEADER_BYTES + stop * item) // size)
 

@@ -1,29 +1,77 @@
-"""Builds small real datasets on disk from given documents, through the product's own writer."""
+"""Datasets for tests and benchmarks, written by the product's own writer, or sparse and huge.
+
+`write_dataset` puts given documents on disk through `ShardWriter` and `build_manifest`.
+`write_sparse_dataset` makes any number of equal shards of zeros out of a few inodes, so that a
+dataset of 10^13 tokens takes seconds and a few megabytes to make.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from olm_data.dataset import InputInfo, Manifest, TokenizerInfo, build_manifest
-from olm_data.shard import RECORD, ShardWriter, docs_schema
+from olm_data.dataset import (
+    MANIFEST,
+    InputInfo,
+    Manifest,
+    ShardInfo,
+    TokenizerInfo,
+    Totals,
+    build_manifest,
+)
+from olm_data.shard import (
+    BLOCK_BYTES,
+    ENDS,
+    HEADER_BYTES,
+    RECORD,
+    TOKENS,
+    Blocks,
+    FileInfo,
+    ShardRecord,
+    ShardWriter,
+    docs_schema,
+    npy_header,
+    window_counts,
+)
 from olm_data.store import Store
+
+_LINKS_PER_INODE = 30_000  # ext4 allows 65,000
+
+
+def tokenizer_info(name: str, vocab_size: int, eos: int | None) -> TokenizerInfo:
+    """A tokenizer that exists by name only."""
+    sha256 = hashlib.sha256(name.encode()).hexdigest()
+    return TokenizerInfo(name, sha256, sha256, vocab_size, None, eos, "plain")
+
+
+def random_shards(
+    seed: int, lengths: Iterable[Sequence[int]], vocab_size: int = 50_000
+) -> list[list[np.ndarray]]:
+    """Return documents of random ids with the given lengths, shard by shard."""
+    rng = np.random.default_rng(seed)
+    return [
+        [rng.integers(0, vocab_size, n, dtype=np.uint32) for n in documents]
+        for documents in lengths
+    ]
 
 
 def write_dataset(
     path: str | Path,
-    shards: Sequence[Sequence[Sequence[int]]],
+    shards: Sequence[Sequence[Sequence[int] | np.ndarray]],
     *,
     dtype: str = "uint16",
     vocab_size: int = 50_000,
     eos: int | None = None,
     tokenizer: str = "test",
 ) -> Manifest:
-    """Write a dataset whose shard i holds the documents `shards[i]` (lists of token ids)."""
+    """Write a dataset whose shard i holds the documents `shards[i]` (token ids each)."""
     store, records, number = Store(path), [], 0
     with store.staging() as staging:
         for i, documents in enumerate(shards):
@@ -34,34 +82,101 @@ def write_dataset(
                 vocab_size=vocab_size,
                 staging=staging,
             )
-            ids = np.array([t for document in documents for t in document], np.uint32)
-            offsets = np.cumsum([0] + [len(document) for document in documents])
-            rows = [
-                {
-                    "id": f"doc-{number + k}",
-                    "input": 0,
-                    "position": number + k,
-                    "text_bytes": 4 * len(document),
-                    "content_hash": number + k,
-                }
-                for k, document in enumerate(documents)
-            ]
-            writer.append(ids, offsets, pa.RecordBatch.from_pylist(rows, schema=docs_schema()))
+            ids = np.concatenate([np.asarray(document, np.uint32) for document in documents])
+            lengths = np.array([len(document) for document in documents])
+            count = np.arange(number, number + len(documents))
+            columns = {
+                "id": pa.array([f"doc-{n}" for n in count]),
+                "input": pa.array(np.zeros(len(documents), np.int32)),
+                "position": pa.array(count),
+                "text_bytes": pa.array(4 * lengths),
+                "content_hash": pa.array(count.astype(np.uint64)),
+            }
+            rows = pa.record_batch(columns, schema=docs_schema())
+            writer.append(ids, np.append(0, np.cumsum(lengths)), rows)
             record = writer.commit(plan="p", units=[], dropped={})
             data = store.read(record.name + RECORD)
             records.append((record, hashlib.sha256(data).hexdigest()))
             number += len(documents)
-    sha = hashlib.sha256(tokenizer.encode()).hexdigest()
+    info = tokenizer_info(tokenizer, vocab_size, eos)
     manifest = build_manifest(
-        tokenizer=TokenizerInfo(tokenizer, sha, sha, vocab_size, None, eos, "plain"),
+        tokenizer=info,
         dtype=np.dtype(dtype),
         options={},
         plan="p",
-        inputs=[InputInfo("input.jsonl", 1, "line", number, sha)],
+        inputs=[InputInfo("input.jsonl", 1, "line", number, info.sha256)],
         records=records,
         dropped={},
         documents_in=number,
         tools={},
     )
-    store.create("manifest.json", manifest.encode())
+    store.create(MANIFEST, manifest.encode())
     return manifest
+
+
+def write_sparse_dataset(
+    path: Path, *, shards: int, tokens: int, documents: int, dtype: str = "uint16"
+) -> str:
+    """Write a dataset of `shards` equal shards of `tokens` zeros in `documents` documents each.
+
+    Shards are hard links to a few sparse files; there is no docs.parquet, so it can be trained on
+    and not peeked into. Returns the dataset's digest.
+    """
+    sha = hashlib.sha256(b"unread").hexdigest()
+    path.mkdir(parents=True)
+    kind = np.dtype(dtype)
+    ends = np.linspace(0, tokens, documents + 1).astype(np.uint64)[1:]
+    ends_bytes = npy_header(np.dtype(np.uint64), documents) + ends.tobytes()
+    header = npy_header(kind, tokens)
+    size = HEADER_BYTES + tokens * kind.itemsize
+    full, rest = divmod(size, BLOCK_BYTES)
+    zeros = bytes(BLOCK_BYTES)
+    blocks = [zlib.crc32(zeros)] * full + ([zlib.crc32(zeros[:rest])] if rest else [])
+    blocks[0] = zlib.crc32(header + zeros[HEADER_BYTES : min(size, BLOCK_BYTES)])
+    sha256 = {"tokens": sha, "ends": hashlib.sha256(ends_bytes).hexdigest(), "docs": sha}
+    record = ShardRecord(
+        version=1,
+        name="shard-00000",
+        plan="p",
+        tokens=tokens,
+        documents=documents,
+        text_bytes=tokens,
+        max_token_id=0,
+        files={name: FileInfo(0, sha) for name, sha in sha256.items()},
+        blocks=Blocks(BLOCK_BYTES, "".join(f"{crc:08x}" for crc in blocks)),
+        units=[],
+        dropped={},
+        windows=window_counts(ends),
+    ).encode()
+    sha256["record"] = hashlib.sha256(record).hexdigest()
+    infos = []
+    for index in range(shards):
+        name = f"shard-{index:05d}"
+        if index % _LINKS_PER_INODE == 0:
+            first = name
+            for suffix, data in ((TOKENS, header), (ENDS, ends_bytes), (RECORD, record)):
+                (path / (name + suffix)).write_bytes(data)
+            os.truncate(path / (name + TOKENS), size)
+        else:
+            for suffix in (TOKENS, ENDS, RECORD):
+                os.link(path / (first + suffix), path / (name + suffix))
+        infos.append(ShardInfo(name, tokens, documents, tokens, 0, sha256))
+    shard_windows = {width: 2 * most for width, (most, _, _) in window_counts(ends).items()}
+    manifest = Manifest(
+        format="olm-dataset",
+        version=1,
+        container="npy",
+        dtype=dtype,
+        tokenizer=tokenizer_info("test", 50_000, None),
+        options={},
+        plan="p",
+        inputs=[InputInfo("input.jsonl", 1, "line", documents * shards, sha)],
+        shards=infos,
+        totals=Totals(tokens * shards, documents * shards, tokens * shards, documents * shards, 0),
+        dropped={},
+        max_documents_in=shard_windows,
+        tools={},
+    )
+    manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+    (path / MANIFEST).write_bytes(manifest.encode())
+    return str(manifest.digest)

@@ -1,0 +1,80 @@
+"""From windows of tokens and the places where documents end to the fields a model is trained on.
+
+Pure: arrays in, arrays out, no files. A handful of NumPy calls for a whole micro-batch, nothing per
+token or per document in Python.
+
+    tokens [b, S+1] ----------> input_ids [b, S], labels [b, S]
+    cuts, ascending ----------> labels -100, doc_start, positions, cu_seqlens
+
+A *cut* is a place p in the flattened micro-batch, 1 .. b * S, at which another document begins: the
+token at p - 1 and the one that follows it belong to different documents. A cut at the end of a row
+hides the row's last label and starts no piece of its own. A *piece* is a maximal run of one
+document within one row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.errors import ValidationError
+
+IGNORED_LABEL = -100
+"""Label of a position that has no next token in its own document (torch's `ignore_index`)."""
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+
+
+def fill_labels(tokens: NDArray[Any], cuts: Int64, input_ids: Int64, labels: Int64) -> None:
+    """Write the inputs and the labels of a micro-batch.
+
+    Args:
+        tokens: unsigned [b, S+1]; each row is a window plus the token that follows it.
+        cuts: [m] places of the cuts.
+        input_ids, labels: int64 [b, S], C order, overwritten.
+    """
+    input_ids[...] = tokens[:, :-1]
+    labels[...] = tokens[:, 1:]
+    labels.reshape(-1)[cuts - 1] = IGNORED_LABEL
+
+
+def fill_pieces(cuts: Int64, capacity: int, doc_start: Int32, positions: Int32) -> Int32:
+    """Write where each token's piece starts and how far into it the token is.
+
+    Args:
+        cuts: [m] places of the cuts, ascending.
+        capacity: most pieces a micro-batch may hold; fixes the length of the result.
+        doc_start: int32 [b, S], overwritten with the place within the row where the piece starts.
+        positions: int32 [b, S], overwritten with the place within the piece.
+
+    Returns:
+        cu_seqlens, int32 [capacity + 1]: offsets of the pieces in the flattened micro-batch,
+        starting at 0, rising, then repeating b * S.
+
+    Raises:
+        ValidationError: there are more than `capacity` pieces.
+    """
+    rows, length = doc_start.shape
+    # A cut at the end of a row falls on the start of the next one, which starts a piece anyway: the
+    # union of both lists are the piece starts. Two sorted runs: the stable sort merges them.
+    edges = np.concatenate((np.arange(0, rows * length + 1, length), cuts))
+    edges.sort(kind="stable")
+    lengths = np.diff(edges)
+    real = lengths > 0
+    lengths = lengths[real]
+    starts = edges[:-1][real]
+    if len(starts) > capacity:
+        raise ValidationError(
+            f"a micro-batch holds {len(starts)} pieces of documents; {capacity} were promised",
+            why="the bound in a dataset's manifest is wrong, so batches cannot have a fixed shape",
+            fix="run olm-data verify on the datasets of the mixture",
+        )
+    # [pieces] -> [b * S]
+    doc_start.reshape(-1)[...] = np.repeat((starts % length).astype(np.int32), lengths)
+    np.subtract(np.arange(length, dtype=np.int32), doc_start, out=positions)
+    cu_seqlens = np.full(capacity + 1, rows * length, dtype=np.int32)
+    cu_seqlens[: len(starts)] = starts
+    return cu_seqlens

@@ -1,0 +1,63 @@
+"""One micro-batch as fixed-shape tensors: what the loader hands out and the model takes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from olm_data.reader import RowBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """A micro-batch of b rows of S tokens. Shapes never change within a run.
+
+    Attributes:
+        input_ids: int64 [b, S].
+        labels: int64 [b, S]; -100 where the next token belongs to another document (or is padding).
+        doc_start: int32 [b, S]; place within the row of the first token of the token's piece.
+        positions: int32 [b, S]; place within the piece: restarts at 0 at each document.
+        cu_seqlens: int32 [max_documents + 1]; offsets of the pieces over the flattened micro-batch,
+            padded by repeating b * S.
+        max_seqlen: S, the longest a piece can be.
+        rows: int64 [b]; global row ids of the schedule (-1 for a row of padding).
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    doc_start: Tensor
+    positions: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    rows: Tensor
+
+    @classmethod
+    def from_rows(cls, rows: RowBatch) -> Batch:
+        """Wrap the arrays of a `RowBatch` without copying them."""
+        return cls(
+            input_ids=torch.from_numpy(rows.input_ids),
+            labels=torch.from_numpy(rows.labels),
+            doc_start=torch.from_numpy(rows.doc_start),
+            positions=torch.from_numpy(rows.positions),
+            cu_seqlens=torch.from_numpy(rows.cu_seqlens),
+            max_seqlen=rows.max_seqlen,
+            rows=torch.from_numpy(rows.rows),
+        )
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on `device`; the copy runs in the background if the memory is pinned."""
+        return replace(
+            self, **{k: v.to(device, non_blocking=True) for k, v in self._tensors().items()}
+        )
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory (needs CUDA)."""
+        return replace(
+            self, **{name: value.pin_memory() for name, value in self._tensors().items()}
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -1,0 +1,117 @@
+"""The background thread: order, bound, errors and shutdown."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from olm_data.errors import ValidationError
+from olm_train.data.prefetch import Prefetcher
+
+
+def thread_names() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "olm-prefetch"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 7, 100])
+def test_items_come_once_and_in_order_at_any_depth(depth):
+    with Prefetcher(iter(range(50)), depth) as items:
+        assert list(items) == list(range(50))
+        with pytest.raises(StopIteration):
+            next(items)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_thread_never_runs_further_ahead_than_the_depth(depth):
+    made = 0
+    blocked = threading.Event()
+    taken = 0
+
+    def produce() -> Iterator[int]:
+        nonlocal made
+        for item in range(20):
+            # one item may be in the producer's hands besides the queue
+            assert made <= taken + depth + 1
+            made += 1
+            if made == depth + 1:
+                blocked.set()
+            yield item
+
+    with Prefetcher(produce(), depth) as items:
+        assert blocked.wait(60)  # reached its bound with nothing taken
+        for wanted in range(20):
+            taken = wanted + 1
+            assert next(items) == wanted
+        with pytest.raises(StopIteration):
+            next(items)
+
+
+def test_an_error_is_raised_by_the_next_that_needed_the_item_and_keeps_its_parts():
+    error = ValidationError("a block changed", where="shard-00003", fix="restore it")
+
+    def produce() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise error
+
+    with Prefetcher(produce(), 5) as items:
+        assert next(items) == 1
+        assert next(items) == 2
+        for _ in range(2):  # it does not turn into an end of data
+            with pytest.raises(ValidationError) as caught:
+                next(items)
+            assert caught.value is error
+
+
+def test_close_ends_a_thread_that_waits_for_room():
+    items = Prefetcher(iter(range(1000)), 2)
+    assert next(items) == 0
+    items.close()
+    items.close()
+    assert thread_names() == []
+    with pytest.raises(RuntimeError, match="closed"):
+        next(items)
+
+
+def test_a_prefetcher_nobody_holds_ends_its_thread():
+    items = Prefetcher(iter(range(1000)), 2)
+    assert next(items) == 0
+    assert len(thread_names()) == 1
+    del items
+    gc.collect()
+    assert thread_names() == []
+
+
+def test_an_interpreter_exits_while_the_thread_waits():
+    program = (
+        "from itertools import count; from olm_train.data.prefetch import Prefetcher;"
+        "items = Prefetcher(count(), 3); print(next(items), next(items))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "")
+
+
+def test_the_seconds_the_consumer_waits_are_counted():
+    release = threading.Event()
+
+    def produce() -> Iterator[int]:
+        release.wait(60)
+        yield 1
+
+    with Prefetcher(produce(), 1) as items:
+        assert items.wait_seconds == 0.0
+        release.set()
+        next(items)
+        assert items.wait_seconds > 0.0
+
+
+def test_a_depth_below_one_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Prefetcher(iter([]), 0)
