@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -48,16 +49,12 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`; the copy runs in the background if the memory is pinned."""
-        return replace(
-            self, **{k: v.to(device, non_blocking=True) for k, v in self._tensors().items()}
-        )
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory (needs CUDA)."""
-        return replace(
-            self, **{name: value.pin_memory() for name, value in self._tensors().items()}
-        )
+        return self._map(lambda tensor: tensor.pin_memory())
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return Batch(**{k: change(v) if isinstance(v, Tensor) else v for k, v in values.items()})
