@@ -325,9 +325,7 @@ def main() -> None:
     """Entry point: run a command and turn its error into a message and an exit code."""
     debug = "--debug" in sys.argv[1:]
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
+        code = cli.main(standalone_mode=False)  # what a command gave to ctx.exit, or None
     except click.ClickException as error:
         error.show()
         sys.exit(2)
@@ -339,6 +337,7 @@ def main() -> None:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class Store:
             if self.remote:
                 folder = Path(tempfile.mkdtemp(prefix="olm-"))
             else:
-                os.makedirs(self.root, exist_ok=True)
+                _make_folder(self.root)
                 folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=self.root))
         try:
             yield folder
@@ -204,7 +204,7 @@ class Store:
             yield
             return
         with io_errors(self.root):
-            os.makedirs(self.root, exist_ok=True)
+            _make_folder(self.root)
             handle = _lock(self.url(LOCK_NAME))
         try:
             for stale in Path(self.root).glob(STAGING_PREFIX + "*"):
@@ -305,6 +305,17 @@ def _existing_parent(path: str) -> Path:
     while not place.exists():
         place = place.parent
     return place
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ResourceError(
+            "a file is in the way of the folder to write to",
+            where=path,
+            fix="choose another output, or move the file",
+        ) from error
 
 
 def _write_durable(path: Path, data: bytes) -> None:

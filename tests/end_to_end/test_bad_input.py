@@ -1,0 +1,271 @@
+"""Bad input gets a message that says what, where and what to type next, and the right exit code.
+
+Every row goes through the command line's own entry point: its output, exit code and what it leaves
+on disk are what a user would see.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from support.datasets import write_dataset
+
+from olm_data.cli import main
+from olm_data.dataset import Dataset
+
+GOOD = [{"id": f"d{i}", "text": f"document number {i} says something\n"} for i in range(40)]
+MANIFEST = """version: 1
+sequence_length: 16
+packing: concat
+sources:
+  a: {data: ./a}
+stages:
+  - {name: main, tokens: 160, weights: {a: 1}}
+"""
+
+
+class Shell:
+    """Runs `olm-data` in this process, in a folder of its own."""
+
+    def __init__(self, folder: Path, tokenizer: Path, capfd, monkeypatch) -> None:
+        self.folder, self.tokenizer = folder, tokenizer
+        self._capfd, self._monkeypatch = capfd, monkeypatch
+        monkeypatch.chdir(folder)
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Return (exit code, stdout, stderr)."""
+        self._monkeypatch.setattr(sys, "argv", ["olm-data", *arguments])
+        self._capfd.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = self._capfd.readouterr()
+        return code, out, err
+
+    def tokenize(self, *arguments: str) -> tuple[int, str, str]:
+        """Tokenise into `out` with the tiny tokenizer and one worker."""
+        common = ("--tokenizer", str(self.tokenizer), "--output", "out", "--workers", "1")
+        return self("tokenize", *arguments, *common)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, tiny_tokenizer: Path, capfd, monkeypatch) -> Shell:
+    return Shell(tmp_path, tiny_tokenizer, capfd, monkeypatch)
+
+
+def lines(records: list[object]) -> bytes:
+    return b"".join(json.dumps(r).encode() + b"\n" for r in records)
+
+
+def truncated(data: bytes) -> bytes:
+    return data[: len(data) * 2 // 3]
+
+
+def parquet(folder: Path, name: str, column: str) -> None:
+    pq.write_table(pa.table({column: [str(r["text"]) for r in GOOD]}), folder / name)
+
+
+def bad_utf8(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(lines(GOOD) + b'{"text": "caf\xe9"}\n')
+
+
+Prepare = Callable[[Path, str], None]
+REFUSED: dict[str, tuple[str, Prepare, int, list[str]]] = {
+    "missing file": ("no-such.jsonl", lambda f, n: None, 4, ["no-such.jsonl"]),
+    "empty input": ("a.jsonl", lambda f, n: (f / n).write_bytes(b""), 4, ["no document"]),
+    "no text column in JSONL": (
+        "a.jsonl",
+        lambda f, n: (f / n).write_bytes(lines([{"body": "x"}] * 9)),
+        4,
+        ["text", "body", "--text-column"],
+    ),
+    "no text column in parquet": (
+        "a.parquet",
+        lambda f, n: parquet(f, n, "texte"),
+        4,
+        ["texte", "--text-column"],
+    ),
+    "malformed JSON line": (
+        "a.jsonl",
+        lambda f, n: (f / n).write_bytes(lines(GOOD) + b'{"text": oops}\n'),
+        4,
+        ["a.jsonl", "malformed", "--max-bad"],
+    ),
+    "truncated gzip": (
+        "a.jsonl.gz",
+        lambda f, n: (f / n).write_bytes(truncated(gzip.compress(lines(GOOD)))),
+        4,
+        ["a.jsonl.gz"],
+    ),
+    "truncated zstandard": (
+        "a.jsonl.zst",
+        lambda f, n: (f / n).write_bytes(
+            truncated(zstandard.ZstdCompressor().compress(lines(GOOD)))
+        ),
+        4,
+        ["a.jsonl.zst"],
+    ),
+    "truncated parquet": (
+        "a.parquet",
+        lambda f, n: (
+            parquet(f, n, "text"),
+            (f / n).write_bytes(truncated((f / n).read_bytes())),
+        )[0],
+        4,
+        ["a.parquet"],
+    ),
+    "not UTF-8": ("a.jsonl", bad_utf8, 4, ["a.jsonl", "utf8", "--max-bad"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_input_names_the_file_and_leaves_no_dataset(shell: Shell, case: str) -> None:
+    name, prepare, expected, words = REFUSED[case]
+    prepare(shell.folder, name)
+    code, _, err = shell.tokenize(name)
+    assert code == expected, err
+    for word in words:
+        assert word.lower() in err.lower(), err
+    assert "Traceback" not in err
+    assert "fix:" in err
+    assert not (shell.folder / "out" / "manifest.json").exists()
+
+
+def test_dropped_records_are_counted_by_reason_in_output_and_manifest(shell: Shell) -> None:
+    bad = b'{"text": oops}\n{"text": ""}\n{"text": "  \\n"}\n{"other": 1}\n{"text": "caf\xe9"}\n'
+    (shell.folder / "a.jsonl").write_bytes(lines(GOOD) + bad)
+    code, out, err = shell.tokenize("a.jsonl", "--max-bad", "20%")
+    assert code == 0, err
+    manifest = json.loads((shell.folder / "out/manifest.json").read_text())
+    assert manifest["dropped"] == {"empty": 2, "invalid_utf8": 1, "malformed": 1, "no_text": 1}
+    assert manifest["totals"]["documents_in"] == len(GOOD) + 5
+    for reason in manifest["dropped"]:
+        assert reason.replace("_", " ") in out.replace("_", " ")
+
+
+def test_nul_and_control_characters_survive_exactly(shell: Shell) -> None:
+    text = "a\x00b\x1b[31m\x7f\r\n\u2028end"
+    (shell.folder / "a.jsonl").write_bytes(lines([{"text": text}]))
+    assert shell.tokenize("a.jsonl")[0] == 0
+    from olm_data.tokenizer import load_tokenizer
+
+    body = Dataset.open("out").document(0).tokens[:-1]
+    assert load_tokenizer(shell.tokenizer).decode(body) == text
+    _, out, _ = shell("peek", "out", "--doc", "0")
+    assert "\x1b" not in out
+    assert "\x00" not in out
+
+
+def test_special_tokens_in_text_are_plain_counted_and_never_ids(shell: Shell) -> None:
+    (shell.folder / "a.jsonl").write_bytes(lines([{"text": "x <|endoftext|> y"}] * 3))
+    code, out, _ = shell.tokenize("a.jsonl")
+    assert code == 0
+    dataset = Dataset.open("out")
+    assert all(np.sum(dataset.document(i).tokens == dataset.eos) == 1 for i in range(3))
+    assert "3" in next(line for line in out.splitlines() if "special" in line)
+
+
+def test_a_wrong_tokenizer_for_a_mix_is_refused(shell: Shell) -> None:
+    write_dataset(shell.folder / "a", [[[1] * 400]], tokenizer="one")
+    write_dataset(shell.folder / "b", [[[1] * 400]], tokenizer="two")
+    text = MANIFEST.replace("{a: 1}", "{a: 1, b: 1}").replace("stages", "  b: {data: ./b}\nstages")
+    (shell.folder / "m.yaml").write_text(text)
+    code, _, err = shell("mix", "m.yaml")
+    assert code == 3
+    assert "different tokenizers" in err
+    assert not (shell.folder / "m.lock.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda t: t.replace("packing", "pakcing"), ["pakcing", "packing", "m.yaml:3"]),
+        (lambda t: t + "version: 1\n", ["version", "m.yaml:8"]),
+        (lambda t: t.replace("tokens: 160", "tokens: 160K"), ["exhausted", "max_epochs"]),
+        (lambda t: t.replace("{a: 1}", "{a: 0}"), ["weights", "m.yaml:7"]),
+        (lambda t: t.replace("{a: 1}", "{b: 1}"), ["b", "m.yaml:7"]),
+    ],
+    ids=["unknown key", "duplicate key", "unreachable", "zero weights", "unknown source"],
+)
+def test_a_bad_mixture_manifest_is_refused_with_its_line(
+    shell: Shell, edit: Callable[[str], str], words: list[str]
+) -> None:
+    write_dataset(shell.folder / "a", [[[1] * 400]])
+    (shell.folder / "m.yaml").write_text(edit(MANIFEST))
+    code, _, err = shell("mix", "m.yaml")
+    assert code == 2, err
+    for word in words:
+        assert word in err
+    assert not (shell.folder / "m.lock.json").exists()
+
+
+def edited_manifest(folder: Path) -> None:
+    path = folder / "a" / "manifest.json"
+    path.write_text(path.read_text().replace('"documents": 40', '"documents": 41'))
+
+
+def truncated_shard(folder: Path) -> None:
+    os.truncate(folder / "a" / "shard-00000.tokens.npy", 500)
+
+
+def flipped_shard(folder: Path) -> None:
+    path = folder / "a" / "shard-00000.tokens.npy"
+    data = bytearray(path.read_bytes())
+    data[300] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [edited_manifest, truncated_shard, flipped_shard])
+def test_damage_is_found_by_verify_and_by_reading_rows(
+    shell: Shell, damage: Callable[[Path], None]
+) -> None:
+    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
+    common = ("--tokenizer", str(shell.tokenizer), "--workers", "1")
+    assert shell("tokenize", "a.jsonl", "--output", "a", *common)[0] == 0
+    (shell.folder / "m.yaml").write_text(MANIFEST)
+    assert shell("mix", "m.yaml")[0] == 0
+    damage(shell.folder)
+    for command in (("verify", "a"), ("verify", "m.lock.json"), ("peek", "m.lock.json")):
+        code, out, err = shell(*command)
+        assert code == 3, (command, out, err)
+        assert "manifest.json" in out + err or "shard-00000.tokens.npy" in out + err
+
+
+def test_an_unwritable_output_is_refused_before_work(shell: Shell) -> None:
+    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
+    (shell.folder / "out").write_text("a file, not a folder")
+    code, _, err = shell.tokenize("a.jsonl")
+    assert code == 5, err
+    assert "out" in err
+
+
+def test_an_unknown_tokenizer_and_a_missing_option_say_what_to_type(shell: Shell) -> None:
+    (shell.folder / "a.jsonl").write_bytes(lines(GOOD))
+    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", "./absent.json", "--output", "out")
+    assert code in (2, 4)
+    assert "absent.json" in err
+    code, _, err = shell("tokenize", "a.jsonl", "--tokenizer", str(shell.tokenizer))
+    assert code == 2
+    assert "--output" in err
+
+
+def test_a_large_single_document_is_one_document(shell: Shell) -> None:
+    words = b"the quick brown fox jumps over a lazy dog and 42 more; "
+    (shell.folder / "a.txt").write_bytes(words * (100_000_000 // len(words)))
+    code, _, err = shell.tokenize("a.txt")
+    assert code == 0, err
+    dataset = Dataset.open("out")
+    assert dataset.documents == 1
+    assert dataset.document(0).text_bytes == (100_000_000 // len(words)) * len(words)
