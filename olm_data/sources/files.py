@@ -133,8 +133,12 @@ def current_revision(input: InputFile) -> str:
             return ""
 
 
-def open_binary(input: InputFile) -> IO[bytes]:
+def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
     """Open an input as stored, seekable.
+
+    Args:
+        ahead: fetch more of a remote file than is asked for; False where the reader asks for exact
+            ranges itself (parquet).
 
     Raises:
         InputError: it is gone or may not be read.
@@ -144,7 +148,8 @@ def open_binary(input: InputFile) -> IO[bytes]:
         if "://" not in input.url:
             return open(input.url, "rb", buffering=0)
         fs = _filesystem(input.url.partition("://")[0])
-        file: IO[bytes] = fs.open(input.url, "rb", block_size=8 << 20, cache_type="readahead")
+        cache = "readahead" if ahead else "none"
+        file: IO[bytes] = fs.open(input.url, "rb", block_size=8 << 20, cache_type=cache)
         return file
 
 

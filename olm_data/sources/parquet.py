@@ -76,7 +76,7 @@ def schema(input: InputFile) -> pa.Schema:
 
 @contextmanager
 def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
-    with open_binary(input) as raw:
+    with open_binary(input, ahead=False) as raw:
         with reading(input, raw):
             # A remote file is read in few large requests; a local one needs no look-ahead.
             file = pq.ParquetFile(raw, pre_buffer="://" in input.url)

@@ -1,0 +1,219 @@
+"""A stand-in for the hub on loopback, good enough for its real clients.
+
+    folder/datasets/ORG/NAME/... and folder/models/ORG/NAME/...  ->  http://127.0.0.1:PORT
+
+Serves what `huggingface_hub`, `HfFileSystem` and `datasets` ask for when they read: repository info,
+trees, path info and files with range requests. Every repository is at the same commit. Nothing can be
+written to it. Clients find it by HF_ENDPOINT (see `environment`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlparse
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class HubStub:
+    """A running stub.
+
+    Attributes:
+        url: its address.
+        requests: "METHOD path [range]" of each request so far, in order of arrival.
+        root: the folder it serves.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.requests: list[str] = []
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """The variables that point the hub's clients here, with an empty cache at `home`."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[HubStub]:
+        """Serve until the block ends."""
+        thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+    def answer(self, method: str, path: str, body: bytes) -> Any:
+        """Return the JSON value, the `Path` of a file, or None (not found) for a request."""
+        route = unquote(urlparse(path).path)
+        if found := re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)(/revision/[^/]+)?", route):
+            return self._info(found[1], found[2])
+        if found := re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", route):
+            query = parse_qs(urlparse(path).query)
+            deep = query.get("recursive", ["false"])[0].lower() == "true"
+            return self._tree(self.root / found[1] / found[2], found[3], deep)
+        if found := re.match(r"/api/(datasets|models)/([^/]+/[^/]+)/paths-info/", route):
+            names = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
+            folder = self.root / found[1] / found[2]
+            return [_entry(folder, folder / name) for name in names if (folder / name).exists()]
+        if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", route):
+            file = self.root / ("datasets" if found[1] else "models") / found[2] / found[3]
+            return file if method in ("GET", "HEAD") and file.is_file() else None
+        return None
+
+    def _info(self, kind: str, name: str) -> Any:
+        folder = self.root / kind / name
+        if not folder.is_dir():
+            return None
+        files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+        return {
+            "_id": "1",
+            "id": name,
+            "modelId": name,
+            "sha": COMMIT,
+            "private": False,
+            "gated": False,
+            "disabled": False,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+            "cardData": {},
+            "siblings": [{"rfilename": file} for file in files],
+        }
+
+    def _tree(self, folder: Path, below: str, deep: bool) -> Any:
+        start = folder / below
+        if not start.is_dir():
+            return None
+        return [_entry(folder, p) for p in sorted(start.rglob("*") if deep else start.iterdir())]
+
+
+def _entry(folder: Path, path: Path) -> dict[str, Any]:
+    name = path.relative_to(folder).as_posix()
+    oid = hashlib.sha1(name.encode()).hexdigest()
+    if path.is_dir():
+        return {"type": "directory", "path": name, "size": 0, "oid": oid}
+    return {"type": "file", "path": name, "size": path.stat().st_size, "oid": oid}
+
+
+def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass  # the test's output is not the place
+
+        def do_GET(self) -> None:
+            self._respond(b"")
+
+        def do_HEAD(self) -> None:
+            self._respond(b"")
+
+        def do_POST(self) -> None:
+            self._respond(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        def _respond(self, body: bytes) -> None:
+            asked = self.headers.get("Range", "")
+            stub.requests.append(f"{self.command} {self.path} {asked}".strip())
+            answer = stub.answer(self.command, self.path, body)
+            if answer is None:
+                missing = "EntryNotFound" if "/resolve/" in self.path else "RepoNotFound"
+                if "/tree/" in self.path:
+                    missing = "EntryNotFound"
+                self._send(404, b"", {"X-Error-Code": missing})
+            elif isinstance(answer, Path):
+                self._send_file(answer, asked)
+            else:
+                self._send(200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+        def _send_file(self, path: Path, asked: str) -> None:
+            size = path.stat().st_size
+            headers = {
+                "Accept-Ranges": "bytes",
+                "ETag": f'"{hashlib.sha1(path.read_bytes()).hexdigest()}"',
+            }
+            low, high, code = 0, size, 200
+            if wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", asked):
+                first, last = wanted.groups()
+                low = int(first) if first else max(0, size - int(last))
+                high = min(int(last) + 1, size) if first and last else size
+                code = 206
+                headers["Content-Range"] = f"bytes {low}-{high - 1}/{size}"
+            with open(path, "rb") as file:
+                file.seek(low)
+                self._send(code, file.read(high - low), headers)
+
+        def _send(self, code: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(code)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    return Handler
+
+
+def write_fineweb_edu(folder: Path, files: int = 2, rows: int = 60, row_group: int = 16) -> list[str]:
+    """Write parquet files of FineWeb-Edu's schema below a hub folder; return their texts in order.
+
+    Args:
+        folder: the stub's root.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    base = folder / "datasets" / "HuggingFaceFW" / "fineweb-edu"
+    (base / "sample" / "10BT").mkdir(parents=True)
+    (base / "README.md").write_text(
+        "---\nconfigs:\n- config_name: sample-10BT\n  data_files:\n"
+        "  - split: train\n    path: sample/10BT/*\n---\n# A stand-in\n"
+    )
+    texts = []
+    for number in range(files):
+        mine = [
+            f"Document {k} of file {number}.\nIt says {'the same thing ' * (k % 7)}and ends."
+            for k in range(rows)
+        ]
+        table = pa.table(
+            {
+                "text": mine,
+                "id": [f"<urn:uuid:{number:08d}-{k:04d}>" for k in range(rows)],
+                "dump": ["CC-MAIN-2024-10"] * rows,
+                "url": [f"https://example.org/{number}/{k}" for k in range(rows)],
+                "file_path": [f"s3://commoncrawl/{number}.warc.gz"] * rows,
+                "language": ["en"] * rows,
+                "language_score": [0.5 + k / 1000 for k in range(rows)],
+                "token_count": [len(text) // 4 for text in mine],
+                "score": [2.5 + k / 100 for k in range(rows)],
+                "int_score": [3] * rows,
+            }
+        )
+        pq.write_table(
+            table,
+            base / "sample" / "10BT" / f"{number:03d}_00000.parquet",
+            row_group_size=row_group,
+            compression="zstd",
+        )
+        texts += mine
+    return texts
