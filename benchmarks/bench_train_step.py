@@ -1,0 +1,233 @@
+"""Tokens per second of a training step: ours, ours without document masking, and a plain GPT's.
+
+    python benchmarks/bench_train_step.py --preset olm-4m --sequence-length 256
+
+The plain step is what one would write in an afternoon with torch alone: separate linear layers,
+`is_causal` attention without documents, RoPE, SwiGLU, mean cross entropy, fused AdamW, clipping;
+autocast for bf16. Same shape, same parameter count, same process, rounds taken in turn. The last
+lines are ratios: how much the machinery of an exact step and the document mask cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olm_train.data.batch import Batch
+from olm_train.flops import device_peak_flops, num_flops_per_token
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.presets import PRESETS, preset
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.parallel.apply import DTYPES, DataParallelConfig
+from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.world import World
+
+
+class PlainBlock(nn.Module):
+    """A block as it stands in many a tutorial."""
+
+    def __init__(self, c: DecoderConfig) -> None:
+        super().__init__()
+        self.c, d, size = c, c.d_model, c.head_size
+        self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=c.norm_eps), nn.RMSNorm(d, eps=c.norm_eps)
+        self.q = nn.Linear(d, c.n_heads * size, bias=False)
+        self.k = nn.Linear(d, c.kv_heads * size, bias=False)
+        self.v = nn.Linear(d, c.kv_heads * size, bias=False)
+        self.o = nn.Linear(c.n_heads * size, d, bias=False)
+        self.gate = nn.Linear(d, c.ffn_size, bias=False)
+        self.up = nn.Linear(d, c.ffn_size, bias=False)
+        self.down = nn.Linear(c.ffn_size, d, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = self.norm_1(x)
+        q, k, v = (
+            w(h).unflatten(-1, (-1, self.c.head_size)).transpose(1, 2)
+            for w in (self.q, self.k, self.v)
+        )
+        q, k = (y * cos + torch.cat((-y.chunk(2, -1)[1], y.chunk(2, -1)[0]), -1) * sin
+                for y in (q, k))  # fmt: skip
+        grouped = self.c.n_heads != self.c.kv_heads
+        y = F.scaled_dot_product_attention(q, k, v.to(q.dtype), is_causal=True, enable_gqa=grouped)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        h = self.norm_2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class PlainGPT(nn.Module):
+    """Embedding, blocks, norm, head; the same parameter count as our decoder of this config."""
+
+    def __init__(self, c: DecoderConfig, sequence_length: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(PlainBlock(c) for _ in range(c.n_layers))
+        self.norm = nn.RMSNorm(c.d_model, eps=c.norm_eps)
+        self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        if c.tie_embeddings:
+            self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            # torch's own table of deviation 1 makes subnormal probabilities, slow on a CPU.
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02)
+        frequencies = c.rope_theta ** (-torch.arange(0, c.head_size, 2) / c.head_size)
+        angles = (torch.arange(sequence_length)[:, None] * frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        return self.head(self.norm(x))
+
+
+def random_batch(rows: int, length: int, vocab: int, document: int, world: World) -> Batch:
+    """Rows of documents of random length with mean `document`, cut as the loader cuts them."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab, (rows, length + 1), generator=generator)
+    is_start = torch.rand(rows, length + 1, generator=generator) < 1 / document
+    is_start[:, 0] = True
+    place = torch.arange(length + 1)
+    start = torch.where(is_start, place, 0).cummax(dim=1).values
+    labels = tokens[:, 1:].masked_fill(is_start[:, 1:], -100)
+    doc_start = start[:, :-1].to(torch.int32)
+    begins = torch.nonzero(is_start[:, :-1].flatten()).flatten()
+    offsets = torch.cat((begins, torch.tensor([rows * length])))
+    return Batch(
+        input_ids=tokens[:, :-1].contiguous(),
+        labels=labels,
+        doc_start=doc_start,
+        positions=(place[:-1] - doc_start).to(torch.int32),
+        cu_seqlens=offsets.to(torch.int32),
+        max_seqlen=length,
+        rows=torch.arange(rows),
+    ).to(world.device)
+
+
+def our_step(args: argparse.Namespace, config: DecoderConfig, world: World, batches: list[Batch]):  # type: ignore[no-untyped-def]
+    """A function that takes one of our steps."""
+    module = TransformerTrainModuleConfig(
+        rank_microbatch_size=args.rows * args.sequence_length,
+        optim=AdamWConfig(lr=1e-4),
+        dp_config=DataParallelConfig(param_dtype=args.param_dtype),
+        compile_model=args.compile,
+    ).build(config, seed=0, world=world)
+    return lambda: module.train_step(batches, 1, 1)
+
+
+def plain_step(args: argparse.Namespace, config: DecoderConfig, world: World, batches: list[Batch]):  # type: ignore[no-untyped-def]
+    """A function that takes one step of the plain GPT."""
+    torch.manual_seed(0)
+    model = PlainGPT(config, args.sequence_length).to(world.device)
+    assert sum(p.numel() for p in model.parameters()) == config.num_params
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    if args.compile:
+        for block in model.blocks:
+            block.compile(dynamic=False)
+    dtype = DTYPES[args.param_dtype]
+
+    def step() -> None:
+        for batch in batches:
+            with torch.autocast(world.device.type, dtype, enabled=dtype != torch.float32):
+                logits = model(batch.input_ids)
+                loss = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.flatten())
+            (loss / len(batches)).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        assert norm.isfinite()  # our step looks at its norm too
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def seconds(step: Callable[[], object], world: World) -> float:
+    """Wall time of one step, the device's queue drained."""
+    start = time.perf_counter()
+    step()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="olm-4m")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--sequence-length", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch")
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--mean-document", type=int, default=100, help="tokens")
+    parser.add_argument("--param-dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--compile", action="store_true", help="compile each block, both models")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, help="torch threads; default: torch's own choice")
+    parser.add_argument("--json", action="store_true", help="results as one JSON object")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    world = World.start()
+    config = preset(args.preset, vocab_size=args.vocab_size, tie_embeddings=True)
+    masked = [
+        random_batch(args.rows, args.sequence_length, args.vocab_size, args.mean_document, world)
+    ] * args.micro_batches
+    place = torch.arange(args.sequence_length, device=world.device).expand(args.rows, -1)
+    # The decoder takes None for "no documents"; the loader never makes such a batch.
+    unmasked = [replace(batch, doc_start=None, positions=place) for batch in masked]  # type: ignore[arg-type]
+    steps = {
+        "ours, documents masked": our_step(args, config, world, masked),
+        "ours, unmasked": our_step(args, config, world, unmasked),
+        "plain torch GPT, unmasked": plain_step(args, config, world, masked),
+    }
+    for step in steps.values():
+        seconds(step, world), seconds(step, world)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(args.rounds):  # in turn, so that a busy moment of the machine hits all
+        for name, step in steps.items():
+            times[name].append(seconds(step, world))
+
+    tokens = args.rows * args.sequence_length * args.micro_batches
+    best = {name: tokens / min(values) for name, values in times.items()}
+    median = {name: tokens / statistics.median(values) for name, values in times.items()}
+    ours, free, plain = best.values()
+    ratios = {
+        "masked / unmasked": ours / free,
+        "ours masked / plain": ours / plain,
+        "ours unmasked / plain": free / plain,
+    }
+    device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
+    pairs = sum(float(batch.positions.sum()) for batch in masked) / tokens + 1
+    flops = ours * num_flops_per_token(config, pairs_per_token=pairs)
+    peak = device_peak_flops(device)
+    if args.json:
+        print(json.dumps({"tokens_per_second": best, "median": median, "ratios": ratios}))
+        return
+    print(
+        f"{args.preset} ({config.num_params / 1e6:.1f}M parameters), {args.micro_batches} x "
+        f"{args.rows} x {args.sequence_length} tokens, documents of {args.mean_document} tokens, "
+        f"{args.param_dtype}, compile {args.compile}, {device}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}",
+        file=sys.stderr,
+    )
+    print(f"{'':28}{'best':>14}{'median':>14}   tokens/s")
+    for name in steps:
+        print(f"{name:28}{best[name]:>14,.0f}{median[name]:>14,.0f}")
+    print(f"model work, masked: {flops / 1e9:,.1f} GFLOP/s", end="")
+    print(f", MFU {flops / peak:.1%}" if peak else " (no MFU: peak of this device unknown)")
+    for name, ratio in ratios.items():
+        print(f"{name:28}{ratio:>14.2f}")
+
+
+if __name__ == "__main__":
+    main()
