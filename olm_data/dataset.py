@@ -283,8 +283,19 @@ class Dataset:
         if shard is not None:
             self._open.move_to_end(index)
             return shard
+        shard = self._open[index] = self.open_shard(index)
+        if len(self._open) > self._max_open:
+            self._open.popitem(last=False)
+        return shard
+
+    def open_shard(self, index: int) -> Shard:
+        """Open and check shard `index` for a caller that keeps it itself.
+
+        Raises:
+            ValidationError: the shard's files disagree with the manifest.
+        """
         info = self.manifest.shards[index]
-        shard = Shard(
+        return Shard(
             self.store,
             info.name,
             dtype=self.dtype,
@@ -293,10 +304,6 @@ class Dataset:
             sha256=info.sha256,
             verify=self.verify,
         )
-        self._open[index] = shard
-        if len(self._open) > self._max_open:
-            self._open.popitem(last=False)
-        return shard
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Return tokens [start, stop) in the dataset's dtype; a view if in one local shard."""

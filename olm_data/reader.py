@@ -13,9 +13,8 @@ a table of the dataset's size, look at anything but the rows asked for.
 
 from __future__ import annotations
 
-import mmap
 import os
-import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.batch_memory import BatchMemory, Pool
 from olm_data.dataset import Dataset, open_shards_budget
 from olm_data.errors import UsageError
 from olm_data.fields import IGNORED_LABEL, Int32, Int64, fill_labels, fill_pieces
@@ -34,9 +34,6 @@ PADDING_ROW = -1
 
 _ACROSS = -1
 """Shard of a window that is not inside one shard."""
-
-_SHARDS_AT_HAND = 64
-"""Shards a `Windows` holds by itself: more would keep files open beyond the dataset's bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +76,12 @@ class RowReader:
     def __init__(self, lock: Lock | str | os.PathLike[str], verify: Verify = "lazy") -> None:
         self.lock = lock if isinstance(lock, Lock) else Lock.read(lock)
         self.schedule = self.lock.schedule()
-        each = max(1, open_shards_budget() // len(self.lock.sources))
-        self.datasets = self.lock.open_datasets(verify=verify, max_open=each)
+        self.datasets = self.lock.open_datasets(verify=verify)
         self._shards = _Shards(self.datasets)
         self.sequence_length: int = self.lock.sequence_length
         self.total_rows: int = self.schedule.total_rows
         self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)
-        self._pool = _Pool()
+        self._pool = Pool()
 
     def prepare(self, rows: Int64) -> Windows:
         """Locate rows, to be read in pieces. Opens no shard.
@@ -140,7 +136,7 @@ class DatasetRows:
         self._shards = _Shards([dataset])
         self.total_rows = -(-max(0, dataset.tokens - 1) // sequence_length)
         self.max_documents_per_row = dataset.manifest.documents_bound(sequence_length)
-        self._pool = _Pool()
+        self._pool = Pool()
 
     def read(self, rows: Int64) -> RowBatch:
         """Return rows int64 [b] as one micro-batch; a row >= total_rows is all padding."""
@@ -162,7 +158,7 @@ class Windows:
     """m located windows of S + 1 tokens, read in pieces [i, j).
 
     A window inside one shard is a slice of its memory map. One that crosses shards, or runs past
-    the end of its dataset (padding), goes through `Dataset.read`.
+    the end of its dataset (padding), is put together piece by piece.
 
     Args:
         shards: the shards of all datasets.
@@ -182,7 +178,7 @@ class Windows:
         start: Int64,
         length: int,
         max_documents_per_row: int,
-        pool: _Pool,
+        pool: Pool,
     ) -> None:
         self._shards, self._rows, self._pool = shards, rows, pool
         self._length, self._max_documents_per_row = length, max_documents_per_row
@@ -217,7 +213,7 @@ class Windows:
         Raises:
             ValidationError: a shard is damaged, or holds more documents than its manifest promises.
         """
-        lease = _Lease(self._pool, j - i, self._length, self._shards.dtype)
+        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
         cuts = self._fill(i, j, lease)
         capacity = (j - i) * self._max_documents_per_row
         cu_seqlens = fill_pieces(cuts, capacity, lease.doc_start, lease.positions)
@@ -234,11 +230,11 @@ class Windows:
 
     def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
         """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
-        lease = _Lease(self._pool, j - i, self._length, self._shards.dtype)
+        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
         self._fill(i, j, lease)
         return lease.input_ids, lease.labels
 
-    def _fill(self, i: int, j: int, lease: _Lease) -> Int64:
+    def _fill(self, i: int, j: int, lease: BatchMemory) -> Int64:
         """Write tokens, inputs and labels of windows i .. j-1; return their cuts."""
         tokens, length = lease.tokens, self._length
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
@@ -260,13 +256,13 @@ class Windows:
         return cuts
 
     def _open(self, number: int) -> Shard:
-        """Return a shard; the datasets bound how many stay open."""
+        """Return a shard whose windows are looked up, and keep it at hand."""
         shard = self._shards.open(number)
         if number not in self._looked_up:
             self._looked_up.add(number)
             self._look_up(number, shard)
         if not shard.store.remote and number not in self._near:
-            if len(self._near) == _SHARDS_AT_HAND:
+            if len(self._near) == self._shards.at_hand:
                 self._near.clear()
             self._near[number] = shard.tokens
         return shard
@@ -287,15 +283,25 @@ class Windows:
 
     def _read_across(self, k: int, out: NDArray[Any]) -> int:
         """Read window k over shard borders into `out` [S+1]; return how many tokens it has."""
-        dataset, start = self._shards.datasets[self._source[k]], self._local[k]
-        stop = min(start + self._length + 1, dataset.tokens)
-        out[: stop - start] = dataset.read(start, stop)
-        out[stop - start :] = 0
-        if k not in self._looked_up_across:
-            self._looked_up_across.add(k)
-            ends = dataset.ends_between(start, stop)
-            self._new_cuts.append(ends + (k * self._length - start))
-        return stop - start
+        source, shards, done = self._source[k], self._shards, 0
+        place = int(shards.first_token[source]) + self._local[k]
+        valid = min(self._length + 1, shards.datasets[source].tokens - self._local[k])
+        number = int(np.searchsorted(shards.ends, place, side="right"))
+        while done < valid:
+            shard, end = shards.open(number), int(shards.ends[number])
+            size = int(shard.ends[-1])
+            first = place + done - (end - size)
+            last = min(size, first + valid - done)
+            out[done : done + last - first] = shard.read(first, last)
+            # ends e of this shard with first < e <= last; the last one of the window cuts nothing
+            low, high = np.searchsorted(shard.ends, np.array([first + 1, last + 1], np.uint64))
+            cuts = shard.ends[low:high].astype(np.int64) + (done - first)
+            if k not in self._looked_up_across:
+                self._new_cuts.append(cuts[cuts < valid] + k * self._length)
+            done, number = done + last - first, number + 1
+        self._looked_up_across.add(k)
+        out[valid:] = 0
+        return valid
 
     def _cuts_of(self, i: int, j: int) -> Int64:
         """Return the cuts of windows i .. j-1, all looked up before, as places among them."""
@@ -311,11 +317,15 @@ class Windows:
 class _Shards:
     """All shards of several datasets in one row, so that one binary search finds a token's shard.
 
+    Args:
+        datasets: the datasets; their shards are kept open here, least recently used out first.
+
     Attributes:
         datasets: the datasets.
         first_token: int64 [datasets], tokens of the datasets before.
         ends: int64 [shards of all datasets], cumulative tokens.
         dtype: the widest of the datasets' dtypes.
+        at_hand: shards a `Windows` may hold besides.
     """
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
@@ -328,54 +338,24 @@ class _Shards:
         ]
         self.ends: Int64 = np.concatenate(parts)
         self.dtype = np.result_type(*{dataset.dtype for dataset in datasets})
+        self._budget = open_shards_budget()
+        self.at_hand = min(64, self._budget)
+        self._kept: OrderedDict[int, Shard] = OrderedDict()
 
     def open(self, number: int) -> Shard:
         """Return a shard by its number over all datasets."""
+        shard = self._kept.get(number)
+        if shard is not None:
+            self._kept.move_to_end(number)
+            return shard
         source = int(np.searchsorted(self._first_shard, number, side="right")) - 1
-        return self.datasets[source].shard(number - int(self._first_shard[source]))
+        shard = self.datasets[source].open_shard(number - int(self._first_shard[source]))
+        self._kept[number] = shard
+        if len(self._kept) > self._budget:
+            self._kept.popitem(last=False)
+        return shard
 
 
 def _before(counts: Sequence[int]) -> Int64:
     """Return the exclusive running sums of `counts`."""
     return np.cumsum([0, *counts[:-1]], dtype=np.int64)
-
-
-class _Pool:
-    """Memory of batches nobody references any more, by size.
-
-    A fresh batch of a few megabytes costs several times its copying in page faults, as the
-    allocator returns such blocks to the system. Here a block comes back when the last array (or
-    tensor) on it is gone: the arrays hang on one ndarray whose death a weak reference reports.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[mmap.mmap]] = {}
-
-    def lease(self, size: int) -> NDArray[np.uint8]:
-        """Return uint8 [size] on a page border, to be reused once all views of it are gone."""
-        blocks = self._free.setdefault(size, [])
-        block = blocks.pop() if blocks else _pages(size)
-        array = np.frombuffer(block, dtype=np.uint8)
-        weakref.finalize(array, blocks.append, block).atexit = False
-        return array
-
-
-def _pages(size: int) -> mmap.mmap:
-    """Return private memory that starts on a page border: NumPy's own often splits cache lines."""
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block
-
-
-class _Lease:
-    """The arrays of one batch laid out in one block of a pool."""
-
-    def __init__(self, pool: _Pool, rows: int, length: int, dtype: np.dtype[Any]) -> None:
-        size = rows * length
-        block = pool.lease(size * 24 + rows * (length + 1) * dtype.itemsize)
-        wide = block[: size * 16].view(np.int64).reshape(2, rows, length)
-        narrow = block[size * 16 : size * 24].view(np.int32).reshape(2, rows, length)
-        self.input_ids, self.labels = wide
-        self.doc_start, self.positions = narrow
-        self.tokens = block[size * 24 :].view(dtype).reshape(rows, length + 1)

@@ -1,6 +1,7 @@
 """Datasets for tests and benchmarks, written by the product's own writer, or sparse and huge.
 
-`write_dataset` puts given documents on disk through `ShardWriter` and `build_manifest`.
+`write_dataset` puts given documents on disk through `ShardWriter` and `build_manifest`,
+`write_mixture` also mixes them into a lock.
 `write_sparse_dataset` makes any number of equal shards of zeros out of a few inodes, so that a
 dataset of 10^13 tokens takes seconds and a few megabytes to make.
 """
@@ -10,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import yaml
 
 from olm_data.dataset import (
     MANIFEST,
@@ -26,6 +28,7 @@ from olm_data.dataset import (
     Totals,
     build_manifest,
 )
+from olm_data.mix import mix
 from olm_data.shard import (
     BLOCK_BYTES,
     ENDS,
@@ -112,6 +115,52 @@ def write_dataset(
     )
     store.create(MANIFEST, manifest.encode())
     return manifest
+
+
+def write_mixture(
+    folder: Path,
+    sources: Mapping[str, Sequence[Sequence[np.ndarray]]],
+    *,
+    stages: Sequence[tuple[int, Mapping[str, int]]],
+    sequence_length: int,
+    seed: int = 20260101,
+    dtypes: Mapping[str, str] | None = None,
+) -> Path:
+    """Write each source as a dataset (documents shard by shard) and mix them; return the lock.
+
+    Args:
+        stages: (tokens, weights by source) of each stage.
+        dtypes: dtype of a source that is not uint16.
+    """
+    for name, shards in sources.items():
+        write_dataset(folder / name, shards, dtype=(dtypes or {}).get(name, "uint16"))
+    return mix_datasets(
+        folder, list(sources), stages=stages, sequence_length=sequence_length, seed=seed
+    )
+
+
+def mix_datasets(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    stages: Sequence[tuple[int, Mapping[str, int]]],
+    sequence_length: int,
+    seed: int = 20260101,
+) -> Path:
+    """Write `manifest.yaml` over the datasets in `folder` and compile it; return the lock."""
+    manifest = {
+        "version": 1,
+        "seed": seed,
+        "sequence_length": sequence_length,
+        "sources": {name: {"data": f"./{name}", "max_epochs": 1000} for name in names},
+        "stages": [
+            {"name": f"stage-{i}", "tokens": tokens, "weights": dict(weights)}
+            for i, (tokens, weights) in enumerate(stages)
+        ],
+    }
+    path = folder / "manifest.yaml"
+    path.write_text(yaml.safe_dump(manifest, sort_keys=False))
+    return Path(mix(str(path)).path)
 
 
 def write_sparse_dataset(
