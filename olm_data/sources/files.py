@@ -189,6 +189,8 @@ def reading(input: InputFile, file: IO[bytes] | None = None) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError("the file is not there", where=input.path) from error
     except (PermissionError, IsADirectoryError) as error:
+        if "://" in input.url:
+            raise _remote_failure(input.path, error) from error
         raise InputError("the file may not be read", where=input.path) from error
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
         raise _damaged(input, file, error) from error
@@ -335,16 +337,9 @@ def _remote_files(argument: str, scheme: str) -> list[InputFile]:
         if scheme == "hf":
             argument = _pinned(fs, argument)
         path = argument.partition("://")[2].rstrip("/")
-        if glob.has_magic(path):
-            infos = fs.glob(path, detail=True)
-        elif fs.isdir(path):
-            infos = fs.find(path, detail=True)
-            chosen = set(_data_files(list(infos), argument))
-            infos = {name: info for name, info in infos.items() if name in chosen}
-        elif fs.exists(path):
-            infos = {path: fs.info(path)}
-        else:
-            infos = {}
+        # Not fs.exists or fs.isdir: they take a store that does not answer for "no".
+        many = glob.has_magic(path)
+        infos = fs.glob(path, detail=True) if many else _remote_one(fs, path)
         files = [
             describe(f"{scheme}://{name}", int(info["size"]), _remote_revision(info))
             for name, info in sorted(infos.items())
@@ -353,6 +348,19 @@ def _remote_files(argument: str, scheme: str) -> list[InputFile]:
         if not files:
             raise InputError("there is no such file", where=printable(argument))
         return files
+
+
+def _remote_one(fs: Any, path: str) -> dict[str, Any]:
+    """Return name -> info of one remote file, or of the data files below a folder."""
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return {}
+    if info["type"] != "directory":
+        return {path: info}
+    infos = fs.find(path, detail=True)
+    chosen = set(_data_files(list(infos), path))
+    return {name: found for name, found in infos.items() if name in chosen}
 
 
 def _remote_revision(info: dict[str, Any]) -> str:

@@ -160,9 +160,10 @@ class _Records:
         """
         if not len(starts):
             return []
-        last = view[stops - 1]
-        last = np.where((last == 0x0D) & (stops - 2 >= starts), view[stops - 2], last)
-        if not ((view[starts] == 0x7B).all() and (last == 0x7D).all()):
+        if not (stops - starts > 2).all() or not (view[starts] == 0x7B).all():
+            return None
+        last = np.where(view[stops - 1] == 0x0D, view[stops - 2], view[stops - 1])
+        if not (last == 0x7D).all():
             return None
         try:
             records = self._decoder.decode_lines(block)

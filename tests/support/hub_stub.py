@@ -2,9 +2,9 @@
 
     folder/datasets/ORG/NAME/... and folder/models/ORG/NAME/...  ->  http://127.0.0.1:PORT
 
-Serves what `huggingface_hub`, `HfFileSystem` and `datasets` ask for when they read: repository info,
-trees, path info and files with range requests. Every repository is at the same commit. Nothing can be
-written to it. Clients find it by HF_ENDPOINT (see `environment`).
+Serves what `huggingface_hub`, `HfFileSystem` and `datasets` ask for when they read: repository
+info, trees, path info and files with range requests. Every repository is at the same commit.
+Nothing can be written to it. Clients find it by HF_ENDPOINT (see `environment`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class HubStub:
             deep = query.get("recursive", ["false"])[0].lower() == "true"
             return self._tree(self.root / found[1] / found[2], found[3], deep)
         if found := re.match(r"/api/(datasets|models)/([^/]+/[^/]+)/paths-info/", route):
-            names = json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
+            names = (
+                json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
+            )
             folder = self.root / found[1] / found[2]
             return [_entry(folder, folder / name) for name in names if (folder / name).exists()]
         if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", route):
@@ -174,7 +176,9 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
     return Handler
 
 
-def write_fineweb_edu(folder: Path, files: int = 2, rows: int = 60, row_group: int = 16) -> list[str]:
+def write_fineweb_edu(
+    folder: Path, files: int = 2, rows: int = 60, row_group: int = 16
+) -> list[str]:
     """Write parquet files of FineWeb-Edu's schema below a hub folder; return their texts in order.
 
     Args:

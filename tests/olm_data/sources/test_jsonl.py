@@ -1,0 +1,197 @@
+"""JSON Lines: a good line is a document, any other a counted drop, wherever units are cut."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.reading import read_source
+
+from olm_data.errors import InputError
+
+GOOD = [{"text": f"document {k}", "id": f"id-{k}", "n": k} for k in range(20)]
+
+
+def lines(records: list[object]) -> bytes:
+    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
+
+
+def pack(data: bytes, ending: str) -> bytes:
+    if ending.endswith(".gz"):
+        return gzip.compress(data, mtime=0)
+    if ending.endswith(".zst"):
+        return zstandard.ZstdCompressor().compress(data)
+    return data
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".json", ".jsonl.gz", ".json.gz", ".jsonl.zst"])
+def test_texts_ids_and_kept_fields_come_out_in_order(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(pack(lines(GOOD), ending))
+    read = read_source(path, keep=["n"])
+    assert read.texts == [r["text"] for r in GOOD]
+    assert read.ids == [r["id"] for r in GOOD]
+    assert read.kept == [{"n": str(r["n"])} for r in GOOD]
+    assert read.drops == []
+
+
+def test_positions_are_byte_offsets_in_plain_files_and_line_numbers_in_compressed_ones(
+    tmp_path: Path,
+) -> None:
+    data = b'{"text": "a"}\n\n  \n{"text": "\xc3\xa9"}\r\n{"text": "c"}'
+    (tmp_path / "a.jsonl").write_bytes(data)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(data))
+    plain, packed = read_source(tmp_path / "a.jsonl"), read_source(tmp_path / "b.jsonl.gz")
+    assert plain.texts == packed.texts == ["a", "\u00e9", "c"]
+    assert [p for _, p in plain.places] == [0, data.index(b'{"text": "\xc3'), data.rindex(b"{")]
+    assert [p for _, p in packed.places] == [0, 3, 4]
+
+
+ODD_LINES = {
+    b'{"text": "cut': "malformed",
+    b"not json": "malformed",
+    b"[1, 2]": "malformed",
+    b'"text"': "malformed",
+    b'{"text": "two"} {"text": "objects"}': "malformed",
+    b'{"text": "raw\ttab"}': "malformed",
+    b"[" * 100_000: "malformed",
+    b'{"id": "no text"}': "no_text",
+    b'{"text": null}': "no_text",
+    b'{"text": 7}': "no_text",
+    b'{"text": ["a"]}': "no_text",
+    b'{"text": "\xff\xfe"}': "invalid_utf8",
+    b'{"text": "\xed\xa0\x80"}': "invalid_utf8",
+    b'{"text": "\xc0\xaf"}': "invalid_utf8",
+    b'{"text": "lone \\ud800 surrogate"}': "invalid_utf8",
+    b'{"text": ""}': "empty",
+    b'{"text": " \\n\\t\\u00a0\\u3000"}': "empty",
+}
+
+
+@pytest.mark.parametrize(("line", "reason"), ODD_LINES.items(), ids=lambda v: str(v)[:30])
+def test_an_odd_line_is_dropped_with_its_reason_and_place_and_its_neighbours_are_kept(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
+    read = read_source(path)
+    assert read.texts == ["before", "after"]
+    assert read.reasons == [(reason, 19)]
+    assert all(drop.detail.isprintable() for drop in read.drops)
+
+
+def test_bad_metadata_does_not_cost_a_good_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"text": "a", "meta": "\xff"}\n{"text": "b", "meta": NaN}\n'
+        b'{"text": "c", "meta": "\\ud800"}\n{"text": "d", "id": "\\ud800"}\n'
+    )
+    read = read_source(path)
+    assert read.texts == ["a", "b", "c", "d"]
+    assert read.ids == [None, None, None, "\\ud800"]
+
+
+def test_objects_that_go_on_over_lines_are_not_taken_for_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text":\n"a"}{"text":"b"}\n{"text":"c"}\n')
+    read = read_source(path)
+    assert read.texts == ["c"]
+    assert [reason for reason, _ in read.reasons] == ["malformed", "malformed"]
+
+
+def test_ids_of_any_json_type_become_strings(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"text": "a", "id": i} for i in ("x", 7, None, [1, "\u00e9"], 1.5)]))
+    assert read_source(path).ids == ["x", "7", None, '[1,"\u00e9"]', "1.5"]
+
+
+def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path) -> None:
+    for name, data in (("a.jsonl", b""), ("b.jsonl.gz", b"gz")):
+        raw = b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'
+        (tmp_path / name).write_bytes(gzip.compress(raw) if data else raw)
+        assert read_source(tmp_path / name).texts == ["a", "b"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=30).map(lambda t: json.dumps({"text": t}).encode()),
+            st.sampled_from([b"", b"  ", b"oops", b'{"x": 1}', b'{"text": "' + b"y" * 300 + b'"}']),
+            st.binary(max_size=12).filter(lambda b: b"\n" not in b),
+        ),
+        max_size=12,
+    ),
+    st.sampled_from([b"\n", b"\r\n"]),
+    st.booleans(),
+    st.integers(1, 200),
+)
+def test_units_of_any_size_give_what_the_whole_file_gives(
+    tmp_path_factory: pytest.TempPathFactory,
+    parts: list[bytes],
+    end: bytes,
+    closed: bool,
+    target: int,
+) -> None:
+    path = tmp_path_factory.mktemp("units") / "a.jsonl"
+    first = b'{"text": "always one good line"}'
+    path.write_bytes(end.join([first, *parts]) + (end if closed else b""))
+    whole, cut = read_source(path), read_source(path, target_bytes=target)
+    assert (whole.texts, whole.places) == (cut.texts, cut.places)
+    assert whole.drops == cut.drops
+    records = sum(1 for part in b"\n".join([first, *parts]).split(b"\n") if part.strip())
+    assert len(whole.texts) + len(whole.drops) == records
+
+
+def test_batches_are_bounded_by_bytes_however_long_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        lines([{"text": "x" * size} for size in (10, 9_000_000, 10, 3_000_000, 2_000_000)])
+    )
+    read = read_source(path)
+    assert [len(text) for text in read.texts] == [10, 9_000_000, 10, 3_000_000, 2_000_000]
+    assert read.batches >= 3
+
+
+def test_an_empty_file_has_no_documents_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.jsonl").write_bytes(lines(GOOD[:1]))
+    read = read_source(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert read.texts == ["document 0"]
+
+
+def test_a_file_without_the_text_field_is_refused_with_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"texts": "a", "url": "b"}] * 3))
+    with pytest.raises(InputError) as caught:
+        read_source(path)
+    assert "texts, url" in str(caught.value)
+    assert "did you mean 'texts'?" in str(caught.value)
+    assert "a.jsonl" in str(caught.value)
+
+
+def test_a_later_file_without_the_text_field_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(GOOD))
+    (tmp_path / "b.jsonl").write_bytes(lines([{"content": "a"}] * 3))
+    with pytest.raises(InputError, match="content"):
+        read_source(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+
+
+def test_a_json_array_is_refused_and_not_dropped_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(GOOD, indent=1))
+    with pytest.raises(InputError, match="no line at the start of the file is a JSON object"):
+        read_source(path)
+
+
+def test_a_kept_or_id_field_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(GOOD))
+    for arguments in ({"keep": ["m"]}, {"id_column": "ids"}):
+        with pytest.raises(InputError, match="there is no column"):
+            read_source(path, **arguments)
