@@ -7,11 +7,19 @@ gets into a message.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from olm_data.errors import StorageError, UsageError
+from olm_data.errors import InputError, StorageError, UsageError
+
+# Modules of the clients behind s3:// and hf://, whatever version of them is installed.
+_CLIENTS = frozenset(
+    {"aiobotocore", "aiohttp", "botocore", "httpcore", "httpcore2", "httpx", "httpx2", "requests"}
+    | {"huggingface_hub", "urllib3"}
+)
 
 
 def hub_file(repository: str, name: str) -> bytes | None:
@@ -23,24 +31,74 @@ def hub_file(repository: str, name: str) -> bytes | None:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
         EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
     )
 
     try:
-        path = hf_hub_download(repository, name, endpoint=os.environ.get("HF_ENDPOINT"))
-    except GatedRepoError as error:
-        raise gated(repository) from error
-    except LocalEntryNotFoundError as error:
+        with hub_errors(repository):
+            path = hf_hub_download(repository, name, endpoint=os.environ.get("HF_ENDPOINT"))
+    except LocalEntryNotFoundError as error:  # "not in the cache, and the hub did not answer"
         raise unreachable(repository, error) from error
     except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError):
         return None
-    except (HfHubHTTPError, OSError) as error:
-        raise unreachable(repository, error) from error
     return Path(path).read_bytes()
+
+
+def dataset_commit(repository: str, revision: str | None = None) -> str:
+    """Return the commit that a dataset repository is at.
+
+    Raises:
+        InputError: there is no such dataset.
+        StorageError: the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        with hub_errors(repository):
+            api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+            return str(api.dataset_info(repository, revision=revision).sha)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise InputError(
+            "there is no such dataset on the hub",
+            where=repository,
+            fix="say --source hf:ORG/NAME[:CONFIG], or hf://datasets/ORG/NAME/PATH",
+        ) from error
+
+
+@contextlib.contextmanager
+def hub_errors(repository: str) -> Iterator[None]:
+    """Make a gated repository and a hub that does not answer our errors; "not there" goes on."""
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        yield
+    except GatedRepoError as error:
+        raise UsageError(
+            "the hub wants you to accept this repository's terms first",
+            where=repository,
+            fix="accept them on its page, then log in with `hf auth login`",
+        ) from error
+    except (EntryNotFoundError, RepositoryNotFoundError):
+        raise
+    except (HfHubHTTPError, ConnectionError, TimeoutError) as error:
+        raise unreachable(repository, error) from error
+    except Exception as error:
+        if is_connection(error):
+            raise unreachable(repository, error) from error
+        raise
+
+
+def is_connection(error: BaseException) -> bool:
+    """Whether an error comes from a remote client: they share no base class, only their modules."""
+    return type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 def hub_filesystem() -> Any:
@@ -48,15 +106,6 @@ def hub_filesystem() -> Any:
     from huggingface_hub import HfFileSystem
 
     return HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))
-
-
-def gated(repository: str) -> UsageError:
-    """The error for a repository whose terms the user has not accepted."""
-    return UsageError(
-        "the hub wants you to accept this repository's terms first",
-        where=repository,
-        fix="accept them on its page, then log in with `hf auth login`",
-    )
 
 
 def unreachable(repository: str, error: BaseException) -> StorageError:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from olm_data.errors import InputError, OlmError, StorageError, UsageError, printable, suggest
-from olm_data.hub import gated, hub_filesystem, unreachable
+from olm_data.hub import dataset_commit, hub_filesystem, is_connection
 from olm_data.sources.base import Format, InputFile, PositionKind
 
 FORMATS: dict[str, Format] = {
@@ -195,13 +195,13 @@ def reading(input: InputFile, file: IO[bytes] | None = None) -> Iterator[None]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
         raise _damaged(input, file, error) from error
     except OSError as error:
-        if error.errno is None and not _is_connection(error):  # Arrow says what is wrong with bytes
+        if error.errno is None and not is_connection(error):  # Arrow says what is wrong with bytes
             raise _damaged(input, file, error) from error
         if "://" not in input.url:
             raise InputError("the file cannot be read", where=input.path, why=str(error)) from error
         raise _remote_failure(input.path, error) from error
     except Exception as error:
-        if "://" in input.url and _is_connection(error):
+        if "://" in input.url and is_connection(error):
             raise _remote_failure(input.path, error) from error
         raise
 
@@ -216,12 +216,6 @@ def _damaged(input: InputFile, file: IO[bytes] | None, error: BaseException) -> 
         why=printable(str(error).splitlines()[0][:200]) if str(error) else type(error).__name__,
         fix="copy or download it again, or leave it out",
     )
-
-
-def _is_connection(error: BaseException) -> bool:
-    """Whether an error comes from a remote client: they share no base class, only their module."""
-    module = type(error).__module__.partition(".")[0]
-    return module in {"botocore", "aiobotocore", "aiohttp", "httpx", "requests", "huggingface_hub"}
 
 
 def _remote_failure(path: str, error: BaseException) -> StorageError:
@@ -370,26 +364,16 @@ def _remote_revision(info: dict[str, Any]) -> str:
 
 def _pinned(fs: Any, url: str) -> str:
     """Return an `hf://` URL with the repository's revision as a commit."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
-
     try:
         place = fs.resolve_path(url)
     except (FileNotFoundError, NotImplementedError, ValueError) as error:
         raise InputError(
             "there is no such hub repository", where=url, fix="hf://datasets/ORG/NAME/PATH"
         ) from error
-    try:
-        info = HfApi(endpoint=fs.endpoint).repo_info(
-            place.repo_id, repo_type=place.repo_type, revision=place.revision
-        )
-    except GatedRepoError as error:
-        raise gated(place.repo_id) from error
-    except RepositoryNotFoundError as error:
-        raise InputError("there is no such hub repository", where=place.repo_id) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise unreachable(place.repo_id, error) from error
-    return f"hf://{replace(place, revision=info.sha, _raw_revision=None).unresolve()}"
+    if place.repo_type != "dataset":
+        raise UsageError("only dataset repositories are inputs", where=url)
+    commit = dataset_commit(place.repo_id, place.revision)
+    return f"hf://{replace(place, revision=commit, _raw_revision=None).unresolve()}"
 
 
 def _named_from_common_root(files: list[InputFile]) -> list[InputFile]:

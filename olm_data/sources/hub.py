@@ -8,16 +8,16 @@ cuts finer. Here the library decides what a row is; a shard of it is one input a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import numpy as np
 import pyarrow as pa
 
-from olm_data.errors import InputError, StorageError, UsageError
-from olm_data.hub import gated, unreachable
+from olm_data.errors import InputError, UsageError
+from olm_data.hub import dataset_commit, hub_errors
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.columns import require_text, table_batches
 
@@ -38,7 +38,7 @@ def list_inputs(name: str, split: str) -> list[InputFile]:
         StorageError: the hub cannot be reached.
     """
     repository, _, config = name.partition(":")
-    commit = _commit(repository)
+    commit = dataset_commit(repository)
     dataset = _load(repository, config, split, commit)
     shards = int(dataset.num_shards)
     size = getattr(dataset.info, "dataset_size", None) or 0
@@ -111,14 +111,18 @@ def _tables(input: InputFile) -> Iterator[pa.Table]:
     tables = iter(shard.with_format("arrow").iter(batch_size=ROWS))
     while True:
         try:
-            table = next(tables, None)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise _failure(place["repository"], error) from error
+            with hub_errors(place["repository"]):
+                table = next(tables, None)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                "a file of the dataset is damaged", where=input.path, why=str(error)
+            ) from error
         if table is None:
             return
         yield table
 
 
+@lru_cache(maxsize=4)  # each shard of a dataset asks again; a pinned commit never changes
 def _load(repository: str, config: str, split: str, commit: str) -> Any:
     try:
         from datasets import load_dataset
@@ -129,9 +133,10 @@ def _load(repository: str, config: str, split: str, commit: str) -> Any:
             fix="pip install 'olm[hub]'",
         ) from error
     try:
-        return load_dataset(
-            repository, config or None, split=split, streaming=True, revision=commit
-        )
+        with hub_errors(repository):
+            return load_dataset(
+                repository, config or None, split=split, streaming=True, revision=commit
+            )
     except FileNotFoundError as error:
         raise InputError(
             "the hub repository holds no dataset the library can read", where=repository
@@ -143,36 +148,3 @@ def _load(repository: str, config: str, split: str, commit: str) -> Any:
             why=str(error).splitlines()[0][:300],
             fix="say --source hf:ORG/NAME:CONFIG --split SPLIT",
         ) from error
-    except OSError as error:
-        raise unreachable(repository, error) from error
-
-
-def _commit(repository: str) -> str:
-    """Return the commit that the dataset's main revision is at."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        info = HfApi(endpoint=os.environ.get("HF_ENDPOINT")).dataset_info(repository)
-    except GatedRepoError as error:
-        raise gated(repository) from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        raise InputError(
-            "there is no such dataset on the hub",
-            where=f"hf:{repository}",
-            fix="say --source hf:ORG/NAME[:CONFIG]",
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise unreachable(repository, error) from error
-    return str(info.sha)
-
-
-def _failure(repository: str, error: Exception) -> InputError | StorageError:
-    if isinstance(error, pa.ArrowInvalid):
-        return InputError("a file of the dataset is damaged", where=repository, why=str(error))
-    return unreachable(repository, error)

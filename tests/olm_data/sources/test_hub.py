@@ -1,0 +1,241 @@
+"""Named and other hub datasets, through the hub's real clients against a stub on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.hub_stub import COMMIT, HubStub, write_fineweb_edu
+from support.reading import read_source
+
+from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.sources import named, resolve_source
+from olm_data.tokenizer import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubStub, list[str]]]:
+    root = tmp_path_factory.mktemp("hub")
+    texts = write_fineweb_edu(root)
+    with HubStub(root).running() as stub:
+        yield stub, texts
+
+
+@pytest.fixture
+def endpoint(
+    hub: tuple[HubStub, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> HubStub:
+    """The stub, for clients that read HF_ENDPOINT when they are called."""
+    for name, value in hub[0].environment(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    return hub[0]
+
+
+def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a fresh process whose hub clients know the stub from their start."""
+    return subprocess.run(
+        [sys.executable, "-m", "olm_data.cli", *arguments],
+        env={**os.environ, **hub.environment(home)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_named_source_reads_its_default_subset_by_row_groups(
+    hub: tuple[HubStub, list[str]], endpoint: HubStub
+) -> None:
+    read = read_source(source="fineweb-edu", target_bytes=1000)
+    assert read.texts == hub[1]
+    assert read.units == 8
+    assert read.ids[0] == "<urn:uuid:00000000-0000>"
+    assert read.kept[61] == {"url": "https://example.org/1/1", "score": 2.51}
+    assert read.places[60] == ("HuggingFaceFW/fineweb-edu/sample/10BT/001_00000.parquet", 0)
+
+
+def test_only_the_wanted_columns_of_a_row_group_are_fetched(endpoint: HubStub) -> None:
+    before = len(endpoint.requests)
+    read_source(source="fineweb-edu", target_bytes=1000)
+    size = (
+        endpoint.root / "datasets/HuggingFaceFW/fineweb-edu/sample/10BT/000_00000.parquet"
+    ).stat()
+    ranges = [r.rpartition("bytes=")[2] for r in endpoint.requests[before:] if "bytes=" in r]
+    spans = [tuple(map(int, r.split("-"))) for r in ranges]
+    parts = [stop - start for start, stop in spans if stop - start < size.st_size - 1]
+    assert len(parts) >= 8
+    assert max(parts) < size.st_size // 3
+
+
+def test_files_are_pinned_to_the_commit_that_was_listed(endpoint: HubStub) -> None:
+    plan = resolve_source(source="fineweb-edu")
+    assert all(f"@{COMMIT}/" in file.url for file in plan.inputs)
+    assert all(COMMIT not in file.path for file in plan.inputs)
+
+
+def test_a_mirror_with_the_same_layout_gives_the_same_inputs_by_name(endpoint: HubStub) -> None:
+    remote = resolve_source(source="fineweb-edu", subset="sample-10BT")
+    mirror = endpoint.root / "datasets/HuggingFaceFW/fineweb-edu"
+    local = resolve_source(source="fineweb-edu", root=str(mirror))
+    assert [(f.path, f.bytes) for f in local.inputs] == [(f.path, f.bytes) for f in remote.inputs]
+    assert local.options == remote.options
+    assert local.name == remote.name == "fineweb-edu-sample-10BT"
+
+
+def test_hub_urls_work_as_inputs(hub: tuple[HubStub, list[str]], endpoint: HubStub) -> None:
+    url = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"
+    assert read_source(f"{url}/001_00000.parquet").texts == hub[1][60:]
+    assert read_source(f"{url}/*.parquet").texts == hub[1]
+    assert read_source(url).texts == hub[1]
+
+
+def test_what_is_not_on_the_hub_is_refused_by_name(endpoint: HubStub) -> None:
+    for arguments in (
+        {"source": "fineweb"},
+        {"source": "fineweb-edu", "subset": "CC-MAIN-2024-10"},
+        {"source": "hf:nobody/nothing"},
+        {"inputs": ["hf://datasets/nobody/nothing/a.parquet"]},
+        {"inputs": ["hf://datasets/HuggingFaceFW/fineweb-edu/no-*.parquet"]},
+    ):
+        with pytest.raises(InputError):
+            resolve_source(**arguments)
+    with pytest.raises(UsageError, match="neither a local path nor a hub repository"):
+        load_tokenizer("nobody/nothing")
+
+
+def test_a_hub_that_does_not_answer_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_canarysecret")
+    for source in ("fineweb-edu", "hf:nobody/nothing"):
+        with pytest.raises(StorageError) as caught:
+            resolve_source(source=source)
+        assert "canary" not in str(caught.value)
+
+
+def test_offline_the_command_says_at_once_that_the_hub_is_needed(
+    endpoint: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "a.txt").write_text("text")
+    done = run(endpoint, tmp_path, "tokenize", "a.txt", "--tokenizer", "nobody/x", "--output", "o")
+    assert done.returncode == 6
+    assert "the hub cannot be reached" in done.stderr
+    assert "--tokenizer FILE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_bare_command_tokenises_a_named_source_with_the_hubs_tokenizer(
+    hub: tuple[HubStub, list[str]], tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    stub, texts = hub
+    place = stub.root / "models" / "openai-community" / "gpt2"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "tokenizer.json").write_bytes(tiny_tokenizer.read_bytes())
+    (place / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    done = run(stub, tmp_path, "tokenize", "--source", "fineweb-edu", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    output = tmp_path / "tokens" / "fineweb-edu-sample-10BT-gpt2"
+    manifest = json.loads((output / "manifest.json").read_text())
+    assert manifest["totals"]["documents"] == len(texts)
+    assert manifest["inputs"][0]["path"].startswith("HuggingFaceFW/fineweb-edu/sample/10BT/")
+    assert str(tmp_path) not in json.dumps({**manifest, "tools": None})
+
+
+def test_any_hub_dataset_reads_through_the_datasets_library(
+    hub: tuple[HubStub, list[str]], tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    pytest.importorskip("datasets")
+    stub, texts = hub
+    # fmt: off
+    done = run(
+        stub, tmp_path, "tokenize", "--source", "hf:HuggingFaceFW/fineweb-edu:sample-10BT",
+        "--tokenizer", str(tiny_tokenizer), "--output", "out", "--workers", "1", "--keep", "url",
+    )
+    # fmt: on
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["totals"]["documents"] == len(texts)
+    assert [item["documents"] for item in manifest["inputs"]] == [60, 60]
+
+
+def test_a_wrong_config_or_split_of_a_hub_dataset_is_a_usage_error(
+    hub: tuple[HubStub, list[str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("datasets")
+    script = """
+from olm_data.errors import UsageError
+from olm_data.sources import resolve_source
+for config, split in ((":nope", None), ("", "dev")):
+    try:
+        resolve_source(source="hf:HuggingFaceFW/fineweb-edu" + config, split=split)
+    except UsageError as error:
+        print(error.what, error.why)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **hub[0].environment(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("no such config or split") == 2
+    assert "sample-10BT" in done.stdout
+    assert "train" in done.stdout
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, endpoint: HubStub) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UsageError, match=r"pip install 'olm\[hub\]'"):
+        resolve_source(source="hf:HuggingFaceFW/fineweb-edu")
+
+
+SUBSETS: dict[str, Any] = {
+    ("fineweb-edu", None): "sample/10BT/*.parquet",
+    ("fineweb", "CC-MAIN-2024-10"): "data/CC-MAIN-2024-10/*.parquet",
+    ("dclm", "global-shard_01_of_10"): "global-shard_01_of_10/local-shard_*/*.jsonl.zst",
+    ("c4", None): "en/c4-train.*.json.gz",
+    ("wikipedia", "20231101.de"): "20231101.de/train-*.parquet",
+    ("finemath", None): "finemath-4plus/train-*.parquet",
+    ("the-stack", "rust"): "data/rust/*.parquet",
+    ("tinystories", None): "data/train-*.parquet",
+}
+
+
+@pytest.mark.parametrize(("asked", "pattern"), SUBSETS.items(), ids=str)
+def test_subsets_of_the_catalogue_are_globs_of_the_repository(asked: Any, pattern: str) -> None:
+    assert named.subset_glob(*asked)[1] == pattern
+
+
+def test_a_mirror_of_each_catalogue_entry_is_read_with_its_own_columns(tmp_path: Path) -> None:
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import zstandard
+
+    for name, entry in named.CATALOGUE.items():
+        root = tmp_path / name
+        file = root / named.subset_glob(name, None)[1].replace("*", "00000")
+        file.parent.mkdir(parents=True)
+        names = dict.fromkeys([entry.text, *([entry.id] if entry.id else []), *entry.keep])
+        record = {column: f"{name} {column}" for column in names}
+        line = json.dumps(record).encode() + b"\n"
+        if file.suffix == ".parquet":
+            pq.write_table(pa.table({k: [v] for k, v in record.items()}), file)
+        elif file.suffix == ".gz":
+            file.write_bytes(gzip.compress(line))
+        else:
+            file.write_bytes(zstandard.ZstdCompressor().compress(line))
+        read = read_source(source=name, root=str(root))
+        assert read.texts == [f"{name} {entry.text}"]
+        assert read.ids == [f"{name} {entry.id}" if entry.id else None]
+        assert read.kept == ([{k: f"{name} {k}" for k in entry.keep}] if entry.keep else [])
+        assert read.places[0][0].startswith(entry.repository)
