@@ -16,6 +16,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -134,7 +135,8 @@ class DataLoader:
 
     def rows_of_step(self, step: int) -> NDArray[np.int64]:
         """Return the global rows int64 [G] of a step over all ranks, in order."""
-        return self._rows_of_slice(step, 0, self._step_rows)
+        first = step * self._step_rows
+        return self._kept.rows(np.arange(first, first + self._step_rows, dtype=np.int64))
 
     def order_digest(self, step: int) -> str:
         """Return the sha256 of the global rows of a step (int64, little-endian), for the log."""
@@ -142,7 +144,13 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[list[Batch]]:
         self.close()
-        items: Iterator[list[Batch]] = self._read_steps(self.step)
+        items = _read_steps(
+            self._reader,
+            self._kept,
+            range(self.step, self.steps),
+            _Slice(self._step_rows, self._microbatch_rows, self.rank, self.world_size),
+            pin=self.device is not None and self.device.type == "cuda",
+        )
         if self.prefetch:
             items = self._running = Prefetcher(items, self.prefetch)
         else:
@@ -217,30 +225,6 @@ class DataLoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rows_of_slice(self, step: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Global rows start .. stop-1 of a step."""
-        first = step * self._step_rows
-        return self._kept.rows(np.arange(first + start, first + stop, dtype=np.int64))
-
-    def _read_steps(self, first: int) -> Iterator[list[Batch]]:
-        """Read this rank's micro-batches of steps first, first + 1, ... (in the thread)."""
-        per_rank = self._step_rows // self.world_size
-        start, size, last = self.rank * per_rank, self._microbatch_rows, self.steps
-        ahead = max(1, _LOCATED_AHEAD // per_rank)
-        for chunk in range(first, last, ahead):
-            steps = range(chunk, min(chunk + ahead, last))
-            windows = self._reader.prepare(
-                np.concatenate([self._rows_of_slice(t, start, start + per_rank) for t in steps])
-            )
-            for begin in range(0, len(windows), per_rank):
-                batches = [
-                    Batch.from_rows(windows.read(i, i + size))
-                    for i in range(begin, begin + per_rank, size)
-                ]
-                if self.device is not None and self.device.type == "cuda":
-                    batches = [batch.pin_memory() for batch in batches]
-                yield batches
-
     def _hand_out(self, items: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         for batches in items:
             if items is not self._items:
@@ -312,7 +296,9 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.close()
-        self._running = Prefetcher(self._read(), _EVAL_AHEAD)
+        self._running = Prefetcher(
+            _read_evaluation(self._rows, self._first, self._size, self._batches), _EVAL_AHEAD
+        )
         return self._running
 
     def close(self) -> None:
@@ -321,10 +307,44 @@ class EvalLoader:
             self._running.close()
             self._running = None
 
-    def _read(self) -> Iterator[Batch]:
-        for k in range(self._batches):
-            first = self._first + k * self._size
-            yield Batch.from_rows(self._rows.read(np.arange(first, first + self._size)))
+
+@dataclass(frozen=True)
+class _Slice:
+    """Which rows of a step one rank reads, and in what pieces; all in rows."""
+
+    step_rows: int
+    microbatch_rows: int
+    rank: int
+    world_size: int
+
+
+# The background thread runs the two generators below. They hold what they read from, and never the
+# loader: a loader nobody holds is collected, and its thread ends.
+
+
+def _read_steps(
+    reader: RowReader, kept: KeptRows, steps: range, part: _Slice, *, pin: bool
+) -> Iterator[list[Batch]]:
+    """Read the micro-batches of one rank for each of `steps`."""
+    per_rank, size = part.step_rows // part.world_size, part.microbatch_rows
+    ahead = max(1, _LOCATED_AHEAD // per_rank)
+    mine = part.rank * per_rank + np.arange(per_rank, dtype=np.int64)
+    for chunk in range(steps.start, steps.stop, ahead):
+        first = np.arange(chunk, min(chunk + ahead, steps.stop)) * part.step_rows
+        # [steps, 1] + [rows of the rank] -> [steps * rows of the rank]
+        windows = reader.prepare(kept.rows((first[:, None] + mine).reshape(-1)))
+        for begin in range(0, len(windows), per_rank):
+            batches = [
+                Batch.from_rows(windows.read(i, i + size))
+                for i in range(begin, begin + per_rank, size)
+            ]
+            yield [batch.pin_memory() for batch in batches] if pin else batches
+
+
+def _read_evaluation(rows: DatasetRows, first: int, size: int, count: int) -> Iterator[Batch]:
+    """Read `count` batches of `size` rows from row `first` on."""
+    for begin in range(first, first + count * size, size):
+        yield Batch.from_rows(rows.read(np.arange(begin, begin + size)))
 
 
 def _rows_of(name: str, tokens: int, length: int) -> int:

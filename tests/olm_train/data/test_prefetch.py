@@ -14,8 +14,8 @@ from olm_data.errors import ValidationError
 from olm_train.data.prefetch import Prefetcher
 
 
-def thread_names() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "olm-prefetch"]
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "olm-prefetch"}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7, 100])
@@ -69,22 +69,24 @@ def test_an_error_is_raised_by_the_next_that_needed_the_item_and_keeps_its_parts
 
 
 def test_close_ends_a_thread_that_waits_for_room():
+    before = threads()
     items = Prefetcher(iter(range(1000)), 2)
     assert next(items) == 0
     items.close()
     items.close()
-    assert thread_names() == []
+    assert threads() <= before
     with pytest.raises(RuntimeError, match="closed"):
         next(items)
 
 
 def test_a_prefetcher_nobody_holds_ends_its_thread():
+    before = threads()
     items = Prefetcher(iter(range(1000)), 2)
     assert next(items) == 0
-    assert len(thread_names()) == 1
+    assert len(threads() - before) == 1
     del items
     gc.collect()
-    assert thread_names() == []
+    assert threads() <= before
 
 
 def test_an_interpreter_exits_while_the_thread_waits():
