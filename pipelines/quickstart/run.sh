@@ -11,7 +11,7 @@ step "1/7 tokenizer"
 if [ -f out/tokenizer.json ]; then
   echo "out/tokenizer.json is there; nothing to do"
 else
-  olm-data train-tokenizer --source pylib --subset stdlib --vocab-size 8192 --output out/tokenizer.json
+  olm-data train-tokenizer --source pylib --subset stdlib --vocab-size 4096 --output out/tokenizer.json
 fi
 
 step "2/7 text to tokens"
@@ -23,8 +23,8 @@ tokenize() { # name, subset of the source pylib, share held out
       --output "out/tokens/$1" --holdout "$3"
   fi
 }
-tokenize code stdlib 0.02
-tokenize docs packages 0.05
+tokenize code stdlib 0.01
+tokenize docs packages 0.02
 
 step "3/7 verify"
 olm-data verify out/tokens/code
