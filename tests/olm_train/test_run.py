@@ -1,0 +1,135 @@
+"""The command: quick help, mistakes with a message and an exit code, a dry run that trains nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.runs import config_values, environment, run, write_config
+
+from olm_train.config import Values
+from olm_train.run import main
+from olm_train.run_config import RunConfig
+
+
+@pytest.fixture
+def config(tiny_mixture: Path, tmp_path: Path) -> Path:
+    return write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
+
+
+def test_help_and_misspelled_options_answer_without_torch() -> None:
+    code = (
+        "import sys; from olm_train.run import main; codes = [main(['--help']), "
+        "main(['--dryrun']), main(['none.yaml'])]; assert 'torch' not in sys.modules; print(codes)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment()
+    )
+    assert result.stdout.splitlines()[-1] == "[0, 2, 2]", result.stderr
+    assert "--dry-run" in result.stderr  # the near miss
+    assert "python -m olm_train.run train.yaml --dry-run" in result.stdout
+
+
+def test_without_a_file_the_one_here_is_taken(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(config.parent)
+    assert main(["--dry-run"]) == 0
+    assert "24 steps of 256 tokens" in capsys.readouterr().out
+
+
+def test_without_any_file_the_recipes_are_listed(
+    tmp_path: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([]) == 2
+    message = capsys.readouterr().err
+    for recipe in (repository / "pipelines").glob("*/train.yaml"):
+        assert f"{recipe.parent.name}/train.yaml" in message
+    assert "fix: torchrun" in message
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(config), "--dry-run", "--train_module.optim.lr=3e-4"]) == 0
+    out = capsys.readouterr().out
+    for text in (
+        "lr: 0.0003",  # the override, resolved
+        "vocab_size: 512",  # from the lock
+        "source prose",
+        "stage anneal: 2,048 tokens, 64 rows: code 50.00%, prose 50.00%",
+        "24 steps of 256 tokens: 6,144 tokens",
+        "1 rank x 4 micro-batches of 64 tokens",
+        "lr at step  4: 3.000e-04",
+        "parameters",
+        "FLOPs a token",
+        "held: ",
+    ):
+        assert text in out
+    assert not (config.parent / "run").exists()
+
+
+def test_dry_run_describes_the_launched_number_of_ranks(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main([str(config), "--dry-run"]) == 0
+    assert "4 ranks x 1 micro-batch of 64 tokens" in capsys.readouterr().out
+    monkeypatch.setenv("RANK", "1")
+    assert main([str(config), "--dry-run"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "code", "says"),
+    [
+        ("--model.d_modle=3", 2, "did you mean 'd_model'?"),
+        ("--trainer.callbacks.checkpoint.save_interval=3", 2, "did you mean 'checkpointer'?"),
+        ("--data_loader.global_batch_size=100", 2, "multiple"),
+        ("--trainer.max_duration={value: 25, unit: steps}", 2, "the mixture lock holds 24"),
+        ("--trainer.hard_stop={value: 3, unit: stpes}", 2, "did you mean 'steps'?"),
+        ("--model.vocab_size=100", 2, "smaller than the tokenizer's"),
+        ("--model.preset=olm-1x", 2, "did you mean"),
+        ("--data_loader.mixture=none.lock.json", 4, "there is no mixture lock"),
+        ("--trainer.callbacks.lm_evaluator.datasets.x=none", 4, "none"),
+        ("--trainer.save_folder=s3://bucket/run", 2, "local disk"),
+    ],
+)
+def test_a_mistake_has_a_message_and_an_exit_code(
+    config: Path, capsys: pytest.CaptureFixture[str], option: str, code: int, says: str
+) -> None:
+    assert main([str(config), "--dry-run", option]) == code
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert says in message
+    assert "Traceback" not in message
+
+
+def test_two_files_are_one_too_many(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(config), "other.yaml"]) == 2
+    assert "two configuration files" in capsys.readouterr().err
+
+
+def test_under_torchrun_an_error_is_told_once(config: Path) -> None:
+    result = run(config, "--model.d_modle=3", ranks=2)
+    assert result.returncode == 1  # torchrun's own
+    assert result.stderr.count("error: unknown field") == 1
+    assert "exitcode  : 2" in result.stderr
+
+
+def test_a_preset_is_a_starting_point(tiny_mixture: Path, tmp_path: Path) -> None:
+    values = Values(config_values(tiny_mixture, tmp_path))
+    values.data["model"] = {"preset": "olm-1m", "n_layers": 2}
+    model = RunConfig.resolve(values).model
+    assert (model.d_model, model.n_layers, model.vocab_size) == (128, 2, 512)
+
+
+def test_the_saved_configuration_is_the_configuration(tiny_mixture: Path, tmp_path: Path) -> None:
+    config = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
+    assert RunConfig.resolve(Values(config.as_dict())) == config
