@@ -101,6 +101,9 @@ class Values:
                 )
             place = below
         place[str(path[-1])] = value
+        for origins in (self._lines, self._options):
+            for replaced in [key for key in origins if key[: len(path)] == path]:
+                del origins[replaced]
         self._options[path] = shown
 
     def where(self, path: Path_) -> str:

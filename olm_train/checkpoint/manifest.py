@@ -108,7 +108,8 @@ class Manifest:
         """
         where = str(folder / MANIFEST)
         try:
-            value = json.loads((folder / MANIFEST).read_bytes())
+            data = (folder / MANIFEST).read_bytes()
+            value = json.loads(data)
             found = value.pop("digest")
             version = (value["format"], value["version"])
             if version == (FORMAT, VERSION) and found == digest(value):
@@ -120,7 +121,8 @@ class Manifest:
                             f"the manifest lists {printable(entry.name)}, no file of a checkpoint",
                             where=where,
                         )
-                return manifest
+                if data == manifest.to_json():
+                    return manifest
         except OSError as error:
             raise ValidationError("there is no manifest", where=where) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:

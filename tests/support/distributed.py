@@ -26,6 +26,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "olm_train.train_module",
+    "support.runs",
 ]
 
 

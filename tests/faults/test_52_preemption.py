@@ -1,0 +1,117 @@
+"""Row 52: a signal to any rank stops all ranks at one step, saved; a second one ends at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from support.distributed import PRELOADED, run_ranks
+from support.runs import build_trainer, metrics
+
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.load import open_checkpoint
+from olm_train.preempt import Preempted, Preemption
+from olm_train.world import World
+
+
+class SignalAt(Callback):
+    """Sends this process a signal in the middle of a step, on one rank."""
+
+    def __init__(self, step: int, number: signal.Signals, rank: int = 0) -> None:
+        self.step, self.number, self.rank = step, number, rank
+
+    def pre_optim_step(self) -> None:
+        if self.trainer.step + 1 == self.step and self.trainer.world.rank == self.rank:
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)],
+)
+def test_52_signal_leaves_a_checkpoint_and_the_requeue_code(
+    tiny_mixture: Path, tmp_path: Path, number: signal.Signals, exit_code: int
+) -> None:
+    trainer = build_trainer(tiny_mixture, tmp_path, callbacks={"signal": SignalAt(4, number)})
+    handler = signal.getsignal(number)
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    assert stop.value.exit_code == exit_code
+    assert stop.value.signal_number == number
+    assert open_checkpoint(tmp_path / f"step{stop.value.step:08d}", World()).step in (4, 5)
+    assert signal.getsignal(number) == handler  # the process is as it was
+
+
+def stop_by_rank_one(lock: Path, folder: Path) -> tuple[int, int]:
+    world = World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        control_group=dist.new_group(backend="gloo"),
+        exchange_group=dist.new_group(backend="gloo"),
+    )
+    trainer = build_trainer(
+        lock, folder, callbacks={"signal": SignalAt(4, signal.SIGTERM, rank=1)}, world=world
+    )
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    return stop.value.step, stop.value.signal_number
+
+
+def test_52_ranks_agree_on_the_step_when_one_of_them_is_signalled(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    one, two = run_ranks(stop_by_rank_one, 2, tiny_mixture, tmp_path)
+    assert one == two == (5, signal.SIGTERM)
+    assert open_checkpoint(tmp_path / "step00000005", World()).step == 5
+
+
+def test_52_signal_during_evaluation_stops_it_and_it_is_made_once_after_the_restart(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build_trainer(tiny_mixture, tmp_path)
+    evaluate = trainer.train_module.eval_batch
+
+    def interrupted(batch: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trainer.train_module, "eval_batch", interrupted)
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    assert stop.value.step == 9  # the first evaluation
+    assert not [line for line in metrics(tmp_path) if "eval" in line]
+    build_trainer(tiny_mixture, tmp_path).fit()
+    assert [line["step"] for line in metrics(tmp_path) if "eval" in line] == [9, 18, 24]
+
+
+def test_52_signal_in_the_last_step_changes_nothing(tiny_mixture: Path, tmp_path: Path) -> None:
+    build_trainer(tiny_mixture, tmp_path, callbacks={"signal": SignalAt(24, signal.SIGTERM)}).fit()
+    assert metrics(tmp_path)[-1]["step"] == 24
+
+
+def signal_twice(second: signal.Signals) -> None:
+    with Preemption(debounce=-1):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), second)
+    raise AssertionError("still here")
+
+
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_52_second_signal_ends_at_once(second: signal.Signals, code: int) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    process = context.Process(target=signal_twice, args=(second,))
+    process.start()
+    process.join()
+    assert process.exitcode == code
+
+
+def test_52_one_request_that_arrives_twice_counts_once() -> None:
+    with Preemption(debounce=3600) as preemption:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert preemption.ask() == signal.SIGTERM

@@ -1,0 +1,76 @@
+"""Row 53: SIGKILL at any operation of a save leaves a loadable checkpoint, the old or the new."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from support.kill import killed_at
+from support.runs import build_trainer
+
+from olm_train.checkpoint.load import newest_checkpoint
+from olm_train.checkpoint.manifest import partial_folders
+from olm_train.checkpoint.retention import remove_partial
+from olm_train.world import World
+
+OPTIONS = (
+    "--data_loader.prefetch=0",
+    "--trainer.callbacks.lm_evaluator.enabled=false",
+    "--trainer.callbacks.checkpointer={save_interval: 9, ephemeral_save_interval: 1}",
+)
+
+
+def train_to(step: int, lock: Path, folder: Path) -> None:
+    stop = f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+    build_trainer(lock, folder, *OPTIONS, stop).fit()
+
+
+def step_and_save(lock: Path, folder: Path) -> None:
+    train_to(3, lock, folder)
+
+
+@pytest.fixture(scope="module")
+def at_step_two(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped at step 2, its checkpoint ephemeral: the next save will remove it."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    build_trainer(
+        tiny_mixture, folder, *OPTIONS, "--trainer.hard_stop={value: 2, unit: steps}"
+    ).fit()
+    return folder
+
+
+def test_53_killed_at_every_operation_there_is_always_a_good_checkpoint(
+    at_step_two: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    found: list[int] = []
+    left_partial = 0
+    for number in range(1, 500):
+        folder = tmp_path / f"kill-{number}"
+        shutil.copytree(at_step_two, folder)
+        killed = killed_at(number, folder, step_and_save, tiny_mixture, folder)
+        checkpoint = newest_checkpoint(folder, World(), pytest.fail)
+        assert checkpoint is not None
+        found.append(checkpoint.step)
+        left_partial += bool(partial_folders(folder))
+        remove_partial(folder)
+        assert not partial_folders(folder)
+        assert newest_checkpoint(folder, World(), pytest.fail) is not None
+        shutil.rmtree(folder)
+        if not killed:
+            break
+    assert found == sorted(found)  # the old one up to some operation, the new one from there on
+    assert set(found) == {2, 3}
+    assert left_partial > 5
+
+
+def test_53_a_run_killed_while_saving_goes_on_and_cleans_up(
+    at_step_two: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(at_step_two, folder)
+    shutil.copytree(folder / "step00000002", folder / "step00000003.tmp")
+    (folder / "step00000003.tmp" / "manifest.json").unlink()
+    train_to(3, tiny_mixture, folder)
+    assert not partial_folders(folder)
+    assert newest_checkpoint(folder, World(), pytest.fail).step == 3  # type: ignore[union-attr]
