@@ -118,11 +118,11 @@ def tokenize(
         held.enter_context(store.exclusive())
         found = _existing(store, plan)
         splits = [store] if request.holdout_below == 0 else [store, store.child(VALIDATION)]
+        for split in splits[1:]:
+            held.enter_context(split.exclusive())
         if found is not None:
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
             return _complete(output, found, validation, len(plan.tasks))
-        for split in splits[1:]:
-            held.enter_context(split.exclusive())
         proof = _choose_encoder(request, plan, encoder)
         if proof.note:
             progress.note(proof.note)

@@ -231,7 +231,8 @@ class TokenizeJob:
                 bos=self.tokenizer.bos,
                 eos=self.tokenizer.eos,
             )
-            writer.append(ids, offsets, rows if chosen.all() else rows.filter(pa.array(chosen)))
+            some = rows if chosen.all() else rows.take(_column(np.flatnonzero(chosen), pa.int64()))
+            writer.append(ids, offsets, some)
             total += len(ids)
         return total
 
@@ -356,15 +357,22 @@ def document_rows(
     ids = batch.ids if batch.ids is not None else pa.nulls(batch.documents, pa.string())
     columns = [
         ids.cast(pa.string()),
-        pa.array(batch.inputs, pa.int32()),
-        pa.array(batch.positions, pa.int64()),
-        pa.array(batch.text_bytes, pa.int64()),
-        pa.array(hashes, pa.uint64()),
+        _column(batch.inputs, pa.int32()),
+        _column(batch.positions, pa.int64()),
+        _column(batch.text_bytes, pa.int64()),
+        _column(hashes, pa.uint64()),
     ]
     if keep is not None:
         assert batch.keep is not None
         columns += batch.keep.columns
     return pa.RecordBatch.from_arrays(columns, schema=docs_schema(keep))
+
+
+def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return an Arrow array of the values; `pa.array` of an ndarray would import pandas first."""
+    assert values.dtype == kind.to_pandas_dtype()
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
 
 
 def input_digest(parts: list[str]) -> str:

@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import tokenizers
 from support.faulty_disk import faults, kill
 from support.tokenizing import digests, make_dataset
-
-import olm_data.encoders.hf
-import olm_data.sources.jsonl  # noqa: F401  (imported here once, not in each fork)
 
 
 def forked(body: Callable[[], None]) -> int:
@@ -46,25 +45,31 @@ class Loop:
         self.folder, self.tokenizer = folder, tokenizer
         self.inputs = sorted(folder.glob("*.jsonl"))
         start = time.monotonic()
-        assert forked(lambda: self.run("whole")) == 0
+        assert forked(self.finish) == 0
         self.seconds = time.monotonic() - start
-        self.whole = digests(folder / "whole")
+        self.whole = digests(folder / "out")
+        shutil.rmtree(folder / "out")
 
-    def run(self, output: str) -> None:
+    def run(self) -> None:
         make_dataset(
             self.inputs,
             self.tokenizer,
-            self.folder / output,
-            shard_tokens=150,
+            self.folder / "out",
+            shard_tokens=500,
             holdout="1/4",
             id_column="id",
         )
+
+    def finish(self) -> None:
+        """Run on the same output, undisturbed."""
+        with faults(-1, kill):
+            self.run()
 
     def check(self, what: str) -> None:
         """Rerun after a kill, compare with the undisturbed run, say so."""
         listed = (self.folder / "out" / "manifest.json").exists()
         torn = listed and self.whole != visible(self.folder / "out")
-        if forked(lambda: self.run("out")) != 0:
+        if forked(self.finish) != 0:
             print(json.dumps([what, "the rerun failed"]))
             return
         found = digests(self.folder / "out")
@@ -88,7 +93,7 @@ class Loop:
                     kill()
 
                 with faults(at, last_words) as count:
-                    self.run("out")
+                    self.run()
 
             status = forked(attempt)
             if os.WIFEXITED(status):
@@ -109,7 +114,8 @@ class Loop:
                     signal.setitimer(
                         signal.ITIMER_REAL, max(after, 1e-4)
                     )  # ends it as SIGKILL would
-                    self.run("out")
+                    with faults(-1, kill):
+                        self.run()
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
@@ -126,6 +132,8 @@ def visible(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    assert tokenizers.Tokenizer is not None  # imported here, and below pandas, not in each fork
+    pa.array([0])
     loop = Loop(Path(sys.argv[1]), Path(sys.argv[2]))
     if sys.argv[3] == "every":
         loop.every()
