@@ -1,7 +1,7 @@
 """Named model sizes, as data. A preset fixes the shape; the vocabulary comes from the data.
 
-The name is nominal: it lies between the parameters without embeddings and the parameters with a
-tied table of 50,304 entries.
+The name is nominal: within a tenth, it lies between the parameters without embeddings and the
+parameters with a tied table of 50,304 entries.
 """
 
 from __future__ import annotations

@@ -100,11 +100,16 @@ def _checkpoint(strategy: str, world: World, folder: Path) -> dict[str, Any]:
     return {"saved": saved, "loaded": loaded, "losses": rest.losses, "full state fits": same}
 
 
-def _evaluate(strategy: str, world: World) -> tuple[float, int]:
+def _evaluate(strategy: str, world: World) -> tuple[float, int, bool]:
+    """Loss, labels, and whether the state after it is, name for name, the state before it."""
     module = build(strategy, world=world)
     (batch,) = micro_batches(1, [4], world)
+    before = {part: digest(tensors) for part, tensors in full(module).items()}
+    kinds = {name: type(tensor) for name, tensor in module.state_dict()["model"].items()}
     loss, count = module.eval_batch(batch)
-    return float(world.sum(loss)), int(world.sum(count))
+    same = kinds == {name: type(x) for name, x in module.state_dict()["model"].items()}
+    same &= before == {part: digest(tensors) for part, tensors in full(module).items()}
+    return float(world.sum(loss)), int(world.sum(count)), same
 
 
 def _shares(world: World) -> dict[str, bool]:

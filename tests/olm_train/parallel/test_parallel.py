@@ -136,7 +136,7 @@ def test_evaluation_over_ranks_adds_up_to_one_ranks(
     (batch,) = micro_batches(1, [ROWS], module.world)
     loss, count = module.eval_batch(batch)
     for rank in ranks:
-        assert rank[strategy, "eval"] == (pytest.approx(float(loss), rel=1e-6), int(count))
+        assert rank[strategy, "eval"] == (pytest.approx(float(loss), rel=1e-6), int(count), True)
 
 
 def test_fsdp_cuts_every_fp32_master_weight_and_ddp_wraps(ranks: list[dict[Any, Any]]) -> None:
