@@ -44,10 +44,17 @@ class Scanner:
         for prefix, pattern in self._groups:
             if prefix not in text:
                 continue
-            for match in pattern.finditer(text):
+            place = 0
+            while match := pattern.search(text, place):
                 document = int(np.searchsorted(offsets, match.start(), side="right")) - 1
-                if match.end() <= offsets[document + 1]:  # else it spans two documents: no hit
+                stop = int(offsets[document + 1])
+                if (
+                    match.end() > stop
+                ):  # it goes on into the next document, so look again up to here
+                    match = pattern.search(text, match.start(), stop)
+                if match:
                     found.append((document, match.group().decode()))
+                place = match.end() if match else stop
         return found
 
 

@@ -1,0 +1,198 @@
+"""Encoders: buffers in, buffers out, and one rule for special tokens whichever library works."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olm_data.encoders import TextEncoder, choose_encoder, make_encoder
+from olm_data.encoders.parity import adversarial, concatenate
+from olm_data.encoders.special import Scanner
+from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+
+NAMES = ["hf", "gigatoken"]
+
+
+@pytest.fixture(scope="module")
+def spec(tiny_tokenizer: Path) -> TokenizerSpec:
+    return load_tokenizer(tiny_tokenizer)
+
+
+def rows(encoded: tuple[np.ndarray, np.ndarray, int]) -> list[list[int]]:
+    ids, offsets, _ = encoded
+    return [ids[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_document_gets_the_ids_of_the_reference_library(
+    spec: TokenizerSpec, name: str
+) -> None:
+    texts = ["hello world", "", "caf\u00e9\r\n", " " * 50, "x" * 3000, "\x00", "\U0001f600"]
+    encoded = make_encoder(name, spec, "plain").encode(*concatenate(t.encode() for t in texts))
+    assert encoded.ids.dtype == np.uint32
+    assert encoded.offsets.dtype == np.int64
+    assert encoded.offsets[0] == 0
+    assert rows(encoded) == [spec.encode(text) for text in texts]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_documents_give_no_ids(spec: TokenizerSpec, name: str) -> None:
+    encoded = make_encoder(name, spec, "plain").encode(*concatenate([]))
+    assert (len(encoded.ids), encoded.offsets.tolist(), encoded.special_hits) == (0, [0], 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_equals_its_documents_one_by_one(spec: TokenizerSpec, name: str) -> None:
+    encoder = make_encoder(name, spec, "plain")
+    texts = [f"text {k} ".encode() * k for k in range(40)]
+    together = rows(encoder.encode(*concatenate(texts)))
+    assert together == [rows(encoder.encode(*concatenate([t])))[0] for t in texts]
+
+
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(st.text(max_size=200), max_size=8))
+def test_both_encoders_agree_on_any_text_and_it_decodes_back(
+    spec: TokenizerSpec, texts: list[str]
+) -> None:
+    buffers = concatenate(text.encode() for text in texts)
+    one, other = (make_encoder(name, spec, "plain").encode(*buffers) for name in NAMES)
+    assert rows(one) == rows(other)
+    assert [spec.decode(row) for row in rows(one)] == texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_special_tokens_in_text_follow_the_policy(spec: TokenizerSpec, name: str) -> None:
+    texts = ["a<|endoftext|>b<|endoftext|>", "none", "<|endoftext", "|>"]
+    buffers = concatenate(text.encode() for text in texts)
+    plain = make_encoder(name, spec, "plain").encode(*buffers)
+    assert plain.special_hits == 2
+    assert spec.eos not in plain.ids
+    assert [spec.decode(row) for row in rows(plain)] == texts
+    allowed = make_encoder(name, spec, "allow").encode(*buffers)
+    assert rows(allowed)[0].count(spec.eos) == 2
+    assert rows(allowed)[1:] == rows(plain)[1:]
+    with pytest.raises(InputError, match=r"special token <\|endoftext\|>") as caught:
+        make_encoder(name, spec, "error").encode(*buffers, where=lambda k: f"line {k}")
+    assert "line 0" in str(caught.value)
+
+
+def test_an_end_token_the_file_forgot_to_mark_special_is_plain_in_text_too(
+    spec: TokenizerSpec,
+) -> None:
+    model = json.loads(spec.json_bytes)
+    model["added_tokens"][0]["special"] = False
+    other = spec_from_bytes(json.dumps(model).encode(), name="t", eos="<|endoftext|>")
+    for name in NAMES:
+        encoded = make_encoder(name, other, "plain").encode(*concatenate([b"a<|endoftext|>b"]))
+        assert other.eos not in encoded.ids
+        assert encoded.special_hits == 1
+
+
+@given(
+    texts=st.lists(st.text("<|eos>a", max_size=12), max_size=6),
+    tokens=st.sets(st.sampled_from(["<|e|>", "<|eos|>", "<s>", "<|", "<|e|><|"]), min_size=1),
+)
+def test_hits_are_what_searching_each_document_finds(texts: list[str], tokens: set[str]) -> None:
+    found = Scanner(tokens).hits(*concatenate(text.encode() for text in texts))
+    by_prefix: dict[str, list[str]] = {}
+    for token in tokens:
+        by_prefix.setdefault(token[:2], []).append(token)
+    wanted = []
+    for group in by_prefix.values():
+        pattern = "|".join(re.escape(t) for t in sorted(group, key=len, reverse=True))
+        for k, text in enumerate(texts):
+            wanted += [(k, hit) for hit in re.findall(pattern, text)]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_an_encoder_that_lets_a_special_id_through_is_stopped(spec: TokenizerSpec) -> None:
+    class Leaky:
+        name = "leaky"
+
+        def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return np.array([5, spec.eos, 7], np.uint32), np.array([0, 3])
+
+    buffers = concatenate([b"abc"])
+    with pytest.raises(ValidationError, match="inside a document"):
+        TextEncoder(Leaky(), spec, "plain").encode(*buffers)
+    TextEncoder(Leaky(), spec, "allow").encode(*buffers)
+
+
+def test_auto_takes_the_fast_encoder_after_comparing_it(spec: TokenizerSpec) -> None:
+    report = choose_encoder("auto", spec, "plain", *concatenate([b"some text"] * 50))
+    assert report.encoder == "gigatoken"
+    assert report.documents == 50 + len(adversarial(spec))
+    assert report.tokens > 20_000
+    assert report.note == ""
+
+
+def test_auto_without_the_fast_library_says_so(
+    spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_data.encoders.find_spec", lambda name: None)
+    report = choose_encoder("auto", spec, "plain", *concatenate([]))
+    assert report.encoder == "hf"
+    assert "pip install 'olm[fast]'" in report.note
+    monkeypatch.setitem(sys.modules, "gigatoken", None)
+    with pytest.raises(UsageError, match=r"olm\[fast\]"):
+        choose_encoder("gigatoken", spec, "plain", *concatenate([]))
+
+
+def test_a_tokenizer_the_fast_library_cannot_load_falls_back_and_says_so(
+    spec: TokenizerSpec,
+) -> None:
+    model = json.loads(spec.json_bytes)
+    vocab = {token: k for k, token in enumerate(["<|endoftext|>", "[UNK]", "a", "##b"])}
+    model |= {
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": None,
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocab,
+        },
+    }
+    other = spec_from_bytes(json.dumps(model).encode(), name="pieces")
+    report = choose_encoder("auto", other, "plain", *concatenate([]))
+    assert report.encoder == "hf"
+    assert "cannot load the tokenizer pieces" in report.note
+    with pytest.raises(UsageError, match="cannot load"):
+        choose_encoder("gigatoken", other, "plain", *concatenate([]))
+    # The unknown token is a special token of many files, and what text may become all the same.
+    encoded = make_encoder("hf", other, "plain").encode(*concatenate([b"ab zzz"]))
+    assert encoded.ids.tolist() == [2, 3, 1]
+
+
+def test_an_encoder_that_does_not_exist_is_refused(spec: TokenizerSpec) -> None:
+    with pytest.raises(UsageError, match="did you mean 'gigatoken'"):
+        choose_encoder("gigatokens", spec, "plain", *concatenate([]))
+
+
+def test_no_encoder_library_is_imported_before_an_encoder_is_made() -> None:
+    code = (
+        "import olm_data.encoders, olm_data.tokenizer, sys;"
+        "print([m for m in ('tokenizers', 'gigatoken', 'awkward', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "dolma2", "gpt-neox-dolma"])
+@pytest.mark.parametrize("special", ["plain", "allow"])
+def test_the_gate_passes_for_real_tokenizers(shared_data: Path, name: str, special: str) -> None:
+    spec = load_tokenizer(shared_data / "tokenizers" / name)
+    text = (shared_data / "corpora/books-novels/tinyshakespeare.txt").read_bytes()[:100_000]
+    report = choose_encoder("auto", spec, special, *concatenate([text]))  # type: ignore[arg-type]
+    assert (report.encoder, report.note) == ("gigatoken", "")
