@@ -317,10 +317,11 @@ class Schedule:
 
     def _keys(self, source: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Return uint64[m, 6] round keys of m (source, epoch) pairs."""
-        seed, names = self.seed, self.names
-        pairs = zip(source.tolist(), epoch.tolist(), strict=True)
-        keys = b"".join([_key_bytes(seed, names[s], e) for s, e in pairs])
-        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)
+        epochs, which = np.unique(epoch, return_inverse=True)
+        pairs, index = np.unique(source * np.int64(epochs.size) + which, return_inverse=True)
+        each = [(p // epochs.size, int(epochs[p % epochs.size])) for p in pairs.tolist()]
+        keys = b"".join([_key_bytes(self.seed, self.names[s], e) for s, e in each])
+        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)[index]
 
 
 def rows_by_source(stage: Stage, table: SlotTable) -> tuple[int, ...]:

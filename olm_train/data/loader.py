@@ -34,7 +34,7 @@ from olm_train.data.skip import KeptRows, clip_ranges, merge_ranges
 
 log = logging.getLogger(__name__)
 
-_LOCATED_AHEAD = 4096
+_LOCATED_AHEAD = 8192
 """Rows located at once, so that computing the order costs nothing a batch."""
 
 _EVAL_AHEAD = 2
