@@ -21,7 +21,7 @@ from olm_data.sources.columns import require_text, table_batches
 from olm_data.sources.files import open_binary, reading
 
 _FILE_MAGIC = b"ARROW1"
-_END_OF_STREAM = (b"\xff\xff\xff\xff\x00\x00\x00\x00", b"\x00\x00\x00\x00")
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -93,7 +93,7 @@ def _open(input: InputFile) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch
 
 def _require_end(raw: Any, input: InputFile) -> None:
     raw.seek(max(input.bytes - 8, 0))
-    if not raw.read(8).endswith(_END_OF_STREAM):
+    if raw.read(8) != _END_OF_STREAM:
         raise InputError(
             "the Arrow stream has no end: it is truncated, or this is no Arrow file",
             where=f"{input.path}, byte {input.bytes}",

@@ -19,11 +19,12 @@ def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -
         InputError: names the columns there are.
     """
     if options.text_column not in names:
+        known = [printable(name) for name in names[:40]]
         raise InputError(
             f"there is no column {options.text_column!r} for the text",
             where=input.path,
-            why=f"its columns are: {', '.join(map(printable, names[:40]))}",
-            fix=f"say --text-column COLUMN ({suggest(options.text_column, names)})",
+            why=f"its columns are: {', '.join(known)}",
+            fix=f"say --text-column COLUMN ({suggest(options.text_column, known)})",
         )
 
 

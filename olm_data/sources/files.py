@@ -258,7 +258,7 @@ def _local_files(argument: str) -> list[InputFile]:
         raise InputError("no file matches", where=printable(argument), fix="check the pattern")
     parent = os.path.dirname(path) or "."
     siblings = os.listdir(parent) if os.path.isdir(parent) else []
-    near = suggest(os.path.basename(path), siblings) if siblings else ""
+    near = suggest(os.path.basename(path), map(printable, siblings)) if siblings else ""
     raise InputError(
         "there is no such file or folder",
         where=printable(argument),

@@ -77,9 +77,10 @@ def check(input: InputFile, options: ReadOptions) -> None:
     lines = _head(input)
     if not lines:
         return
-    known = columns(input)
-    if options.text_column in known:
+    found = columns(input)
+    if options.text_column in found:
         return
+    known = [printable(name) for name in found[:20]]
     if not known:
         raise InputError(
             "no line at the start of the file is a JSON object",
@@ -89,8 +90,8 @@ def check(input: InputFile, options: ReadOptions) -> None:
     raise InputError(
         f"the text field {options.text_column!r} is in no record at the start of the file",
         where=input.path,
-        why=f"its fields are: {', '.join(map(printable, known[:20]))}",
-        fix=f"say --text-column FIELD ({suggest(options.text_column, known[:20])})",
+        why=f"its fields are: {', '.join(known)}",
+        fix=f"say --text-column FIELD ({suggest(options.text_column, known)})",
     )
 
 

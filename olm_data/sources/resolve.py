@@ -147,11 +147,12 @@ def _kinds(table: InputFile, text_column: str) -> dict[str, str]:
 
 def _require(name: str, kinds: dict[str, str], option: str, table: InputFile) -> None:
     if name not in kinds:
+        known = [printable(column) for column in list(kinds)[:40]]
         raise InputError(
             f"there is no column {name!r}",
             where=f"{option} {printable(name)}, {table.path}",
-            why=f"its columns are: {', '.join(map(printable, list(kinds)[:40]))}",
-            fix=suggest(name, kinds),
+            why=f"its columns are: {', '.join(known)}",
+            fix=suggest(name, known),
         )
 
 
