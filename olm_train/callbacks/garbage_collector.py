@@ -43,12 +43,13 @@ class GarbageCollectorCallback(Callback):
     def pre_train(self) -> None:
         self._was_enabled = gc.isenabled()
         gc.disable()
-        gc.collect()
+        gc.freeze()  # modules, model and data stay: later collections need not look at them
 
     def post_step(self) -> None:
         if self.trainer.step % self.config.gc_interval == 0:
             gc.collect(1)
 
     def close(self) -> None:
+        gc.unfreeze()
         if self._was_enabled:
             gc.enable()

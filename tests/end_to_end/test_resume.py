@@ -53,7 +53,9 @@ def test_metrics_say_what_each_step_was_made_of(undisturbed: Path) -> None:
 
 
 def test_training_learns(undisturbed: Path) -> None:
-    evaluations = [line["eval"]["held"]["CE loss"] for line in metrics(undisturbed) if "eval" in line]
+    evaluations = [
+        line["eval"]["held"]["CE loss"] for line in metrics(undisturbed) if "eval" in line
+    ]
     assert evaluations[-1] < evaluations[0] < 6.3  # ln 512 = 6.24
 
 

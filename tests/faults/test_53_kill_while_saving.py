@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.kill import killed_at
+from support.kill import killed_at_each_operation
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import newest_checkpoint
@@ -43,22 +43,17 @@ def at_step_two(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def test_53_killed_at_every_operation_there_is_always_a_good_checkpoint(
     at_step_two: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
+    copies = killed_at_each_operation(at_step_two, tmp_path, step_and_save, tiny_mixture)
     found: list[int] = []
     left_partial = 0
-    for number in range(1, 500):
-        folder = tmp_path / f"kill-{number}"
-        shutil.copytree(at_step_two, folder)
-        killed = killed_at(number, folder, step_and_save, tiny_mixture, folder)
-        checkpoint = newest_checkpoint(folder, World(), pytest.fail)
-        assert checkpoint is not None
-        found.append(checkpoint.step)
+    for folder in copies:
         left_partial += bool(partial_folders(folder))
-        remove_partial(folder)
-        assert not partial_folders(folder)
-        assert newest_checkpoint(folder, World(), pytest.fail) is not None
-        shutil.rmtree(folder)
-        if not killed:
-            break
+        for _ in range(2):  # as the kill left it, and cleaned up
+            checkpoint = newest_checkpoint(folder, World(), pytest.fail)
+            assert checkpoint is not None
+            remove_partial(folder)
+            assert not partial_folders(folder)
+        found.append(checkpoint.step)
     assert found == sorted(found)  # the old one up to some operation, the new one from there on
     assert set(found) == {2, 3}
     assert left_partial > 5

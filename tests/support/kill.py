@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from support.distributed import PRELOADED
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.link")
 
 
-def killed_at(number: int, folder: Path, function: Callable[..., None], *arguments: Any) -> bool:
-    """Call `function(*arguments)` in a process that gets SIGKILL before its n-th write operation.
+def killed_at_each_operation(
+    template: Path, workplace: Path, function: Callable[..., None], *arguments: Any
+) -> list[Path]:
+    """Call `function(*arguments, folder)` on copies of `template`, killed at operation 1, 2, ...
 
-    Operations are those below `folder` that change something: open for writing, rename, mkdir,
-    remove; and every fsync. Returns whether the process was killed, and not finished before.
+    Each call is in a process of its own, which gets SIGKILL before its n-th operation, until one
+    finishes before that. Operations are those below the copy that change something (open for
+    writing, rename, mkdir, remove) and every fsync.
+
+    Returns:
+        The copies, the last one untouched by a kill.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    process = context.Process(target=_child, args=(number, str(folder), function, arguments))
+    process = context.Process(target=_loop, args=(template, workplace, function, arguments))
     process.start()
     process.join()
-    assert process.exitcode in (0, -signal.SIGKILL), process.exitcode
-    return process.exitcode != 0
+    assert process.exitcode == 0, process.exitcode
+    return sorted(workplace.glob("kill-*"))
+
+
+def _loop(
+    template: Path, workplace: Path, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """Fork a child for each number; this process has one thread, so forking it is safe.
+
+    It calls the function once itself, so that the children need not import and set up anything.
+    """
+    torch.set_num_threads(1)
+    shutil.copytree(template, workplace / "warm-up")
+    function(*arguments, workplace / "warm-up")
+    status = -1
+    for number in itertools.count(1):
+        folder = workplace / f"kill-{number:04d}"
+        shutil.copytree(template, folder)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                _child(number, str(folder), function, (*arguments, folder))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, -signal.SIGKILL), status
+        if status == 0:
+            return
 
 
 def _child(
