@@ -58,35 +58,31 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         check(input, options)
 
 
-def columns(input: InputFile) -> list[str]:
-    """Return the fields of the objects at the start of the file, in order of appearance."""
-    seen: dict[str, None] = {}
-    for line in _head(input):
-        value = _loads(line)
-        if isinstance(value, dict):
-            seen.update(dict.fromkeys(value))
-    return list(seen)
-
-
-def check(input: InputFile, options: ReadOptions) -> None:
+def check(input: InputFile, options: ReadOptions) -> list[str]:
     """Refuse a file whose start has lines, but none with the text field.
+
+    Returns:
+        the fields of the objects at the start of the file, in order of appearance.
 
     Raises:
         InputError: names the fields there are.
     """
     lines = _head(input)
-    if not lines:
-        return
-    found = columns(input)
-    if options.text_column in found:
-        return
-    known = [printable(name) for name in found[:20]]
-    if not known:
+    seen: dict[str, None] = {}
+    for line in lines:
+        value = _loads(line)
+        if isinstance(value, dict):
+            seen.update(dict.fromkeys(value))
+    found = list(seen)
+    if options.text_column in seen or not lines:
+        return found
+    if not found:
         raise InputError(
             "no line at the start of the file is a JSON object",
             where=input.path,
             fix="JSON Lines holds one object a line; convert the file, or name it .txt",
         )
+    known = [printable(name) for name in found[:20]]
     raise InputError(
         f"the text field {options.text_column!r} is in no record at the start of the file",
         where=input.path,
@@ -278,9 +274,9 @@ def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
         cut = chunk.rfind(b"\n") + 1
         if cut:
             block = b"".join([*pending, chunk[:cut]])
+            pending = [chunk[cut:]]  # before the block is worked on: it may be a very long line
             yield block, place
             place += len(block)
-            pending = [chunk[cut:]]
         else:
             pending.append(chunk)
     # The last line goes on past `stop`, up to its line break or the end of the file.
@@ -290,7 +286,9 @@ def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
         pending.append(chunk[:cut] if cut else chunk)
         at += len(chunk)
         if cut or not chunk:
-            yield b"".join(pending), place
+            block = b"".join(pending)
+            pending.clear()
+            yield block, place
             return
 
 

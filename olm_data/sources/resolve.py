@@ -137,8 +137,7 @@ def _kinds(table: InputFile, text_column: str) -> dict[str, str]:
     """Return column -> kept type of an input; JSON fields are kept as strings."""
     options = ReadOptions(text_column=text_column)
     if table.format == "jsonl":
-        jsonl.check(table, options)
-        return dict.fromkeys(jsonl.columns(table), "string")
+        return dict.fromkeys(jsonl.check(table, options), "string")
     module = {"parquet": parquet, "arrow": arrow, "hub": hub}[table.format]
     schema = module.schema(table)
     require_text(schema.names, table, options)
