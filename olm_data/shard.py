@@ -363,7 +363,7 @@ class Shard:
         """
         if self._bytes is None or (self._unchecked is None and self.verify != "off"):
             return np.zeros(len(starts), bool)
-        if self._unchecked is None:
+        if self._unchecked is None or self._unchecked.find(1) < 0:
             return np.ones(len(starts), bool)
         left = np.append(0, np.cumsum(np.frombuffer(self._unchecked, np.uint8), dtype=np.int64))
         first, last = self._block_range(starts, starts + width)

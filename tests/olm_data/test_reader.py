@@ -195,6 +195,30 @@ def test_as_many_shards_stay_open_as_the_process_may_open(tmp_path: Path) -> Non
     assert done.stdout == "(300, 100)\n"
 
 
+def test_a_batch_of_a_huge_mixture_opens_only_the_shards_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        write_sparse_dataset(tmp_path / name, shards=1000, tokens=10**9, documents=1000)
+    lock = mix_datasets(
+        tmp_path, ["a", "b"], stages=[(10**12, {"a": 1, "b": 1})], sequence_length=2048
+    )
+    opened = []
+    open_shard = Dataset.open_shard
+    monkeypatch.setattr(
+        Dataset, "open_shard", lambda self, i: opened.append(i) or open_shard(self, i)
+    )
+    reader = RowReader(lock)
+    assert opened == []
+    rows = np.arange(16) + reader.total_rows - 16
+    batch = reader.read(rows)
+    assert 1 < len(opened) <= 16
+    # documents of 10^6 tokens: the cuts follow from the place of the row alone
+    start = reader.schedule.locate(rows).row * 2048
+    cuts = (start[:, None] + np.arange(1, 2049)) % 10**6 == 0
+    np.testing.assert_array_equal(batch.labels == -100, cuts)
+
+
 def test_reading_needs_no_torch(lock: Path) -> None:
     program = (
         "import sys, numpy as np; from olm_data.reader import RowReader;"
