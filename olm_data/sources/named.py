@@ -54,7 +54,7 @@ _C4 = dict.fromkeys(("en", "realnewslike", "en.noblocklist", "en.noclean"), "{}/
 _WIKIPEDIA = dict.fromkeys(("20231101.en", "20231101.*"), "{}/train-*.parquet")
 _FINEMATH = dict.fromkeys(
     ("finemath-4plus", "finemath-3plus", "infiwebmath-4plus", "infiwebmath-3plus"),
-    "{}/train-*.parquet",
+    "{}/*.parquet",
 )
 _STACK = dict.fromkeys(("python", "*"), "data/{}/*.parquet")
 _STORIES = {"default": "data/train-*.parquet", "validation": "data/validation-*.parquet"}

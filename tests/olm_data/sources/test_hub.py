@@ -203,7 +203,7 @@ SUBSETS: dict[str, Any] = {
     ("dclm", "global-shard_01_of_10"): "global-shard_01_of_10/local-shard_*/*.jsonl.zst",
     ("c4", None): "en/c4-train.*.json.gz",
     ("wikipedia", "20231101.de"): "20231101.de/train-*.parquet",
-    ("finemath", None): "finemath-4plus/train-*.parquet",
+    ("finemath", None): "finemath-4plus/*.parquet",
     ("the-stack", "rust"): "data/rust/*.parquet",
     ("tinystories", None): "data/train-*.parquet",
 }
