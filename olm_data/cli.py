@@ -27,8 +27,7 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="olm-data")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_context
-def cli(ctx: click.Context, debug: bool) -> None:
+def cli(debug: bool) -> None:
     """Turn text into proven token shards and mixtures.
 
     \b
@@ -37,7 +36,6 @@ def cli(ctx: click.Context, debug: bool) -> None:
     olm-data verify manifest.lock.json
     olm-data peek ./tokens/books --doc 0
     """
-    ctx.obj = debug
 
 
 @cli.command("train-tokenizer")
@@ -323,9 +321,12 @@ def report(lock: str, run: str | None, output: str) -> None:
 
 def main() -> None:
     """Entry point: run a command and turn its error into a message and an exit code."""
-    debug = "--debug" in sys.argv[1:]
+    debug = "--debug" in sys.argv[1:]  # accepted before and after the command's name
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        code = cli.main(standalone_mode=False)  # what a command gave to ctx.exit, or None
+        code = cli.main(
+            arguments, standalone_mode=False
+        )  # what a command gave to ctx.exit, or None
     except click.ClickException as error:
         error.show()
         sys.exit(2)
