@@ -81,6 +81,8 @@ class Trainer:
         self.load_strategy = load_strategy
         self.config = {"model": as_dict(train_module.model.config), **(config or {})}
         self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
+        # A warm-up that does not fit is refused now and not after the first batch.
+        train_module.config.scheduler.lr_factor(self.max_steps, self.max_steps)
         self.callbacks = _with_defaults(callbacks or {})
         for callback in self.callbacks.values():
             callback.trainer = self

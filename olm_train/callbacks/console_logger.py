@@ -5,7 +5,6 @@ step  120/800   loss 3.4521   lr 2.91e-04   grad norm 0.84   12.4k tok/s   wait 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,14 +101,14 @@ class ConsoleLoggerCallback(Callback):
 
 def count(value: float) -> str:
     """Return a number in three digits: 950, 12.4k, 1.25M, 3.07G."""
-    if value < 1000:
-        return f"{value:.0f}"
-    exponent = min(int(math.log10(value)) // 3, 4)
-    scaled = value / 1000**exponent
-    if scaled >= 999.5 and exponent < 4:
-        exponent, scaled = exponent + 1, scaled / 1000
-    digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
-    return f"{scaled:.{digits}f}{'kMGT'[exponent - 1]}"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5:
+            break
+        value /= 1000
+    else:
+        unit = "T"
+    digits = 0 if not unit or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{unit}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,121 @@
+"""The checkpoint format: its bytes are pinned, its names are safe, any edit shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from olm_data.canonical import digest
+from olm_data.errors import ValidationError
+from olm_train.checkpoint.manifest import (
+    MANIFEST,
+    FileEntry,
+    Kind,
+    Manifest,
+    candidates,
+    folder_name,
+    partial_folders,
+    write_pointer,
+)
+
+GOLDEN = """\
+{
+ "format": "olm-checkpoint",
+ "version": 1,
+ "step": 7,
+ "kind": "ephemeral",
+ "lock_digest": "ab",
+ "files": [
+  {
+   "name": "model_and_optim/.metadata",
+   "bytes": 3,
+   "sha256": "cd"
+  },
+  {
+   "name": "train.json",
+   "bytes": 2,
+   "sha256": "ef"
+  }
+ ],
+ "digest": "0ed08a429390e39baf2468cb5fc5162ace4363dfc4652df59c7e31859902ec8a"
+}
+"""
+
+
+def example(*names: str) -> Manifest:
+    files = [FileEntry("train.json", 2, "ef"), FileEntry("model_and_optim/.metadata", 3, "cd")]
+    files += [FileEntry(name, 1, "00") for name in names]
+    return Manifest(7, Kind.ephemeral, "ab", tuple(files))
+
+
+def test_format_version_1_is_pinned() -> None:
+    text = example().to_json().decode()
+    assert text == GOLDEN
+    value = json.loads(text)
+    assert value.pop("digest") == digest(value)
+
+
+def test_a_manifest_reads_back(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_bytes(example().to_json())
+    read = Manifest.read(tmp_path)
+    assert (read.step, read.kind, read.lock_digest) == (7, Kind.ephemeral, "ab")
+    assert read.to_json() == example().to_json()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda v: v | {"step": 8},
+        lambda v: v | {"files": v["files"][:1]},
+        lambda v: v | {"extra": 1},
+        lambda v: [],
+        lambda v: {"format": v["format"]},
+        lambda v: v | {"kind": "other", "digest": digest({**v, "kind": "other"} | {})},
+    ],
+)
+def test_every_edit_is_refused(tmp_path: Path, edit: object) -> None:
+    value = json.loads(example().to_json())
+    (tmp_path / MANIFEST).write_text(json.dumps(edit(value)))  # type: ignore[operator]
+    with pytest.raises(ValidationError):
+        Manifest.read(tmp_path)
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    value = json.loads(example().to_json()) | {"version": 2}
+    (tmp_path / MANIFEST).write_text(json.dumps(value))
+    with pytest.raises(ValidationError, match="olm-checkpoint version 2"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "model_and_optim/../../x", ""])
+def test_a_name_outside_the_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / MANIFEST).write_bytes(example(name).to_json())
+    with pytest.raises(ValidationError, match="no file of a checkpoint"):
+        Manifest.read(tmp_path)
+
+
+def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) -> None:
+    for name in (
+        "step00000002",
+        "step00000010",
+        "step1234567890",
+        "step3",
+        "step00000004.tmp",
+        "x",
+    ):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in candidates(tmp_path)] == [
+        "step1234567890",
+        "step00000010",
+        "step00000002",
+    ]
+    assert [path.name for path in partial_folders(tmp_path)] == ["step00000004.tmp"]
+    assert candidates(tmp_path / "none") == partial_folders(tmp_path / "none") == []
+
+
+def test_the_pointer_names_a_folder(tmp_path: Path) -> None:
+    write_pointer(tmp_path, 5)
+    write_pointer(tmp_path, 12)
+    assert (tmp_path / "latest").read_text() == folder_name(12) + "\n" == "step00000012\n"

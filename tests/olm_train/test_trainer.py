@@ -1,0 +1,281 @@
+"""The loop: hooks in order, lengths, stopping and starting, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import STEPS, build_trainer, metrics
+
+from olm_data.errors import ConflictError, UsageError, ValidationError
+from olm_train.callbacks.base import Callback
+from olm_train.trainer import Trainer
+
+
+class Recorder(Callback):
+    """Writes down each hook with the step it saw."""
+
+    def __init__(self, log: list[str], name: str = "", priority: int = 0) -> None:
+        self.log, self.name = log, name
+        self.priority = priority  # type: ignore[misc]
+        self.count = 0
+
+    def _note(self, hook: str) -> None:
+        self.log.append(f"{self.name}{hook}@{self.trainer.step}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.count = state["count"]
+
+    def pre_train(self) -> None:
+        self._note("pre_train")
+
+    def pre_step(self, batches: Sequence[Any]) -> None:
+        assert len(batches) == 4  # 256 tokens by 64 on one rank
+        self._note("pre_step")
+
+    def pre_optim_step(self) -> None:
+        self._note("pre_optim_step")
+
+    def post_step(self) -> None:
+        self.count += 1
+        self._note("post_step")
+
+    def post_checkpoint_saved(self, folder: Path) -> None:
+        self._note(f"saved {folder.name}")
+
+    def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        metrics["mine"] = float(step)
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._note(f"log {step}")
+
+    def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
+        self._note(f"evaluation {step}")
+
+    def post_train(self) -> None:
+        self._note("post_train")
+
+    def on_error(self, error: BaseException) -> None:
+        self._note(f"error {error}")
+
+    def close(self) -> None:
+        self._note("close")
+
+
+def stop_at(step: int) -> str:
+    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+
+
+def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    build_trainer(
+        tiny_mixture,
+        tmp_path,
+        stop_at(3),
+        "--trainer.callbacks.checkpointer.save_interval=2",
+        callbacks={"recorder": Recorder(log)},
+    ).fit()
+    step = ["pre_step@{0}", "pre_optim_step@{0}"]
+    assert log == [
+        "pre_train@0",
+        *[text.format(0) for text in step],
+        "post_step@1",
+        *[text.format(1) for text in step],
+        "log 1@2",  # read from the device every second step
+        "log 2@2",
+        "saved step00000002@2",
+        "post_step@2",
+        *[text.format(2) for text in step],
+        "log 3@3",
+        "evaluation 3@3",
+        "post_step@3",
+        "saved step00000003@3",
+        "post_train@3",
+        "close@3",
+    ]
+    assert [line["mine"] for line in metrics(tmp_path) if "eval" not in line] == [1.0, 2.0, 3.0]
+
+
+def test_higher_priority_runs_first(tiny_mixture: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    late, early = Recorder(log, "late ", -5), Recorder(log, "early ", 5)
+    build_trainer(
+        tiny_mixture, tmp_path, stop_at(1), callbacks={"late": late, "early": early}
+    ).fit()
+    assert log[:2] == ["early pre_train@0", "late pre_train@0"]
+
+
+def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_path: Path) -> None:
+    log: list[str] = []
+    trainer = build_trainer(tiny_mixture, tmp_path, callbacks={"recorder": Recorder(log)})
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    trainer.train_module.train_step = fail  # type: ignore[method-assign,assignment]
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.fit()
+    assert log[-2:] == ["error boom@0", "close@0"]
+
+
+def test_callbacks_state_comes_back(tiny_mixture: Path, tmp_path: Path) -> None:
+    recorder = Recorder([])
+    build_trainer(tiny_mixture, tmp_path, stop_at(3), callbacks={"recorder": Recorder([])}).fit()
+    build_trainer(tiny_mixture, tmp_path, stop_at(5), callbacks={"recorder": recorder}).fit()
+    assert recorder.count == 5
+
+
+@pytest.mark.parametrize(
+    ("option", "steps"),
+    [
+        ("--trainer.max_duration={value: 5, unit: steps}", 5),
+        ("--trainer.max_duration={value: 1025, unit: tokens}", 5),
+        ("--trainer.max_duration={value: 1, unit: epochs}", STEPS),
+        ("--trainer.hard_stop={value: 512, unit: tokens}", 2),
+        ("--trainer.hard_stop={value: 999, unit: steps}", STEPS),
+    ],
+)
+def test_a_run_is_as_long_as_it_was_told(
+    tiny_mixture: Path, tmp_path: Path, option: str, steps: int
+) -> None:
+    assert build_trainer(tiny_mixture, tmp_path, option).stop_step == steps
+
+
+def test_hard_stop_leaves_the_learning_rate_alone_and_max_duration_moves_it(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    rates = {}
+    for name, option in (
+        ("whole", stop_at(4)),
+        ("short", "--trainer.max_duration={value: 4, unit: steps}"),
+    ):
+        build_trainer(
+            tiny_mixture, tmp_path / name, option, "--train_module.scheduler.warmup_steps=1"
+        ).fit()
+        lines = metrics(tmp_path / name)
+        rates[name] = [line["optim/lr"] for line in lines if "eval" not in line]
+    assert rates["short"][-1] == pytest.approx(1e-3)  # alpha_f of the peak
+    assert rates["whole"][-1] > 9e-3
+
+
+def test_more_steps_than_the_lock_holds_are_refused(tiny_mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the mixture lock holds 24"):
+        build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 2, unit: epochs}")
+
+
+def test_the_collect_interval_changes_nothing_but_when(tiny_mixture: Path, tmp_path: Path) -> None:
+    for interval in (1, 3, 100):
+        build_trainer(
+            tiny_mixture,
+            tmp_path / str(interval),
+            stop_at(7),
+            f"--trainer.metrics_collect_interval={interval}",
+        ).fit()
+    assert metrics(tmp_path / "1") == metrics(tmp_path / "3") == metrics(tmp_path / "100")
+
+
+def test_going_on_says_when_the_schedule_changed(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 6, unit: steps}").fit()
+    build_trainer(tiny_mixture, tmp_path, stop_at(7)).fit()
+    assert "the schedule is 24 steps long, it was 6" in capsys.readouterr().err
+
+
+def test_a_warm_up_longer_than_the_run_is_refused_before_it_starts(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="warm-up of 4 steps does not fit"):
+        build_trainer(tiny_mixture, tmp_path, "--trainer.max_duration={value: 2, unit: steps}")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--model.d_model=32", "model.d_model: 16 -> 32"),
+        ("--data_loader.global_batch_size=512", "global_batch_size: 256 -> 512"),
+    ],
+)
+def test_another_model_or_batch_size_is_refused_with_the_difference(
+    tiny_mixture: Path, tmp_path: Path, option: str, says: str
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, stop_at(2)).fit()
+    with pytest.raises(ValidationError, match=says):
+        build_trainer(tiny_mixture, tmp_path, stop_at(4), option).fit()
+
+
+def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
+    from support.runs import MANIFEST
+
+    from olm_data.mixture import compile_lock, open_sources, parse_mixture
+
+    build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
+    folder = tiny_mixture.parent
+    mixture = parse_mixture(
+        MANIFEST.replace("seed: 5", "seed: 6"), str(folder / "m.yaml"), str(folder)
+    )
+    other = tmp_path / "other.lock.json"
+    compile_lock(mixture, open_sources(mixture), str(tmp_path)).write(other)
+    trainer = build_trainer(
+        other, tmp_path / "run", "--trainer.callbacks.lm_evaluator.enabled=false"
+    )
+    with pytest.raises(ValidationError) as refusal:
+        trainer.fit()
+    assert "seed" in str(refusal.value)
+
+
+def test_load_strategies(tiny_mixture: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="no usable checkpoint"):
+        build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=always").fit()
+    build_trainer(tiny_mixture, tmp_path, stop_at(2), "--trainer.load_strategy=never").fit()
+    with pytest.raises(ConflictError, match="there is a run here already"):
+        build_trainer(tiny_mixture, tmp_path, "--trainer.load_strategy=never").fit()
+    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(3), "--trainer.load_strategy=always")
+    trainer.fit()
+    assert trainer.resumed
+
+
+class SecondRun(Callback):
+    """Starts another run into the same folder in the middle of this one."""
+
+    def __init__(self, other: Trainer) -> None:
+        self.other = other
+
+    def post_step(self) -> None:
+        with pytest.raises(ConflictError, match="another process trains into this folder"):
+            self.other.fit()
+
+
+def test_a_second_run_into_the_folder_is_refused(tiny_mixture: Path, tmp_path: Path) -> None:
+    other = build_trainer(tiny_mixture, tmp_path)
+    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), callbacks={"x": SecondRun(other)})
+    trainer.fit()
+    assert trainer.step == 2
+
+
+def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    names = ("checkpointer", "console_logger", "garbage_collector", "metric_saver", "speed_monitor")
+    assert set(names) <= set(build_trainer(tiny_mixture, tmp_path).callbacks)
+    off = [f"--trainer.callbacks.{name}.enabled=false" for name in (*names, "lm_evaluator")]
+    trainer = build_trainer(tiny_mixture, tmp_path, stop_at(2), *off)
+    assert trainer.callbacks == {}
+    trainer.fit()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json"]
+
+
+def test_the_resolved_configuration_lies_in_the_folder_and_in_each_checkpoint(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, stop_at(1)).fit()
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved == json.loads((tmp_path / "step00000001" / "config.json").read_text())
+    assert saved["model"]["vocab_size"] == 512
+    assert saved["train_module"]["optim"]["lr"] == 1e-2
