@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from olm_data.errors import InputError, StorageError, UsageError
 
@@ -113,6 +114,6 @@ def unreachable(repository: str, error: BaseException) -> StorageError:
     return StorageError(
         f"the hub cannot be reached ({type(error).__name__})",
         where=repository,
-        why=f"endpoint {os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}",
+        why=f"host {urlsplit(os.environ.get('HF_ENDPOINT', '//huggingface.co')).hostname}",
         fix="check the network, or give a local path (--tokenizer FILE, --root PATH)",
     )

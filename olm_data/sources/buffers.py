@@ -78,15 +78,17 @@ def from_buffers(
     dropped: Sequence[Drop],
     rows_in: int,
     batch_bytes: int,
+    decoded: bool = False,
 ) -> Iterator[DocumentBatch]:
     """Yield documents given as buffers, without those that are empty or not UTF-8.
 
     Args:
         data, offsets, positions, ids, keep, rows_in: as in `DocumentBatch`.
         dropped: records of this stretch already left out of `offsets`; they count in `rows_in`.
+        decoded: the text was made from strings, so it is UTF-8 for certain.
     """
     text = _large_binary(data, offsets)
-    bad = _not_utf8(data, offsets)
+    bad = {} if decoded else _not_utf8(data, offsets)
     empty = _blank(data, offsets)
     empty[list(bad)] = False
     drops = list(dropped)

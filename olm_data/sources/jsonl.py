@@ -26,6 +26,7 @@ from olm_data.sources.files import codec_of, open_binary, open_stream, reading
 
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 HEAD_BYTES = 1 << 20
+CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 _MISSING = msgspec.UNSET
 
@@ -230,6 +231,7 @@ class _Records:
             dropped=drops,
             rows_in=rows_in,
             batch_bytes=options.batch_bytes,
+            decoded=True,
         )
 
     def _column(self, records: list[Any], name: str, kind: str) -> pa.Array:
@@ -273,7 +275,7 @@ def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
         at += len(chunk)
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            block = b"".join([*pending, chunk[:cut]])
+            block = b"".join([*pending, memoryview(chunk)[:cut]])
             pending = [chunk[cut:]]  # before the block is worked on: it may be a very long line
             yield block, place
             place += len(block)
@@ -302,8 +304,8 @@ def _compressed_blocks(input: InputFile) -> Iterator[tuple[bytes, int]]:
 
 
 def _chunk(line_so_far: int) -> int:
-    """Bytes to read next: 1 MiB, and more inside a very long line so that joining stays linear."""
-    return max(1 << 20, line_so_far)
+    """Bytes to read next: a batch's worth, and more in a very long line so joining stays linear."""
+    return max(CHUNK, line_so_far)
 
 
 def _without_bom(chunk: bytes) -> bytes:
