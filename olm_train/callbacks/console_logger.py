@@ -101,12 +101,9 @@ class ConsoleLoggerCallback(Callback):
 
 def count(value: float) -> str:
     """Return a number in three digits: 950, 12.4k, 1.25M, 3.07G."""
-    for unit in ("", "k", "M", "G"):
-        if value < 999.5:
-            break
-        value /= 1000
-    else:
-        unit = "T"
+    units, unit = iter("kMGT"), ""
+    while value >= 999.5 and unit != "T":
+        value, unit = value / 1000, next(units)
     digits = 0 if not unit or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f}{unit}"
 
