@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from olm_data.errors import OlmError, UsageError, suggest
+from olm_data.errors import OlmError, ResourceError, UsageError, printable, suggest
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -90,6 +90,11 @@ def main(argv: list[str] | None = None) -> int:
         if "--debug" in argv:
             raise
         return _fail(f"error: {error}", error.exit_code)
+    except OSError as error:
+        if "--debug" in argv:
+            raise
+        place = f"\n  where: {printable(str(error.filename))}" if error.filename else ""
+        return _fail(f"error: {error.strerror or error}{place}", ResourceError.exit_code)
     except Exception as error:
         if "--debug" in argv:
             raise

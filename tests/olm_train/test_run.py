@@ -111,6 +111,15 @@ def test_a_mistake_has_a_message_and_an_exit_code(
     assert "Traceback" not in message
 
 
+def test_a_save_folder_that_cannot_be_made_is_a_message_and_exit_5(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(config), f"--trainer.save_folder={config}"]) == 5
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert str(config) in message
+
+
 def test_two_files_are_one_too_many(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(config), "other.yaml"]) == 2
     assert "two configuration files" in capsys.readouterr().err
