@@ -401,7 +401,7 @@ def read_manifest(store: Store) -> Manifest:
         ) from error
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValidationError(
             f"the manifest is malformed: {error}",
             where=url,

@@ -314,7 +314,7 @@ class Shard:
                 raise _damaged(url, "the commit record does not match its digest in the manifest")
             try:
                 self._record = msgspec.json.decode(data, type=ShardRecord)
-            except msgspec.ValidationError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise _damaged(url, f"the commit record is malformed: {error}") from error
         return self._record
 

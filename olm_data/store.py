@@ -179,7 +179,7 @@ class Store:
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
         """Yield a local folder for unfinished files; it is removed at the end, whatever happens."""
-        with io_errors(self.root):
+        with io_errors(self.root, writing=True):
             if self.remote:
                 folder = Path(tempfile.mkdtemp(prefix="olm-"))
             else:
@@ -192,7 +192,7 @@ class Store:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold this folder as its only local writer, and clear what a killed writer left.
+        """Hold this folder as its only local writer; clear what killed writers and workers left.
 
         The kernel drops the lock when the process dies, so it is never stale. Remote folders have
         no such lock: there the conditional create of the manifest decides.
@@ -203,16 +203,20 @@ class Store:
         if self.remote:
             yield
             return
-        with io_errors(self.root):
+        with io_errors(self.root, writing=True):
             _make_folder(self.root)
             handle = _lock(self.url(LOCK_NAME))
         try:
-            for stale in Path(self.root).glob(STAGING_PREFIX + "*"):
-                shutil.rmtree(stale, ignore_errors=True)
+            self._clear_staging()
             yield
         finally:
+            self._clear_staging()
             os.unlink(self.url(LOCK_NAME))
             os.close(handle)
+
+    def _clear_staging(self) -> None:
+        for stale in Path(self.root).glob(STAGING_PREFIX + "*"):
+            shutil.rmtree(stale, ignore_errors=True)
 
     def _check_upload(self, url: str, etag: str, size: int, sha256: str | None = None) -> None:
         info = self.fs.info(url)

@@ -283,7 +283,7 @@ def _committed_split(plan: Plan, name: str, store: Store) -> tuple[ShardRecord, 
     try:
         data = store.read(name + RECORD)
         record = msgspec.json.decode(data, type=ShardRecord)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     if record.name != name or record.plan != plan.digest:
         return None

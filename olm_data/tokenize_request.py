@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.encoders.base import SpecialPolicy
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import InputError, UsageError, printable
 from olm_data.plan import Plan, likely_text, make_plan, shard_text
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
@@ -116,6 +116,14 @@ class Request:
                 why="its documents would be in the dataset twice",
                 fix="name each file once; to see text several times use max_epochs in the mixture",
             )
+        for item in inputs:
+            if not item.path.isprintable() and _not_unicode(item.path):
+                raise InputError(
+                    "the name of an input is not valid UTF-8",
+                    where=printable(item.path),
+                    why="manifests are JSON, which has no spelling for it",
+                    fix="rename the file",
+                )
         target = shard_text(likely_text([(i.path, i.bytes) for i in inputs]), self.shard_tokens)
         units = [
             unit.to_json()
@@ -173,6 +181,14 @@ def find_source(
         )
     names = None if keep is None else [name for name in keep.split(",") if name]
     return resolve_source(inputs, source=source, keep=names, **reading)
+
+
+def _not_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def default_output(source: SourcePlan, tokenizer: TokenizerSpec) -> str:

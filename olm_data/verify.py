@@ -198,7 +198,7 @@ def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
         try:
             units = msgspec.json.decode(found, type=ShardRecord).units
             accounts = [InputAccount.from_json(unit) for unit in units]
-        except (msgspec.DecodeError, TypeError, KeyError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
             report.add(store.url(name), "content", "a commit record", error)
             return
         for account in accounts:

@@ -133,7 +133,7 @@ def _check_record(
     report.add(url, "sha256", info.sha256.get("record"), digest)
     try:
         record = msgspec.json.decode(data, type=ShardRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         report.add(url, "content", "a commit record", error)
         return None
     for name in ("name", "tokens", "documents", "text_bytes", "max_token_id"):

@@ -187,7 +187,11 @@ def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
         except EOFError:
             return
         try:
-            answer: tuple[Exception | None, str, Any] = (None, "", job.run(task, _Reporter(counts[task])))
+            answer: tuple[Exception | None, str, Any] = (
+                None,
+                "",
+                job.run(task, _Reporter(counts[task])),
+            )
         except MemoryError:
             answer = (
                 ResourceError(

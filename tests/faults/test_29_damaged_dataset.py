@@ -1,0 +1,197 @@
+"""FAULTS rows 29 to 35: every truncation and every flipped bit of a small dataset is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tokenizing import make_dataset, write_jsonl
+
+from olm_data.dataset import Dataset
+from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.store import Store
+from olm_data.verify import verify
+from olm_data.verify_shard import check_shard
+
+DOCUMENTS = ["one two", "three", "\u4f60", "a longer text to have some tokens of, five six seven"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """A dataset of two shards, as small as can be."""
+    folder = tmp_path_factory.mktemp("small")
+    files = [write_jsonl(folder / f"{k}.jsonl", DOCUMENTS[2 * k : 2 * k + 2]) for k in range(2)]
+    make_dataset(files, tiny_tokenizer, folder / "out", shard_tokens=25)
+    assert len(Dataset.open(str(folder / "out")).manifest.shards) == 2
+    return folder / "out"
+
+
+@pytest.fixture
+def dataset(made: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    return Path(shutil.copytree(made, tmp_path / "out"))
+
+
+def flips(path: Path, step: int = 1) -> Iterator[int]:
+    """Flip each bit (or every `step`-th) of a file in turn; yield its number; restore it."""
+    data = path.read_bytes()
+    for bit in range(0, 8 * len(data), step):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        yield bit
+    path.write_bytes(data)
+
+
+def check(dataset: Path) -> bool:
+    """Whether the checks of `verify` on shard 0 find nothing."""
+    store = Store(str(dataset))
+    manifest = Dataset.open(str(dataset)).manifest
+    result = check_shard(store, manifest, manifest.shards[0], lambda _: None)
+    return result.report.ok
+
+
+@pytest.mark.parametrize("kind", ["tokens.npy", "ends.npy"])
+def test_29_every_other_length_is_refused_at_open_and_by_verify(kind: str, dataset: Path) -> None:
+    path = dataset / f"shard-00000.{kind}"
+    whole = path.read_bytes()
+    assert check(dataset)
+    for length in range(len(whole) + 2):
+        path.write_bytes((whole + b"\0\0")[:length])
+        if length == len(whole):
+            Dataset.open(str(dataset)).read(0, 1)
+            continue
+        with pytest.raises(ValidationError) as caught:
+            Dataset.open(str(dataset)).shard(0)
+        assert path.name in str(caught.value.where)
+        assert not check(dataset)
+
+
+def test_30_every_flipped_bit_of_tokens_is_found_by_verify_and_at_first_read(dataset: Path) -> None:
+    path = dataset / "shard-00000.tokens.npy"
+    for bit in flips(path):
+        assert not check(dataset), f"verify missed bit {bit}"
+        opened = Dataset.open(str(dataset))
+        with pytest.raises(ValidationError) as caught:
+            opened.read(0, 1)
+        assert path.name in str(caught.value.where)
+
+
+@pytest.mark.parametrize("kind", ["ends.npy", "docs.parquet", "json"])
+def test_31_every_flipped_bit_of_a_side_file_is_found_by_verify(kind: str, dataset: Path) -> None:
+    path = dataset / f"shard-00000.{kind}"
+    step = 53 if kind == "docs.parquet" else 3  # one digest covers the file: a sample will do
+    for bit in flips(path, step):
+        assert not check(dataset), f"verify missed bit {bit}"
+
+
+def test_31_every_flipped_bit_of_the_ends_is_refused_at_open(dataset: Path) -> None:
+    for bit in flips(dataset / "shard-00000.ends.npy"):
+        with pytest.raises(ValidationError):
+            Dataset.open(str(dataset)).shard(0)
+        assert bit >= 0
+
+
+def test_31_a_flipped_bit_of_the_manifest_is_refused_unless_it_says_the_same(dataset: Path) -> None:
+    """Bits of the informational `tools`, and of white space, change nothing that is digested."""
+    whole = Dataset.open(str(dataset)).manifest
+    for _ in flips(dataset / "manifest.json", 3):
+        try:
+            seen = Dataset.open(str(dataset)).manifest
+        except ValidationError:
+            continue
+        assert seen.compute_digest() == whole.digest == seen.digest
+
+
+def test_32_shards_swapped_with_each_other_or_from_another_dataset_are_refused(
+    dataset: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    other = write_jsonl(tmp_path / "other.jsonl", ["on  two", "there", "x"])
+    make_dataset([other], tiny_tokenizer, tmp_path / "other", shard_tokens=1000)
+    kinds = ("tokens.npy", "ends.npy", "docs.parquet", "json")
+    for kind in kinds:
+        first, second = dataset / f"shard-00000.{kind}", dataset / f"shard-00001.{kind}"
+        swapped = first.read_bytes(), second.read_bytes()
+        second.write_bytes(swapped[0])
+        first.write_bytes(swapped[1])
+    assert not verify(str(dataset)).ok
+    with pytest.raises(ValidationError):
+        Dataset.open(str(dataset)).read(0, 1)
+    for kind in kinds:
+        shutil.copy(tmp_path / "other" / f"shard-00000.{kind}", dataset)
+    assert not verify(str(dataset)).ok
+    with pytest.raises(ValidationError):
+        Dataset.open(str(dataset)).read(0, 1)
+
+
+@pytest.mark.parametrize("foreign", [np.uint32, ">u2", np.int16, np.float16, "raw"])
+def test_33_tokens_of_another_type_or_without_a_header_are_refused(
+    foreign: str | type, dataset: Path
+) -> None:
+    path = dataset / "shard-00000.tokens.npy"
+    tokens = np.load(path)
+    if foreign == "raw":
+        path.write_bytes(tokens.tobytes())
+    else:
+        np.save(path, tokens.astype(foreign))
+    with pytest.raises(ValidationError) as caught:
+        Dataset.open(str(dataset)).shard(0)
+    assert path.name in str(caught.value.where)
+    assert not check(dataset)
+
+
+def test_34_an_id_outside_the_vocabulary_is_refused_at_write(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from olm_data.encoders.hf import HfEncoder
+
+    encode = HfEncoder.encode
+
+    def wrong(self: HfEncoder, data: np.ndarray, offsets: np.ndarray) -> tuple:
+        ids, ends = encode(self, data, offsets)
+        ids[-1] = 512
+        return ids, ends
+
+    monkeypatch.setattr(HfEncoder, "encode", wrong)
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    with pytest.raises(ValidationError, match="512 is outside the vocabulary"):
+        make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def without_a_merge(value: dict) -> None:
+    value["model"]["merges"].pop()
+
+
+def with_a_normalizer(value: dict) -> None:
+    value["normalizer"] = {"type": "NFC"}
+
+
+@pytest.mark.parametrize("change", [without_a_merge, with_a_normalizer])
+def test_35_a_changed_tokenizer_is_refused_on_the_same_output_and_found_by_verify(
+    change: Callable[[dict], None], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    value = json.loads(tiny_tokenizer.read_bytes())
+    change(value)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(value))
+    with pytest.raises(OlmError) as caught:
+        make_dataset([source], tmp_path / "tokenizer.json", tmp_path / "out")
+    assert caught.value.exit_code == 7
+    assert "tokenizer: " in str(caught.value)
+    shutil.copy(tmp_path / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
+    found = verify(str(tmp_path / "out")).findings
+    assert [(Path(f.file).name, f.field) for f in found] == [("tokenizer.json", "sha256")]
+
+
+def test_an_unfinished_dataset_is_no_dataset(dataset: Path) -> None:
+    (dataset / "manifest.json").unlink()
+    with pytest.raises(InputError, match="unfinished"):
+        Dataset.open(str(dataset))
+    with pytest.raises(InputError, match="unfinished"):
+        verify(str(dataset))

@@ -1,0 +1,37 @@
+"""A job that kills its own worker: tests of runners import it in worker processes too."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olm_data.runners.base import Report
+
+TASK = 3
+"""The task that kills."""
+
+
+@dataclass
+class DieOnce:
+    """Wraps a job; the worker of task 3 dies after its first batch, `deaths` times in all."""
+
+    job: Any
+    marks: str
+    deaths: int
+
+    def run(self, task: int, report: Report) -> Any:
+        def dying(documents: int, text_bytes: int, tokens: int) -> None:
+            report(documents, text_bytes, tokens)
+            marks = Path(self.marks)
+            if task == TASK and (not marks.exists() or len(marks.read_bytes()) < self.deaths):
+                with open(marks, "ab") as file:
+                    file.write(b"x")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return self.job.run(task, dying)
+
+    def describe(self, task: int) -> str:
+        return str(self.job.describe(task))
