@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.distributed import run_ranks
 from support.runs import (
     STEPS,
     build_trainer,
+    group_world,
     metrics,
     run,
     run_until,
@@ -118,12 +120,15 @@ def test_moved_from_one_rank_to_two_and_back_reads_the_same_rows(
         torch.testing.assert_close(got, want, rtol=2e-4, atol=0)
 
 
+def train(lock: Path, save_folder: Path) -> None:
+    build_trainer(lock, save_folder, world=group_world()).fit()
+
+
 def test_torchrun_forwards_sigterm_and_two_ranks_resume_bit_for_bit(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    straight = write_config(tmp_path / "straight.yaml", tiny_mixture, tmp_path / "straight")
+    run_ranks(train, 2, tiny_mixture, tmp_path / "straight")
     stopped = write_config(tmp_path / "stopped.yaml", tiny_mixture, tmp_path / "stopped")
-    assert run(straight, ranks=2).returncode == 0
     code, stderr = run_until("step 10/", signal.SIGTERM, stopped, ranks=2)
     assert code == 1  # torchrun's own
     assert stderr.count("stopped by SIGTERM at step") == 1

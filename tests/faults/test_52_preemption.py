@@ -8,9 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 from support.distributed import PRELOADED, run_ranks
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, group_world, metrics
 
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
@@ -47,15 +46,8 @@ def test_52_signal_leaves_a_checkpoint_and_the_requeue_code(
 
 
 def stop_by_rank_one(lock: Path, folder: Path) -> tuple[int, int]:
-    world = World(
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        control_group=dist.new_group(backend="gloo"),
-        exchange_group=dist.new_group(backend="gloo"),
-    )
-    trainer = build_trainer(
-        lock, folder, callbacks={"signal": SignalAt(4, signal.SIGTERM, rank=1)}, world=world
-    )
+    callbacks = {"signal": SignalAt(4, signal.SIGTERM, rank=1)}
+    trainer = build_trainer(lock, folder, callbacks=callbacks, world=group_world())
     with pytest.raises(Preempted) as stop:
         trainer.fit()
     return stop.value.step, stop.value.signal_number

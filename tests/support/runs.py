@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import yaml
 from support.tokenizing import make_dataset, write_jsonl
 
@@ -117,6 +118,16 @@ def build_trainer(
         callback.trainer = trainer
         trainer.callbacks[name] = callback
     return trainer
+
+
+def group_world() -> World:
+    """The world of a process that `support.distributed.run_ranks` started."""
+    return World(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        control_group=dist.new_group(backend="gloo"),
+        exchange_group=dist.new_group(backend="gloo"),
+    )
 
 
 def command(config: Path, *options: str, ranks: int = 1) -> list[str]:

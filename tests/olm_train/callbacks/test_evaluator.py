@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.distributed import run_ranks
-from support.runs import build_trainer, metrics
+from support.runs import build_trainer, group_world, metrics
 
 from olm_data.dataset import Dataset
 from olm_data.errors import ValidationError
@@ -55,14 +55,7 @@ def test_result_is_the_mean_over_every_token_that_follows_one_in_its_document(
 
 
 def evaluate(lock: Path, folder: Path, microbatch: int) -> dict[int, dict[str, float]]:
-    world = World()
-    if dist.is_initialized():
-        world = World(
-            rank=dist.get_rank(),
-            size=dist.get_world_size(),
-            control_group=dist.new_group(backend="gloo"),
-            exchange_group=dist.new_group(backend="gloo"),
-        )
+    world = group_world() if dist.is_initialized() else World()
     trainer = build_trainer(
         lock,
         folder,
