@@ -1,4 +1,4 @@
-"""The command: quick help, mistakes with a message and an exit code, a dry run that trains nothing."""
+"""The command: quick help, mistakes with a message and an exit code, a dry run that only talks."""
 
 from __future__ import annotations
 
