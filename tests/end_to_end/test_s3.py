@@ -1,0 +1,158 @@
+"""Tokenising to and from a real S3 server: the same bytes as locally, reruns, rivals, kills."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from support.command import arguments, environment, olm_data
+from support.tokenizing import digests, make_dataset, texts, write_jsonl
+
+from olm_data.dataset import Dataset
+from olm_data.errors import ConflictError, StorageError
+from olm_data.runners.local import InlineRunner
+from olm_data.verify import verify
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(80))
+
+
+@pytest.fixture
+def prefix(s3: dict[str, str], tmp_path: Path) -> str:
+    """A prefix of this test's own."""
+    return f"s3://{s3['bucket']}/{tmp_path.name}"
+
+
+def objects(url: str, folder: Path) -> dict[str, str]:
+    """Download everything below `url` and return its digests by relative name."""
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    if fs.exists(url):
+        fs.get(url + "/", str(folder) + "/", recursive=True)
+    return digests(folder)
+
+
+def uploads(s3: dict[str, str]) -> list[Any]:
+    """Return the unfinished multipart uploads of the bucket."""
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
+    return list(client.list_multipart_uploads(Bucket=s3["bucket"]).get("Uploads", []))
+
+
+def test_a_dataset_on_s3_is_the_local_one_byte_for_byte_and_a_rerun_does_nothing(
+    source: Path, prefix: str, s3: dict[str, str], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    common = ("--tokenizer", tiny_tokenizer, "--shard-tokens", "1500", "--holdout", "0.2")
+    command = ("tokenize", source, *common, "--workers", "2", "--output")
+    local = olm_data(*command, tmp_path / "local")
+    remote = olm_data(*command, f"{prefix}/out")
+    assert (local.returncode, remote.returncode) == (0, 0), remote.stderr
+    assert objects(f"{prefix}/out", tmp_path / "copy") == digests(tmp_path / "local")
+    assert uploads(s3) == []
+    again = olm_data(*command, f"{prefix}/out", "--json")
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["already_complete"] is True
+    checked = olm_data("verify", f"{prefix}/out")
+    assert checked.returncode == 0, checked.stdout
+    assert checked.stdout.startswith("verified s3://")
+    other = olm_data(*command, f"{prefix}/out", "--eos", "none")
+    assert other.returncode == 7
+    shown = olm_data("peek", f"{prefix}/out", "--doc", "0")
+    assert shown.returncode == 0
+    assert texts(1)[0][:10] in shown.stdout or "document 0" in shown.stdout
+    everything = "".join(p.stdout + p.stderr for p in (local, remote, again, checked, other, shown))
+    assert s3["secret"] not in everything
+
+
+def test_inputs_on_s3_are_read_and_named_without_bucket(
+    source: Path, prefix: str, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    fsspec.filesystem("s3", skip_instance_cache=True).put_file(str(source), f"{prefix}/in/a.jsonl")
+    make_dataset([f"{prefix}/in"], tiny_tokenizer, tmp_path / "remote", shard_tokens=700)
+    make_dataset([source], tiny_tokenizer, tmp_path / "local", shard_tokens=700)
+    remote, local = (Dataset.open(str(tmp_path / name)) for name in ("remote", "local"))
+    assert remote.digest == local.digest
+    assert remote.manifest.inputs[0].path == "a.jsonl"
+
+
+def test_of_two_writers_on_s3_exactly_one_commits_and_the_other_is_refused(
+    source: Path, prefix: str, tiny_tokenizer: Path
+) -> None:
+    class Rival(InlineRunner):
+        """A second writer does the whole work while the first one is at it."""
+
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            super().run(job, tasks, total, **callbacks)
+            make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700)
+
+    with pytest.raises(ConflictError, match="already written") as caught:
+        make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700, runner=Rival())
+    assert caught.value.exit_code == 7
+    assert verify(f"{prefix}/out").ok
+
+
+def test_killed_while_writing_to_s3_a_rerun_gives_the_same_bytes(
+    source: Path, prefix: str, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--shard-tokens", "300")
+    command = (*words, "--workers", "2", "--output", f"{prefix}/out")
+    process = subprocess.Popen(
+        arguments(*command), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    while process.poll() is None and not fs.exists(f"{prefix}/out/shard-00001.json"):
+        pass  # each look is a request to the server
+    process.kill()
+    process.communicate()
+    assert not fs.exists(f"{prefix}/out/manifest.json")
+    assert olm_data(*command).returncode == 0
+    make_dataset([source], tiny_tokenizer, tmp_path / "local", shard_tokens=300)
+    remote, local = objects(f"{prefix}/out", tmp_path / "copy"), digests(tmp_path / "local")
+    del remote["manifest.json"], local["manifest.json"]  # its `tools` name another encoder
+    assert remote == local
+    assert Dataset.open(f"{prefix}/out").digest == Dataset.open(str(tmp_path / "local")).digest
+
+
+class Never:
+    """A runner that must not be reached."""
+
+    def run(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("work began")
+
+
+def test_a_missing_bucket_is_refused_before_work(
+    source: Path, s3: dict[str, str], tiny_tokenizer: Path
+) -> None:
+    with pytest.raises(StorageError) as caught:
+        make_dataset([source], tiny_tokenizer, "s3://no-such-bucket/out", runner=Never())
+    assert caught.value.exit_code == 6
+    assert "no-such-bucket" in str(caught.value)
+
+
+def test_a_wrong_secret_is_refused_before_work_and_not_repeated(
+    source: Path, prefix: str, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
+    with pytest.raises(StorageError) as caught:
+        make_dataset([source], tiny_tokenizer, f"{prefix}/out", runner=Never())
+    assert "canary-secret" not in str(caught.value)
+
+
+def test_a_flipped_bit_on_s3_is_found_by_verify_and_at_first_read(
+    source: Path, prefix: str, tiny_tokenizer: Path
+) -> None:
+    make_dataset([source], tiny_tokenizer, f"{prefix}/out", shard_tokens=700)
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
+    name = f"{prefix}/out/shard-00000.tokens.npy"
+    data = bytearray(fs.cat_file(name))
+    data[200] ^= 4
+    fs.pipe_file(name, bytes(data))
+    assert not verify(f"{prefix}/out").ok
+    with pytest.raises(Exception, match="have changed since they were written"):
+        Dataset.open(f"{prefix}/out").read(0, 10)

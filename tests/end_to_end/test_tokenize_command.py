@@ -1,0 +1,108 @@
+"""`olm-data tokenize`, `verify` and `peek` as commands: streams, exit codes, JSON, interruption."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import arguments, environment, olm_data
+from support.tokenizing import digests, texts, write_jsonl
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", [*texts(40), "", "spells <|endoftext|> here"])
+
+
+def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("--tokenizer", tiny_tokenizer, "--output", tmp_path / "out", "--holdout", "0.2")
+    done = olm_data("tokenize", source, *words)
+    assert done.returncode == 0, done.stderr
+    for part in ("made ", "train ", "validation ", "empty", "special", "EOS <|endoftext|> (0)"):
+        assert part in done.stdout
+    assert "tokens/s" in done.stdout
+    assert f"next: olm-data verify {tmp_path / 'out'}" in done.stderr
+    checked = olm_data("verify", tmp_path / "out", "--json")
+    report = json.loads(checked.stdout)
+    assert checked.returncode == 0
+    assert report["ok"] is True
+    assert report["documents"] == 41
+
+
+def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    shown = olm_data(*words, "--dry-run")
+    assert shown.returncode == 0
+    assert "would write" in shown.stdout
+    assert "document 0: " in shown.stdout
+    as_json = json.loads(olm_data(*words, "--dry-run", "--json").stdout)
+    assert as_json["format"] == "olm-plan"
+    assert as_json["tasks"] == [[0, 1]]
+    assert not (tmp_path / "out").exists()
+
+
+def test_own_files_need_a_tokenizer_and_an_output(source: Path) -> None:
+    done = olm_data("tokenize", source)
+    assert done.returncode == 2
+    assert "--tokenizer and --output" in done.stderr
+    assert "olm-data tokenize" in done.stderr
+    assert olm_data("tokenize").returncode == 2
+
+
+def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    olm_data("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
+    path = out / "shard-00000.tokens.npy"
+    data = bytearray(path.read_bytes())
+    data[150] ^= 1
+    path.write_bytes(data)
+    done = olm_data("verify", out)
+    assert done.returncode == 3
+    assert "shard-00000.tokens.npy: sha256: expected" in done.stdout
+    assert "FAILED" in done.stdout
+    shown = olm_data("peek", out, "--doc", "0")
+    assert shown.returncode == 3
+    assert "Traceback" not in shown.stderr
+    assert olm_data("peek", out, "--doc", "0", "--row", "0").returncode == 2
+
+
+def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3000))
+    words = ("--tokenizer", tiny_tokenizer, "--shard-tokens", "1000", "--workers", "2")
+    command = ("tokenize", source, *words, "--encoder", "hf", "--output")
+    process = subprocess.Popen(
+        arguments(*command, tmp_path / "out"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (tmp_path / "out" / "shard-00002.json").exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "run the same command again to continue" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    again = olm_data(*command, tmp_path / "out")
+    assert "finished before; they are kept" in again.stderr
+    assert olm_data(*command, tmp_path / "whole").returncode == 0
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_help_begins_with_what_it_does_and_an_example() -> None:
+    for name in ("tokenize", "verify", "peek"):
+        shown = olm_data(name, "--help").stdout
+        assert f"olm-data {name} " in shown.split("Options:")[0]

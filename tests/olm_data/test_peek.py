@@ -1,0 +1,164 @@
+"""Peeking: text, ids, borders and origin of documents and rows; nothing in them forges the view."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.dataset import Dataset
+from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.lock import Lock
+from olm_data.mix import mix
+from olm_data.peek import DocumentView, RowView, peek, render
+from olm_data.tokenizer import load_tokenizer
+
+MANIFEST = """\
+version: 1
+seed: 7
+sequence_length: 64
+packing: concat
+sources:
+  a: {data: a}
+  b: {data: b}
+stages:
+  - {name: main, tokens: 640, weights: {a: 1, b: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """Two datasets and a lock over them."""
+    folder = tmp_path_factory.mktemp("peek")
+    for name, start in (("a", 0), ("b", 500)):
+        source = write_jsonl(folder / f"{name}.jsonl", texts(60, start))
+        make_dataset([source], tiny_tokenizer, folder / name, shard_tokens=500, id_column="id")
+    (folder / "manifest.yaml").write_text(MANIFEST)
+    mix(str(folder / "manifest.yaml"), str(folder / "mixture.lock.json"))
+    return folder
+
+
+def document(view: object) -> DocumentView:
+    assert isinstance(view, DocumentView)
+    return view
+
+
+def row(view: object) -> RowView:
+    assert isinstance(view, RowView)
+    return view
+
+
+def test_the_first_documents_are_shown_without_asking(folder: Path) -> None:
+    views = [document(view) for view in peek(str(folder / "a"))]
+    assert [view.document for view in views] == [0, 1, 2]
+    assert [view.text for view in views] == texts(3)
+
+
+def test_a_document_has_its_text_ids_and_origin(folder: Path, tiny_tokenizer: Path) -> None:
+    spec = load_tokenizer(tiny_tokenizer)
+    (view,) = (document(view) for view in peek(str(folder / "a"), doc=41))
+    assert view.text == texts(60)[41]
+    assert view.ids == [*spec.encode(view.text), spec.eos]
+    assert (view.id, view.input, view.position_kind) == ("a-41", "a.jsonl", "byte")
+    assert (view.eos, view.bos) == (True, False)
+    shown = render(view)
+    assert "-- document 41  id a-41" in shown
+    assert f"a.jsonl, byte {view.position:,}" in shown
+    assert "[EOS] end of document" in shown
+
+
+@pytest.mark.parametrize("number", [-1, 60])
+def test_a_document_that_is_not_there_is_refused_with_the_range(number: int, folder: Path) -> None:
+    with pytest.raises(UsageError, match=f"no document {number}") as caught:
+        peek(str(folder / "a"), doc=number)
+    assert "0 to 59" in str(caught.value.fix)
+
+
+def test_a_row_of_a_dataset_is_its_tokens_and_the_one_after(folder: Path) -> None:
+    dataset = Dataset.open(str(folder / "a"))
+    (view,) = (row(view) for view in peek(str(folder / "a"), row=3, sequence_length=50))
+    ids = [i for piece in view.pieces for i in piece.ids]
+    assert ids == dataset.read(150, 201).tolist()
+    for piece in view.pieces[:-1]:
+        assert piece.eos
+        assert piece.stop == piece.tokens
+    first = view.pieces[0]
+    assert dataset.document_span(first.document)[0] + first.start == 150
+    with pytest.raises(UsageError, match="no row"):
+        peek(str(folder / "a"), row=10**6)
+
+
+def test_a_row_of_the_run_is_what_the_reader_reads(folder: Path) -> None:
+    from olm_data.reader import RowReader
+
+    lock = str(folder / "mixture.lock.json")
+    reader = RowReader(Lock.read(lock))
+    for number in range(10):
+        (view,) = (row(view) for view in peek(lock, row=number))
+        ids = [i for piece in view.pieces for i in piece.ids]
+        assert ids == reader.read(np.array([number])).tokens[0].tolist()
+        assert view.stage == "main"
+        assert view.source in ("a", "b")
+    assert [row(view).row for view in peek(lock)] == [0, 1]
+    shown = render(peek(lock, row=0)[0])
+    assert shown.startswith("== row 0: stage main, source ")
+    assert shown.count("-- document") == len(row(peek(lock, row=0)[0]).pieces)
+
+
+def test_a_document_of_a_lock_needs_its_source(folder: Path) -> None:
+    lock = str(folder / "mixture.lock.json")
+    with pytest.raises(UsageError, match="which source") as caught:
+        peek(lock, doc=0)
+    assert "a, b" in str(caught.value.fix)
+    with pytest.raises(UsageError, match="no source 'c'"):
+        peek(lock, doc=0, source="c")
+    assert document(peek(lock, doc=0, source="b")[0]).text == texts(1, 500)[0]
+    with pytest.raises(UsageError, match="no row"):
+        peek(lock, row=10**9)
+
+
+def test_text_and_ids_cannot_forge_the_view(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    text = "a\n-- document 7  id forged\x1b[2J\r\u202e\nend"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x\n\x1b[31m", "text": text}) + "\n")
+    make_dataset([tmp_path / "a.jsonl"], tiny_tokenizer, tmp_path / "out", id_column="id")
+    shown = render(peek(str(tmp_path / "out"), doc=0)[0])
+    assert "\x1b" not in shown
+    assert "\r" not in shown
+    assert "\u202e" not in shown
+    assert [line for line in shown.split("\n") if line.startswith("--")] == [
+        "-- document 0  id x\\n\\x1b[31m"
+    ]
+    assert "   | -- document 7" in shown
+
+
+def test_long_text_is_cut_unless_asked_for(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["word " * 1000])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    (view,) = peek(str(tmp_path / "out"))
+    assert "3,800 more characters" in render(view)
+    assert render(view, full=True).count("word") == 1000
+
+
+def test_json_holds_everything(folder: Path) -> None:
+    value = json.loads(json.dumps(row(peek(str(folder / "a"), row=0)[0]).to_json()))
+    assert value["pieces"][0]["text"] == texts(1)[0]
+    assert value["pieces"][0]["position_kind"] == "byte"
+
+
+def test_another_tokenizer_beside_the_tokens_is_refused(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3))
+    make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    path = tmp_path / "out" / "tokenizer.json"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ValidationError, match="not the one"):
+        peek(str(tmp_path / "out"))
+    path.unlink()
+    with pytest.raises(ValidationError, match="missing"):
+        peek(str(tmp_path / "out"))
+    with pytest.raises(InputError):
+        peek(str(tmp_path / "nothing"))

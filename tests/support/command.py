@@ -1,0 +1,35 @@
+"""Runs `olm-data` as a user does: a process of its own, in a folder, with an environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def arguments(*words: str | Path) -> list[str]:
+    """Return the command line of `olm-data` with these words."""
+    return [sys.executable, "-m", "olm_data.cli", *map(str, words)]
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this process's environment, the checkout importable, and `extra`."""
+    return os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(extra or {})
+
+
+def olm_data(
+    *words: str | Path, folder: Path | None = None, extra: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `olm-data` to its end; the result has returncode, stdout and stderr."""
+    return subprocess.run(
+        arguments(*words),
+        cwd=folder,
+        env=environment(extra),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
