@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console
@@ -24,7 +25,6 @@ class Progress:
     Args:
         label: what is being done, one word.
         stream: where to write; standard error by default.
-        quiet: show nothing but notes.
         clock: seconds, monotonic.
     """
 
@@ -33,11 +33,9 @@ class Progress:
         label: str,
         *,
         stream: TextIO | None = None,
-        quiet: bool = False,
-        clock: object = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert callable(clock)
-        self.label, self.quiet, self._clock = label, quiet, clock
+        self.label, self._clock = label, clock
         self._stream = stream or sys.stderr
         self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
         self._bar: RichProgress | None = None
@@ -45,7 +43,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._start = self._last = self._clock()
-        if self._console.is_terminal and not self.quiet:
+        if self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -67,16 +65,14 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Seconds since the work began."""
-        return float(self._clock()) - self._start
+        return self._clock() - self._start
 
     def update(self, share: float, numbers: str) -> None:
         """Show that `share` (0 to 1) of the work is done; `numbers` is text such as rates."""
-        if self.quiet:
-            return
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=share, numbers=numbers)
             return
-        now = float(self._clock())
+        now = self._clock()
         if now - self._last >= PLAIN_SECONDS:
             self._last = now
             left = ""

@@ -18,6 +18,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset import Manifest
 from olm_data.errors import InputError
+from olm_data.mix import mix
 from olm_data.verify import verify
 from olm_data.verify_shard import VerifyReport
 
@@ -204,3 +205,33 @@ def test_a_normalising_tokenizer_is_verified_without_a_round_trip(tmp_path: Path
     assert report.ok
     assert report.round_trip == 0
     assert any("normalises" in note for note in report.notes)
+
+
+def test_a_lock_is_verified_with_every_dataset_it_names(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    for name, start in (("a", 0), ("b", 100)):
+        source = write_jsonl(tmp_path / f"{name}.jsonl", texts(30, start))
+        make_dataset([source], tiny_tokenizer, tmp_path / name)
+    (tmp_path / "manifest.yaml").write_text(
+        "version: 1\nseed: 1\nsequence_length: 64\npacking: concat\n"
+        "sources:\n  a: {data: a}\n  b: {data: b}\n"
+        "stages:\n  - {name: main, tokens: 640, weights: {a: 1, b: 1}}\n"
+    )
+    lock = mix(str(tmp_path / "manifest.yaml")).path
+    report = verify(lock)
+    assert report.ok
+    assert len(report.datasets) == 2
+    assert report.documents == 60
+    path = tmp_path / "b" / "shard-00000.tokens.npy"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert ("shard-00000.tokens.npy", "bytes") in fields(verify(lock))
+    shutil.rmtree(tmp_path / "b")
+    assert not verify(lock).ok
+    value = json.loads(Path(lock).read_bytes())
+    value["seed"] = 2
+    Path(lock).write_text(json.dumps(value))
+    (finding,) = verify(lock).findings
+    assert finding.field == "lock"
+    with pytest.raises(InputError, match="no lock"):
+        verify(str(tmp_path / "none.json"))
