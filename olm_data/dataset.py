@@ -33,7 +33,6 @@ _MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
 class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which tokenizer made the ids, and the rules for BOS, EOS and special tokens in text."""
 
-    name: str
     sha256: str
     probe_sha256: str
     vocab_size: int
@@ -267,6 +266,12 @@ class Dataset:
     def vocab_size(self) -> int:
         """Every id is below it."""
         return self.manifest.tokenizer.vocab_size
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the tokenizer was called where the dataset was made; not digested."""
+        tools = self.manifest.tools or {}
+        return tools.get("tokenizer", self.manifest.tokenizer.sha256[:12])
 
     @property
     def eos(self) -> int | None:

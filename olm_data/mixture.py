@@ -98,15 +98,15 @@ def compile_lock(mixture: Mixture, datasets: Mapping[str, Dataset], folder: str 
 
 def _one_tokenizer(mixture: Mixture, datasets: Mapping[str, Dataset]) -> TokenizerInfo:
     first, *others = (source.name for source in mixture.sources)
-    ours = datasets[first].manifest.tokenizer
+    ours, our_name = datasets[first].manifest.tokenizer, datasets[first].tokenizer_name
     for name in others:
-        theirs = datasets[name].manifest.tokenizer
+        theirs, their_name = datasets[name].manifest.tokenizer, datasets[name].tokenizer_name
         for what in ("sha256", "probe_sha256", "vocab_size", "bos", "eos"):
             if getattr(ours, what) != getattr(theirs, what):
                 raise ValidationError(
                     f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
-                    f"{getattr(ours, what)} ({ours.name}) and {getattr(theirs, what)} "
-                    f"({theirs.name})",
+                    f"{getattr(ours, what)} ({our_name}) and {getattr(theirs, what)} "
+                    f"({their_name})",
                     where=mixture.where("sources", name),
                     why="the same id would mean different text in the two sources",
                     fix="tokenise both with the same tokenizer and options",

@@ -148,7 +148,7 @@ def dataset_tokenizer(dataset: Dataset) -> TokenizerSpec:
         raise ValidationError(
             "the dataset's tokenizer.json is missing", where=url, fix="restore it from a copy"
         ) from error
-    spec = spec_from_bytes(data, name=rules.name, eos="none", bos="none")
+    spec = spec_from_bytes(data, name=dataset.tokenizer_name, eos="none", bos="none")
     if spec.sha256 != rules.sha256:
         raise ValidationError(
             "the tokenizer.json is not the one the dataset was made with",

@@ -346,7 +346,7 @@ def _publish(
             records=[record for record in records if record is not None],
             dropped=dict(dropped),
             documents_in=documents_in,
-            tools=_tools(encoder),
+            tools=_tools(encoder, request.tokenizer.name),
         )
         manifests.append(manifest)
     kept = sum(manifest.totals.documents for manifest in manifests)
@@ -383,7 +383,7 @@ def _input_totals(
     return inputs, dropped
 
 
-def _tools(encoder: str) -> dict[str, str]:
+def _tools(encoder: str, tokenizer: str) -> dict[str, str]:
     packages = ["numpy", "pyarrow", "tokenizers"]
     if encoder == "gigatoken":
         packages.append("gigatoken")
@@ -391,5 +391,6 @@ def _tools(encoder: str) -> dict[str, str]:
         "olm": __version__,
         "python": platform.python_version(),
         "encoder": encoder,
+        "tokenizer": tokenizer,
         **{name: version(name) for name in packages},
     }

@@ -134,7 +134,6 @@ class TokenizerSpec:
     def to_manifest(self, special: str) -> dict[str, Any]:
         """Return the manifest's `tokenizer` object; `special` is the policy for specials."""
         return {
-            "name": self.name,
             "sha256": self.sha256,
             "probe_sha256": self.probe_sha256,
             "vocab_size": self.vocab_size,

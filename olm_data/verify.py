@@ -221,7 +221,7 @@ def _check_tokenizer(
     report.add(url, "sha256", manifest.tokenizer.sha256, digest)
     if digest != manifest.tokenizer.sha256:
         return None
-    spec = spec_from_bytes(data, name=manifest.tokenizer.name, eos="none", bos="none")
+    spec = spec_from_bytes(data, name="tokenizer.json", eos="none", bos="none")
     report.add(url, "ids of the probe text", manifest.tokenizer.probe_sha256, spec.probe_sha256)
     report.add(url, "vocab_size", manifest.tokenizer.vocab_size, spec.vocab_size)
     return spec

@@ -24,8 +24,8 @@ Done = Callable[[int, Any], None]
 """`done(task, result)`: called in the parent once for each task, in order of completion."""
 
 Watch = Callable[[np.ndarray, Sequence[int]], None]
-"""`watch(counts, running)`: called now and then in the parent. counts is int64[tasks, 4]: documents,
-bytes of text, tokens and peak memory of the worker in KiB, a row for each task number."""
+"""`watch(counts, running)`: called now and then in the parent. counts is int64[tasks, 4]:
+documents, bytes of text, tokens, peak memory of the worker in KiB; a row for each task number."""
 
 Note = Callable[[str], None]
 """`note(text)`: a line for the user about something unusual, such as a worker that died."""

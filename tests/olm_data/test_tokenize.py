@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
@@ -96,7 +96,7 @@ def test_content_hashes_are_of_the_text(
     make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out")
     rows = pq.read_table(tmp_path / "out" / "shard-00000.docs.parquet")
     expected = [
-        int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts(40)
+        int.from_bytes(xxhash.xxh3_128_digest(text.encode())[:8], "little") for text in texts(40)
     ]
     assert rows["content_hash"].to_pylist() == expected
 
@@ -206,7 +206,7 @@ def test_the_validation_split_is_chosen_by_content_and_overlaps_nothing(
     assert held == [
         text
         for text in texts(120)
-        if int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") < 2**62
+        if int.from_bytes(xxhash.xxh3_128_digest(text.encode())[:8], "little") < 2**62
     ]
     assert 10 < len(held) < 60
     totals = made.manifest.totals
@@ -407,9 +407,9 @@ def test_delimiting_equals_the_plain_loop(
 def test_digests_and_hashes_are_those_of_each_document(documents: list[bytes]) -> None:
     data = np.frombuffer(b"".join(documents), np.uint8)
     raw = document_digests(data, np.cumsum([0, *map(len, documents)]))
-    assert raw == b"".join(hashlib.sha256(document).digest() for document in documents)
+    assert raw == b"".join(xxhash.xxh3_128_digest(document) for document in documents)
     assert content_hashes(raw).tolist() == [
-        int.from_bytes(hashlib.sha256(document).digest()[:8], "little") for document in documents
+        int.from_bytes(xxhash.xxh3_128_digest(document)[:8], "little") for document in documents
     ]
 
 

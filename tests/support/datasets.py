@@ -51,7 +51,7 @@ _LINKS_PER_INODE = 30_000  # ext4 allows 65,000
 def tokenizer_info(name: str, vocab_size: int, eos: int | None) -> TokenizerInfo:
     """A tokenizer that exists by name only."""
     sha256 = hashlib.sha256(name.encode()).hexdigest()
-    return TokenizerInfo(name, sha256, sha256, vocab_size, None, eos, "plain")
+    return TokenizerInfo(sha256, sha256, vocab_size, None, eos, "plain")
 
 
 def random_shards(

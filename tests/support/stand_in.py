@@ -49,7 +49,6 @@ def stand_in_dataset(
         container="npy",
         dtype=dtype,
         tokenizer=TokenizerInfo(
-            name=tokenizer,
             sha256=sha256,
             probe_sha256=sha256,
             vocab_size=vocab_size,

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from support.jobs import Squares
 
 from olm_data.errors import InputError, ResourceError
