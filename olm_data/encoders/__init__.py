@@ -60,7 +60,7 @@ def choose_encoder(
 
     Args:
         requested: "auto" (the fastest installed one that passes), "hf" or "gigatoken".
-        data, offsets: the first documents of the input; about 1 MiB of them is compared.
+        data, offsets: the first documents of the input; about 256 KiB of them are compared.
 
     Raises:
         UsageError: the encoder asked for does not exist, is not installed or cannot load the
