@@ -1,5 +1,36 @@
 """Train decoder language models on rows of an `olm_data` mixture lock.
 
-Importing this package imports nothing else: torch is loaded by the module that needs it, so that
-configuration errors and help are shown at once.
+Names are imported on first use: torch is loaded by the module that needs it, so that configuration
+errors and help are shown at once.
+
+    from olm_train import DataLoader, DecoderConfig, Trainer, TransformerTrainModuleConfig, World
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "AdamWConfig": "olm_train.optim.adamw",
+    "Callback": "olm_train.callbacks.base",
+    "CheckpointerConfig": "olm_train.callbacks.checkpointer",
+    "CosineWithWarmup": "olm_train.optim.schedule",
+    "DataLoader": "olm_train.data.loader",
+    "DecoderConfig": "olm_train.model.decoder",
+    "Duration": "olm_train.duration",
+    "EvalLoader": "olm_train.data.loader",
+    "LMEvaluatorConfig": "olm_train.callbacks.evaluator",
+    "Trainer": "olm_train.trainer",
+    "TransformerTrainModuleConfig": "olm_train.train_module",
+    "World": "olm_train.world",
+    "init_parameters": "olm_train.model.init",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'olm_train' has no attribute {name!r}")
