@@ -16,7 +16,7 @@ from olm_data.encoders.special import Scanner, refuse_special_ids, special_ids
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer import TokenizerSpec
 
-AUDIT_EVERY = 10_000  # documents, counted in each process, its first one included
+AUDIT_EVERY = 10_000  # documents, counted in each process; the gate has proved the first ones
 AUDIT_BYTES = 1 << 20  # longer documents are not audited: the reference takes a second a megabyte
 
 
@@ -89,7 +89,7 @@ class TextEncoder:
         where: Callable[[int], str],
     ) -> None:
         documents = len(offsets) - 1
-        first = -self._seen % AUDIT_EVERY
+        first = -(self._seen + 1) % AUDIT_EVERY  # the document that makes the count a multiple
         self._seen += documents
         if self._make_reference is None:
             return

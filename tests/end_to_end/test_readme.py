@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from support.markdown import code_blocks
 
+pytestmark = pytest.mark.xdist_group("readme")  # its fixtures are made once
+
 
 @pytest.fixture(scope="module")
 def example(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

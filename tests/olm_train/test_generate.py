@@ -12,6 +12,8 @@ from support.runs import build_trainer
 
 from olm_train.generate import generate, main, sample
 
+pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once
+
 
 class Fixed:
     """A stand-in for the model: logits [1, n, V] that depend on the last id."""

@@ -19,6 +19,8 @@ from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.apply import DataParallelConfig
 
+pytestmark = pytest.mark.xdist_group("parallel")  # its fixtures are made once
+
 STRATEGIES = ["fsdp", "ddp"]
 
 
