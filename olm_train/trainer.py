@@ -20,11 +20,7 @@ from typing import Any
 from olm_data.errors import ConflictError, UsageError
 from olm_data.store import Store
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.checkpointer import CheckpointerCallback, CheckpointerConfig
-from olm_train.callbacks.console_logger import ConsoleLoggerCallback, ConsoleLoggerConfig
-from olm_train.callbacks.garbage_collector import GarbageCollectorCallback, GarbageCollectorConfig
-from olm_train.callbacks.metric_saver import MetricSaverCallback, MetricSaverConfig
-from olm_train.callbacks.speed_monitor import SpeedMonitorCallback, SpeedMonitorConfig
+from olm_train.callbacks.defaults import with_defaults
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, write_durably
 from olm_train.checkpoint.resume import LoadStrategy, restore
 from olm_train.checkpoint.save import save_checkpoint
@@ -83,7 +79,7 @@ class Trainer:
         self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
         # A warm-up that does not fit is refused now and not after the first batch.
         train_module.config.scheduler.lr_factor(self.max_steps, self.max_steps)
-        self.callbacks = _with_defaults(callbacks or {})
+        self.callbacks = with_defaults(callbacks or {})
         for callback in self.callbacks.values():
             callback.trainer = self
         self.step = 0
@@ -202,8 +198,8 @@ class Trainer:
 
     def save_checkpoint(self, kind: Kind) -> None:
         """Write a checkpoint of the current step, unless there is one; every rank calls it."""
-        checkpointed = any(isinstance(c, CheckpointerCallback) for c in self.callbacks.values())
-        if self.step in self.checkpoints or not checkpointed:
+        wanted = any(callback.saves_checkpoints for callback in self.callbacks.values())
+        if self.step in self.checkpoints or not wanted:
             return
         self.flush_metrics()
         with self.pause():
@@ -280,18 +276,3 @@ def run_length(
     if hard_stop is None:
         return steps, steps
     return steps, min(steps, hard_stop.to_steps(tokens_per_step=tokens, steps_per_epoch=available))
-
-
-def _with_defaults(given: Mapping[str, Callback | None]) -> dict[str, Callback]:
-    callbacks = {name: callback for name, callback in given.items() if callback is not None}
-    defaults: dict[str, tuple[type[Callback], Any]] = {
-        "checkpointer": (CheckpointerCallback, CheckpointerConfig),
-        "console_logger": (ConsoleLoggerCallback, ConsoleLoggerConfig),
-        "garbage_collector": (GarbageCollectorCallback, GarbageCollectorConfig),
-        "metric_saver": (MetricSaverCallback, MetricSaverConfig),
-        "speed_monitor": (SpeedMonitorCallback, SpeedMonitorConfig),
-    }
-    for name, (kind, config) in defaults.items():
-        if name not in given and not any(isinstance(c, kind) for c in callbacks.values()):
-            callbacks[name] = config().build()
-    return callbacks

@@ -23,10 +23,13 @@ class Callback:
 
     Attributes:
         priority: callbacks of higher priority run first.
+        saves_checkpoints: whether it asks for checkpoints; a run without such a callback makes
+            none, also when a signal stops it.
         trainer: the trainer it is attached to, set before the first hook.
     """
 
     priority: ClassVar[int] = 0
+    saves_checkpoints: ClassVar[bool] = False
     trainer: Trainer
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,6 +49,7 @@ class CheckpointerCallback(Callback):
     """See `CheckpointerConfig`. Runs after the evaluator: a checkpoint knows its results."""
 
     priority: ClassVar[int] = 1
+    saves_checkpoints: ClassVar[bool] = True
 
     def __init__(self, config: CheckpointerConfig) -> None:
         self.config = config
