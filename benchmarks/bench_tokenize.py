@@ -35,7 +35,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from olm_data.dataset import Dataset
-from olm_data.encoders import make_encoder
+from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
 from olm_data.shard import ShardWriter
 from olm_data.sources import plan_units, read_units, resolve_source
@@ -48,8 +48,10 @@ PARTS = 16  # files of each kind: a compressed file is read by one process
 
 
 def corpus(folder: Path) -> Iterator[str]:
-    """Yield the texts of every readable file under `folder`."""
+    """Yield the texts of every readable file under `folder`, installed packages left out."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if "site-packages" in path.relative_to(folder).parts:
+            continue
         if path.suffix in (".py", ".md", ".rst", ".txt"):
             text = path.read_bytes().decode("utf-8", "replace")
             if text.strip():
@@ -98,11 +100,11 @@ def encoder_alone(
     rank: int, count: int, paths: list[str], tokenizer: str, name: str
 ) -> tuple[int, float]:
     """Return (bytes, seconds) of encoding this process's share of the files from memory."""
-    encoder = make_encoder(name, load_tokenizer(tokenizer), "plain")
+    encoder = ENCODERS[name](load_tokenizer(tokenizer), "plain")
     batches = list(read_source(resolve_source(paths[rank::count])))
     start = time.perf_counter()
     for batch in batches:
-        encoder._encoder.encode(batch.data, batch.offsets)
+        encoder.encode(batch.data, batch.offsets)
     return sum(len(b.data) for b in batches), time.perf_counter() - start
 
 

@@ -8,14 +8,23 @@ second, so every token but the stream's first is a label exactly once. Pure arit
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+
+Rows = TypeVar("Rows", int, np.ndarray)
+
 
 def rows_in(tokens: int, sequence_length: int) -> int:
     """Return how many whole rows a stream of `tokens` tokens has."""
     return max(0, (tokens - 1) // sequence_length)
 
 
-def row_span(row: int, sequence_length: int) -> tuple[int, int]:
-    """Return the token positions [start, stop) of a row; stop - start is sequence_length + 1."""
+def row_span(row: Rows, sequence_length: int) -> tuple[Rows, Rows]:
+    """Return the token positions [start, stop) of a row, or of each of an array of rows.
+
+    stop - start is sequence_length + 1.
+    """
     start = row * sequence_length
     return start, start + sequence_length + 1
 

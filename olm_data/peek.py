@@ -19,7 +19,7 @@ import numpy as np
 from olm_data.dataset import TOKENIZER, Dataset, Document
 from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.lock import Lock
-from olm_data.packing import rows_in
+from olm_data.packing import row_span, rows_in
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
 
@@ -188,7 +188,7 @@ def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: i
             where=dataset.store.root,
             fix=f"rows are numbered from 0 to {rows - 1:,}" if rows else "use a shorter row",
         )
-    first = row * sequence_length
+    first, stop = row_span(row, sequence_length)
     return RowView(
         row=row,
         stage=None,
@@ -196,7 +196,7 @@ def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: i
         epoch=None,
         source_row=row,
         first_token=first,
-        pieces=_pieces(dataset, spec, first, first + sequence_length + 1),
+        pieces=_pieces(dataset, spec, first, stop),
     )
 
 

@@ -27,6 +27,7 @@ from olm_data.dataset import Dataset, open_shards_budget
 from olm_data.errors import UsageError
 from olm_data.fields import IGNORED_LABEL, Int32, Int64, fill_labels, fill_pieces
 from olm_data.lock import Lock
+from olm_data.packing import row_span
 from olm_data.shard import Shard, Verify
 
 PADDING_ROW = -1
@@ -104,7 +105,7 @@ class RowReader:
             self._shards,
             rows,
             place.source,
-            place.row * self.sequence_length,
+            row_span(place.row, self.sequence_length)[0],
             self.sequence_length,
             self.max_documents_per_row,
             self._pool,
@@ -146,7 +147,7 @@ class DatasetRows:
             self._shards,
             np.where(beyond, PADDING_ROW, rows),
             np.zeros(len(rows), dtype=np.int64),
-            np.where(beyond, self.dataset.tokens, rows * self.sequence_length),
+            np.where(beyond, self.dataset.tokens, row_span(rows, self.sequence_length)[0]),
             self.sequence_length,
             self.max_documents_per_row,
             self._pool,

@@ -53,7 +53,3 @@ class Runner(Protocol):
             OlmError: the first error a task raised; other tasks may be left undone.
             ResourceError: a worker process died again and again on the same task.
         """
-
-
-def ignore(*_: object) -> None:
-    """A callback that does nothing."""

@@ -15,6 +15,7 @@ to restore. `lr_factor(0, ...)` is where the curve starts: 0 with warm-up.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ from olm_data.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class _WithWarmup:
+class _WithWarmup(ABC):
     """Linear warm-up from 0 to 1, then `_after`.
 
     Attributes:
@@ -57,8 +58,9 @@ class _WithWarmup:
             return step / warmup
         return self._after(step, warmup, max_steps)
 
+    @abstractmethod
     def _after(self, step: int, warmup: int, max_steps: int) -> float:
-        raise NotImplementedError
+        """The factor at `step`, which is not in the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)

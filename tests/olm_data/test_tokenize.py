@@ -22,7 +22,6 @@ from support.tokenizing import digests, make_dataset, make_request, texts, write
 
 from olm_data.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
-from olm_data.runners.base import ignore
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenize_job import content_hashes, delimit, document_digests, runs
 from olm_data.tokenize_request import parse_budget, parse_share
@@ -448,7 +447,7 @@ def test_the_job_runs_in_a_fresh_process_from_its_pickle_alone(
 
     class Spy(InlineRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            job.run(0, ignore)  # makes the encoder, which must not travel
+            job.run(0, lambda *_: None)  # makes the encoder, which must not travel
             super().run(pickle.loads(pickle.dumps(job)), tasks, total, **callbacks)
 
     made = make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out", runner=Spy())

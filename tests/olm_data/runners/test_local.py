@@ -97,7 +97,6 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Pa
         textwrap.dedent(
             """
             import os, sys, threading
-            from olm_data.runners.base import ignore
             from olm_data.runners.local import LocalRunner
 
             class Hang:
@@ -109,7 +108,8 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Pa
                     return "x"
 
             if __name__ == "__main__":
-                LocalRunner(2).run(Hang(), [0, 1], 2, done=ignore, watch=ignore, note=ignore)
+                quiet = lambda *_: None
+                LocalRunner(2).run(Hang(), [0, 1], 2, done=quiet, watch=quiet, note=quiet)
             """
         )
     )
