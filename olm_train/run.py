@@ -8,6 +8,7 @@ once. Rank 0 speaks; an error is told once, by the rank that met it first.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from dataclasses import dataclass, field
@@ -194,5 +195,24 @@ def _first_to_fail() -> bool:
         return True
 
 
+class _Exit:
+    """Ends the process once all exit handlers ran, without taking the interpreter apart.
+
+    torch's communication threads may still be dropping the tensors of a last collective. One that
+    needs the interpreter while it is being finalised aborts the process (SIGABRT), and a run that
+    finished would count as failed. Registered first, so that it is the last handler to run.
+    """
+
+    def __init__(self) -> None:
+        self.code = 1
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self.code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    process_exit = _Exit()
+    process_exit.code = main()

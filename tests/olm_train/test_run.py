@@ -142,3 +142,22 @@ def test_a_preset_is_a_starting_point(tiny_mixture: Path, tmp_path: Path) -> Non
 def test_the_saved_configuration_is_the_configuration(tiny_mixture: Path, tmp_path: Path) -> None:
     config = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
     assert RunConfig.resolve(Values(config.as_dict())) == config
+
+
+def test_the_process_ends_without_taking_the_interpreter_apart() -> None:
+    """Native threads that outlive the run abort a process that finalises its interpreter."""
+    script = (
+        "import atexit, runpy, sys\n"
+        "class Late:\n"
+        "    def __del__(self): print('finalised')\n"
+        "sys.late = Late()\n"
+        "sys.argv = ['run', '--no-such']\n"
+        "from olm_data import errors\n"
+        "errors.suggest = lambda *_: atexit.register(print, 'handlers ran') and ''\n"
+        "runpy.run_module('olm_train.run', run_name='__main__')\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment()
+    )
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == "handlers ran\n"
