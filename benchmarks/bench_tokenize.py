@@ -37,11 +37,11 @@ import zstandard
 from olm_data.dataset import Dataset
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
+from olm_data.pipeline import content_hashes, delimit, document_digests, document_rows
 from olm_data.shard import ShardWriter
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch
 from olm_data.store import Store
-from olm_data.tokenize_job import content_hashes, delimit, document_digests, document_rows
 from olm_data.tokenizer import load_tokenizer
 
 PARTS = 16  # files of each kind: a compressed file is read by one process

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from olm_data import __version__
+from olm_data.account import BAD_REASONS, InputAccount, input_digest
 from olm_data.dataset import (
     MANIFEST,
     PLAN,
@@ -50,14 +51,7 @@ from olm_data.runners.base import DOCUMENTS, TEXT_BYTES, TOKENS, Runner
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.store import Store
-from olm_data.tokenize_job import (
-    BAD_REASONS,
-    InputAccount,
-    TaskResult,
-    TokenizeJob,
-    committed,
-    input_digest,
-)
+from olm_data.tokenize_job import TaskResult, TokenizeJob, committed
 from olm_data.tokenize_request import BadBudget, Request
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from olm_data.account import NO_TOKENS
 from olm_data.errors import printable
 from olm_data.plan import Plan
 from olm_data.progress import duration, rates
 from olm_data.sources.base import DROP_REASONS, DocumentBatch
 from olm_data.tokenize import Summary
-from olm_data.tokenize_job import NO_TOKENS
 from olm_data.tokenize_request import Request
 from olm_data.tokenizer import TokenizerSpec
 

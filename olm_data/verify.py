@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from olm_data.account import InputAccount, input_digest
 from olm_data.dataset import (
     MANIFEST,
     PLAN,
@@ -39,7 +40,6 @@ from olm_data.shard import (
 )
 from olm_data.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
-from olm_data.tokenize_job import InputAccount, input_digest
 from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
 from olm_data.verify_shard import (
     ShardResult,

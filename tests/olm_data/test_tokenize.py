@@ -22,8 +22,8 @@ from support.tokenizing import digests, make_dataset, make_request, texts, write
 
 from olm_data.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
+from olm_data.pipeline import content_hashes, delimit, document_digests, runs
 from olm_data.runners.local import InlineRunner, LocalRunner
-from olm_data.tokenize_job import content_hashes, delimit, document_digests, runs
 from olm_data.tokenize_request import parse_budget, parse_share
 from olm_data.tokenizer import load_tokenizer
 

@@ -1,0 +1,105 @@
+"""`olm-data tokenize`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import click
+
+
+@click.command()
+@click.argument("inputs", nargs=-1, metavar="[INPUT]...")
+@click.option("--source", help="A named dataset, hf:ORG/NAME[:CONFIG], or pylib.")
+@click.option("--subset", help="Which part of a named dataset.")
+@click.option("--root", help="A local mirror of a named dataset, with the same layout.")
+@click.option("--split", help="Split of an hf: dataset.  [default: train]")
+@click.option("--tokenizer", help="tokenizer.json, a folder with one, or a hub id.")
+@click.option("--output", help="Folder or s3://bucket/prefix of the dataset.")
+@click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
+@click.option("--id-column", help="Column or field of the document's id.  [default: id, if any]")
+@click.option("--keep", help="More columns to keep beside each document: a,b.")
+@click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
+@click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
+@click.option("--holdout", default="0", show_default=True, help="Share of documents held out.")
+@click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
+@click.option(
+    "--special",
+    type=click.Choice(["plain", "allow", "error"]),
+    default="plain",
+    show_default=True,
+    help="Text that spells a special token: ordinary text, the token itself, or an error.",
+)
+@click.option("--eos", default="auto", show_default=True, help="After each document; or none.")
+@click.option("--bos", default="none", show_default=True, help="Token before each document.")
+@click.option(
+    "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def tokenize(
+    inputs: tuple[str, ...],
+    tokenizer: str | None,
+    output: str | None,
+    workers: int | None,
+    encoder: str,
+    holdout: str,
+    shard_tokens: str | None,
+    special: Literal["plain", "allow", "error"],
+    eos: str,
+    bos: str,
+    max_bad: str,
+    dry_run: bool,
+    as_json: bool,
+    **reading: str | None,
+) -> None:
+    """Turn text into a dataset of tokens. Run it again after an interruption: it goes on.
+
+    \b
+    olm-data tokenize books/*.jsonl.zst --tokenizer gpt2 --output ./tokens/books
+    olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
+    olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
+    """
+    from olm_data import tokenize as verb
+    from olm_data import tokenize_report as say
+    from olm_data import tokenize_request as asked
+    from olm_data.plan import parse_count
+    from olm_data.progress import Progress
+    from olm_data.runners.local import LocalRunner, granted_cpus
+    from olm_data.tokenizer import load_tokenizer
+
+    budget = asked.parse_budget(max_bad)
+    share = asked.parse_share(holdout, "--holdout")
+    source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
+    spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
+    request = asked.Request(
+        source=source,
+        tokenizer=spec,
+        special=special,
+        holdout=share,
+        shard_tokens=parse_count(shard_tokens) if shard_tokens else None,
+    )
+    if output is None:
+        output = asked.default_output(source, spec)
+    if tokenizer is None or output == asked.default_output(source, spec):
+        click.echo(f"tokenizer {spec.name}, output {output}", err=True)
+    if dry_run:
+        plan = request.plan()
+        if as_json:
+            click.echo(json.dumps({"output": output, **plan.to_json()}))
+        else:
+            sample = verb.first_documents(request, plan)
+            click.echo("\n".join(say.plan_lines(request, plan, output, sample)))
+        return
+    workers = workers or granted_cpus()
+    progress = Progress("tokenize")
+    runner = LocalRunner(workers)
+    done = verb.tokenize(
+        request, output, encoder=encoder, runner=runner, budget=budget, progress=progress
+    )
+    if as_json:
+        click.echo(json.dumps(say.summary_json(done), indent=1))
+    else:
+        click.echo("\n".join(say.summary_lines(request, done, workers)))
+        click.echo(f"next: olm-data verify {output}", err=True)

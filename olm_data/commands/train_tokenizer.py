@@ -1,0 +1,62 @@
+"""`olm-data train-tokenizer`: options and what is printed."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("train-tokenizer")
+@click.argument("inputs", nargs=-1, metavar="[INPUT]...")
+@click.option("--source", help="A named dataset, hf:ORG/NAME[:CONFIG], or pylib.")
+@click.option("--subset", help="Which part of a named dataset.")
+@click.option("--root", help="A local mirror of a named dataset, with the same layout.")
+@click.option("--split", help="Split of an hf: dataset.  [default: train]")
+@click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
+@click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
+@click.option("--vocab-size", type=int, default=32768, show_default=True, help="Entries, in all.")
+@click.option("--output", default="tokenizer.json", show_default=True, help="File to write.")
+@click.option(
+    "--special",
+    multiple=True,
+    help="Special token; the first ends documents.  [default: <|endoftext|>]",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be read; write nothing.")
+def train_tokenizer(
+    inputs: tuple[str, ...],
+    vocab_size: int,
+    output: str,
+    special: tuple[str, ...],
+    dry_run: bool,
+    **reading: str | None,
+) -> None:
+    """Train a byte-level BPE tokenizer on your text.
+
+    \b
+    olm-data train-tokenizer books/*.jsonl.zst --vocab-size 32768 --output tokenizer.json
+    olm-data train-tokenizer --source pylib --vocab-size 8192
+    """
+    from olm_data import train_tokenizer as verb
+    from olm_data.sources import resolve_source
+
+    source = resolve_source(inputs, **reading)
+    if dry_run:
+        size = sum(file.bytes for file in source.inputs)
+        click.echo(f"would train {vocab_size:,} entries on {source.name}", nl=False)
+        click.echo(f" ({len(source.inputs):,} inputs, {size:,} bytes) and write {output}")
+        return
+    done = verb.train_tokenizer(
+        source, output, vocab_size=vocab_size, special=special or verb.DEFAULT_SPECIAL
+    )
+    click.echo(
+        f"{done.path}: {done.tokenizer.vocab_size:,} entries from {done.documents:,} documents, "
+        f"{done.text_bytes / 1e6:,.1f} MB of text ({done.dropped:,} records dropped)"
+    )
+    if done.tokenizer.vocab_size < vocab_size:
+        click.echo(
+            f"warning: the text gave no more entries than that ({vocab_size:,} asked)", err=True
+        )
+    again = [
+        *inputs,
+        *(f"--{name.replace('_', '-')} {value}" for name, value in reading.items() if value),
+    ]
+    click.echo(f"next: olm-data tokenize {' '.join(again)} --tokenizer {done.path}", err=True)
