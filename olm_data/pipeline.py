@@ -66,7 +66,13 @@ class Pipeline:
                 "a record is unaccounted for"
             )
             tokens = self._write_batch(batch, writers, accounts, digests) if batch.documents else 0
-            report(batch.documents, len(batch.data), tokens)
+            report(
+                documents=batch.documents,
+                text_bytes=len(batch.data),
+                tokens=tokens,
+                dropped=len(batch.dropped),
+                bad=sum(drop.reason in BAD_REASONS for drop in batch.dropped),
+            )
         for index, account in accounts.items():
             account.sha256 = digests[index].hexdigest()
         return list(accounts.values())

@@ -47,7 +47,7 @@ from olm_data.errors import (
 )
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.progress import Progress, rates
-from olm_data.runners.base import DOCUMENTS, TEXT_BYTES, TOKENS, Runner
+from olm_data.runners.base import Count, Runner
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.store import Store
@@ -152,9 +152,9 @@ def tokenize(
         proof=proof,
         special_hits=sum(account.special_hits for account in accounts),
         seconds=seconds,
-        documents_now=int(counts[:, DOCUMENTS].sum()),
-        text_bytes_now=int(counts[:, TEXT_BYTES].sum()),
-        tokens_now=int(counts[:, TOKENS].sum()),
+        documents_now=int(counts[:, Count.DOCUMENTS].sum()),
+        text_bytes_now=int(counts[:, Count.TEXT_BYTES].sum()),
+        tokens_now=int(counts[:, Count.TOKENS].sum()),
         kept_shards=kept,
     )
 
@@ -256,7 +256,7 @@ def _run(
     sizes = np.array([plan.text_bytes(task) for task in range(len(plan.tasks))], np.int64)
     todo = [task for task in range(len(plan.tasks)) if task not in results]
     finished = np.zeros(len(plan.tasks), bool)
-    last = np.zeros((len(plan.tasks), 4), np.int64)
+    last = np.zeros((len(plan.tasks), len(Count)), np.int64)
     weights = np.maximum(sizes, 1)  # a source that cannot tell its size counts by tasks
 
     def done(task: int, result: Any) -> None:
@@ -267,7 +267,7 @@ def _run(
         last[:] = counts
         doing = np.where(finished, weights, 0)
         for task in running:
-            doing[task] = min(int(weights[task]), int(counts[task, TEXT_BYTES]))
+            doing[task] = min(int(weights[task]), int(counts[task, Count.TEXT_BYTES]))
         progress.update(float(doing.sum() / weights[todo].sum()), _rates(counts, progress.seconds))
 
     with progress:
@@ -278,7 +278,9 @@ def _run(
 
 def _rates(counts: np.ndarray, seconds: float) -> str:
     sums = counts.sum(axis=0)
-    return rates(int(sums[DOCUMENTS]), int(sums[TEXT_BYTES]), int(sums[TOKENS]), seconds)
+    return rates(
+        int(sums[Count.DOCUMENTS]), int(sums[Count.TEXT_BYTES]), int(sums[Count.TOKENS]), seconds
+    )
 
 
 def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudget) -> None:

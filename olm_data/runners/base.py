@@ -10,22 +10,53 @@ number of workers, and more than once. Whatever must survive is on disk when `Jo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, Protocol
 
 import numpy as np
 
-DOCUMENTS, TEXT_BYTES, TOKENS, PEAK_KIB = range(4)
-"""Columns of the counts array."""
 
-Report = Callable[[int, int, int], None]
-"""`report(documents, text_bytes, tokens)`: adds to what the running task has done so far."""
+class Count(IntEnum):
+    """What a task counts while it runs: the columns of the counts array, int64."""
+
+    DOCUMENTS = 0
+    TEXT_BYTES = 1
+    TOKENS = 2
+    DROPPED = 3
+    """Records dropped for any reason."""
+    BAD = 4
+    """Of these, the ones that count against `--max-bad`."""
+    READ_US = 5
+    ENCODE_US = 6
+    WRITE_US = 7
+    """Microseconds each stage was at work; stages overlap, so they do not sum to wall time."""
+    PEAK_KIB = 8
+    """Peak memory of the worker."""
+
+
+class Report(Protocol):
+    """Adds to what the running task has done so far."""
+
+    def __call__(
+        self,
+        *,
+        documents: int = 0,
+        text_bytes: int = 0,
+        tokens: int = 0,
+        dropped: int = 0,
+        bad: int = 0,
+        read_us: int = 0,
+        encode_us: int = 0,
+        write_us: int = 0,
+    ) -> None: ...
+
 
 Done = Callable[[int, Any], None]
 """`done(task, result)`: called in the parent once for each task, in order of completion."""
 
 Watch = Callable[[np.ndarray, Sequence[int]], None]
-"""`watch(counts, running)`: called now and then in the parent. counts is int64[tasks, 4]:
-documents, bytes of text, tokens, peak memory of the worker in KiB; a row for each task number."""
+"""`watch(counts, running)`: called now and then in the parent. counts is
+int64[tasks, len(Count)], a row for each task number."""
 
 Note = Callable[[str], None]
 """`note(text)`: a line for the user about something unusual, such as a worker that died."""

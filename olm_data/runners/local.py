@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import DOCUMENTS, PEAK_KIB, TEXT_BYTES, TOKENS, Done, Job, Note, Watch
+from olm_data.runners.base import Count, Done, Job, Note, Watch
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
@@ -43,7 +43,7 @@ class InlineRunner:
         self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
     ) -> None:
         """See `base.Runner.run`."""
-        counts = np.zeros((total, 4), np.int64)
+        counts = np.zeros((total, len(Count)), np.int64)
         for task in tasks:
             reporter = _Reporter(counts[task])
             done(task, job.run(task, reporter))
@@ -66,8 +66,8 @@ class LocalRunner:
     ) -> None:
         """See `base.Runner.run`."""
         context = multiprocessing.get_context("forkserver")
-        shared = context.RawArray(ctypes.c_int64, total * 4)
-        counts = np.frombuffer(memoryview(shared), np.int64).reshape(total, 4)
+        shared = context.RawArray(ctypes.c_int64, total * len(Count))
+        counts = np.frombuffer(memoryview(shared), np.int64).reshape(total, len(Count))
         todo = deque(tasks)
         deaths: dict[int, int] = {}
         pool: list[_Worker] = []
@@ -83,9 +83,11 @@ class LocalRunner:
                         result = worker.take()
                     except (EOFError, ConnectionError):  # the worker's end closed: it died
                         pool.remove(worker)
-                        counts[task, :PEAK_KIB] = 0
+                        counts[task, : Count.PEAK_KIB] = 0
                         deaths[task] = deaths.get(task, 0) + 1
-                        self._after_death(worker, deaths[task], job, counts[task, PEAK_KIB], note)
+                        self._after_death(
+                            worker, deaths[task], job, counts[task, Count.PEAK_KIB], note
+                        )
                         todo.appendleft(task)
                         continue
                     done(task, result)
@@ -168,19 +170,18 @@ class _Reporter:
 
     def __init__(self, row: np.ndarray) -> None:
         self.row = row
-        self.row[:PEAK_KIB] = 0
+        self.row[: Count.PEAK_KIB] = 0
 
-    def __call__(self, documents: int, text_bytes: int, tokens: int) -> None:
-        self.row[DOCUMENTS] += documents
-        self.row[TEXT_BYTES] += text_bytes
-        self.row[TOKENS] += tokens
-        self.row[PEAK_KIB] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    def __call__(self, **counts: int) -> None:
+        for name, number in counts.items():
+            self.row[Count[name.upper()]] += number
+        self.row[Count.PEAK_KIB] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, 4)
+    counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, len(Count))
     while True:
         try:
             task = pipe.recv()

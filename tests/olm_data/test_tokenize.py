@@ -447,7 +447,7 @@ def test_the_job_runs_in_a_fresh_process_from_its_pickle_alone(
 
     class Spy(InlineRunner):
         def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            job.run(0, lambda *_: None)  # makes the encoder, which must not travel
+            job.run(0, lambda **_: None)  # makes the encoder, which must not travel
             super().run(pickle.loads(pickle.dumps(job)), tasks, total, **callbacks)
 
     made = make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out", runner=Spy())

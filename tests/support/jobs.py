@@ -20,7 +20,7 @@ class Squares:
     fault: str = ""
 
     def run(self, task: int, report: Report) -> int:
-        report(1, 10, 100)
+        report(documents=1, text_bytes=10, tokens=100)
         if task == 2:
             marks = Path(self.folder, "deaths")
             seen = len(marks.read_bytes()) if marks.exists() else 0

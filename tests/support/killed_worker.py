@@ -23,8 +23,8 @@ class DieOnce:
     deaths: int
 
     def run(self, task: int, report: Report) -> Any:
-        def dying(documents: int, text_bytes: int, tokens: int) -> None:
-            report(documents, text_bytes, tokens)
+        def dying(**counts: int) -> None:
+            report(**counts)
             marks = Path(self.marks)
             if task == TASK and (not marks.exists() or len(marks.read_bytes()) < self.deaths):
                 with open(marks, "ab") as file:

@@ -15,13 +15,13 @@ import pytest
 from support.jobs import Squares
 
 from olm_data.errors import InputError, ResourceError
-from olm_data.runners.base import DOCUMENTS, PEAK_KIB, TOKENS
+from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner, granted_cpus
 
 
 def run(runner: Any, job: Squares, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
     results: dict[int, int] = {}
-    counts = np.zeros((total, 4), np.int64)
+    counts = np.zeros((total, len(Count)), np.int64)
     notes: list[str] = []
 
     def watch(now: np.ndarray, running: Any) -> None:
@@ -39,9 +39,9 @@ def run(runner: Any, job: Squares, tasks: list[int], total: int) -> tuple[dict, 
 def test_each_task_is_done_once_and_counted(make: Callable[[], Any], tmp_path: Path) -> None:
     results, counts, notes = run(make(), Squares(str(tmp_path)), [0, 1, 2, 4], 5)
     assert results == {0: 0, 1: 1, 2: 4, 4: 16}
-    assert counts[:, DOCUMENTS].tolist() == [1, 1, 1, 0, 1]
-    assert counts[:, TOKENS].sum() == 400
-    assert (counts[[0, 1, 2, 4], PEAK_KIB] > 0).all()
+    assert counts[:, Count.DOCUMENTS].tolist() == [1, 1, 1, 0, 1]
+    assert counts[:, Count.TOKENS].sum() == 400
+    assert (counts[[0, 1, 2, 4], Count.PEAK_KIB] > 0).all()
     assert notes == []
 
 
@@ -53,7 +53,7 @@ def test_a_killed_worker_is_replaced_and_its_task_done_again(tmp_path: Path) -> 
     job = Squares(str(tmp_path), deaths=2)
     results, counts, notes = run(LocalRunner(2), job, [0, 1, 2, 3], 4)
     assert results == {0: 0, 1: 1, 2: 4, 3: 9}
-    assert counts[:, DOCUMENTS].tolist() == [1, 1, 1, 1]  # the lost work is not counted twice
+    assert counts[:, Count.DOCUMENTS].tolist() == [1, 1, 1, 1]  # the lost work is not counted twice
     assert len(notes) == 2
     assert all("SIGKILL" in note and "input-2.jsonl" in note for note in notes)
 
