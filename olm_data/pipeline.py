@@ -62,15 +62,16 @@ class Pipeline:
                 account.dropped[drop.reason] += 1
                 if drop.reason in BAD_REASONS and len(account.bad) < BAD_LOCATIONS:
                     account.bad.append([drop.position, drop.reason, drop.detail])
-            assert batch.rows_in == batch.documents + len(batch.dropped), (
-                "a record is unaccounted for"
-            )
+            for (input, reason), count in batch.skipped.items():
+                accounts[input].dropped[reason] += count
+            lost = len(batch.dropped) + sum(batch.skipped.values())
+            assert batch.rows_in == batch.documents + lost, "a record is unaccounted for"
             tokens = self._write_batch(batch, writers, accounts, digests) if batch.documents else 0
             report(
                 documents=batch.documents,
                 text_bytes=len(batch.data),
                 tokens=tokens,
-                dropped=len(batch.dropped),
+                dropped=lost,
                 bad=sum(drop.reason in BAD_REASONS for drop in batch.dropped),
             )
         for index, account in accounts.items():

@@ -8,7 +8,7 @@ from olm_data.account import NO_TOKENS
 from olm_data.errors import printable
 from olm_data.plan import Plan
 from olm_data.progress import duration, rates
-from olm_data.sources.base import DROP_REASONS, DocumentBatch
+from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch
 from olm_data.tokenize import Summary
 from olm_data.tokenize_request import Request
 from olm_data.tokenizer import TokenizerSpec
@@ -100,7 +100,7 @@ def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
     """Return each reason for which records were dropped, with its count and meaning."""
     if not dropped:
         return [f"  dropped     nothing of {records:,} records"]
-    meaning = DROP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
+    meaning = DROP_REASONS | SKIP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
     return [
         f"  dropped     {count:,} of {records:,} records: {reason} ({meaning[reason]})"
         for reason, count in dropped.items()

@@ -16,6 +16,7 @@ from types import ModuleType
 from olm_data.sources import arrow, hub, jsonl, parquet, txt
 from olm_data.sources.base import (
     DROP_REASONS,
+    SKIP_REASONS,
     DocumentBatch,
     Drop,
     InputFile,
@@ -29,6 +30,7 @@ from olm_data.sources.resolve import resolve_source
 
 __all__ = [
     "DROP_REASONS",
+    "SKIP_REASONS",
     "DocumentBatch",
     "Drop",
     "InputFile",
@@ -72,7 +74,8 @@ def read_units(
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of units, in their order; batches of small files are joined.
 
-    Each record of the input is in exactly one batch: as a document, or in `dropped`.
+    Each record of the input is in exactly one batch: as a document, in `dropped`, or counted in
+    `skipped`.
 
     Raises:
         InputError: a file is damaged, or has no such text column.

@@ -8,7 +8,8 @@ batches), so that a plan can hold them as JSON and a worker anywhere can read it
     read_units(inputs, units, options) -> DocumentBatch, ...      in input order, bounded by bytes
 
 Nothing here decides which documents are good enough: a document is only dropped when there is no
-text to encode (see `DROP_REASONS`), and every drop is reported with its place.
+text to encode (see `DROP_REASONS`), and every drop is reported with its place. What the user asked
+to leave out (see `SKIP_REASONS`) is counted by input and reason.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ DROP_REASONS: dict[str, str] = {
     "no_text": "the text is missing, null or not a string",
     "malformed": "the line is not a JSON object",
     "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
+}
+
+SKIP_REASONS: dict[str, str] = {
+    "filtered": "the record does not match --where",
+    "excluded": "its id is in --exclude-ids",
+    "unsampled": "it was not drawn by --sample",
+    "duplicate": "the same text was read before (--dedup)",
 }
 
 KEEP_TYPES: dict[str, pa.DataType] = {
@@ -173,7 +181,8 @@ class DocumentBatch:
         ids: string array of length d (null where a record has none), or None.
         keep: record batch of the kept columns, d rows, schema `ReadOptions.keep_schema`; or None.
         dropped: records of this stretch of the input that are no documents.
-        rows_in: records seen, kept and dropped; blank lines are no records.
+        rows_in: records seen: documents, dropped and skipped; blank lines are no records.
+        skipped: (input, key of `SKIP_REASONS`) -> records the user's own selection left out.
     """
 
     data: np.ndarray
@@ -184,6 +193,7 @@ class DocumentBatch:
     keep: pa.RecordBatch | None = None
     dropped: tuple[Drop, ...] = field(default=())
     rows_in: int = 0
+    skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
     @property
     def documents(self) -> int:

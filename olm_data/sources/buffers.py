@@ -10,7 +10,9 @@ character outside ASCII that may be white space.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +80,7 @@ def from_buffers(
     dropped: Sequence[Drop],
     rows_in: int,
     batch_bytes: int,
+    filtered: int = 0,
     decoded: bool = False,
 ) -> Iterator[DocumentBatch]:
     """Yield documents given as buffers, without those that are empty or not UTF-8.
@@ -85,6 +88,7 @@ def from_buffers(
     Args:
         data, offsets, positions, ids, keep, rows_in: as in `DocumentBatch`.
         dropped: records of this stretch already left out of `offsets`; they count in `rows_in`.
+        filtered: records of this stretch that do not match `--where`; they count in `rows_in`.
         decoded: the text was made from strings, so it is UTF-8 for certain.
     """
     text = _large_binary(data, offsets)
@@ -110,6 +114,7 @@ def from_buffers(
         stop = min(max(stop, first + 1), documents)
         part = slice(first, stop)
         # All drops of this stretch go with its first batch, and so do their rows.
+        skipped = {(input_index, "filtered"): filtered} if filtered else {}
         yield DocumentBatch(
             data=data[offsets[first] : offsets[stop]],
             offsets=offsets[first : stop + 1] - offsets[first],
@@ -118,9 +123,38 @@ def from_buffers(
             ids=None if ids is None else ids[part],
             keep=None if keep is None else keep[part],
             dropped=tuple(drops),
-            rows_in=stop - first + len(drops),
+            rows_in=stop - first + len(drops) + filtered,
+            skipped=skipped,
         )
-        first, drops, rows_in = stop, [], 0
+        first, drops, rows_in, filtered = stop, [], 0, 0
+
+
+def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBatch:
+    """Return the batch with the chosen documents only; the others are counted as skipped.
+
+    Args:
+        chosen: bool[d].
+        reason: a key of `SKIP_REASONS`.
+    """
+    if chosen.all():
+        return batch
+    text, ids, keep = _filtered(
+        chosen, _large_binary(batch.data, batch.offsets), batch.ids, batch.keep
+    )
+    data, offsets = _buffers(text)
+    skipped = Counter(batch.skipped)
+    for index, count in zip(*np.unique(batch.inputs[~chosen], return_counts=True), strict=True):
+        skipped[int(index), reason] += int(count)
+    return replace(
+        batch,
+        data=data,
+        offsets=offsets,
+        inputs=batch.inputs[chosen],
+        positions=batch.positions[chosen],
+        ids=ids,
+        keep=keep,
+        skipped=skipped,
+    )
 
 
 def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[DocumentBatch]:
@@ -334,6 +368,7 @@ def _joined(batches: list[DocumentBatch]) -> DocumentBatch:
         keep=keep,
         dropped=tuple(drop for batch in batches for drop in batch.dropped),
         rows_in=sum(batch.rows_in for batch in batches),
+        skipped=sum((Counter(batch.skipped) for batch in batches), Counter()),
     )
 
 

@@ -52,7 +52,7 @@ def read_plan(plan: SourcePlan, target_bytes: int = 1 << 30) -> Read:
         assert batch.offsets[-1] == len(batch.data)
         assert (batch.text_bytes > 0).all()
         assert len(batch.inputs) == len(batch.positions) == batch.documents
-        assert batch.rows_in == batch.documents + len(batch.dropped)
+        assert batch.rows_in == batch.documents + len(batch.dropped) + sum(batch.skipped.values())
         assert batch.documents <= 1 or len(batch.data) <= plan.options.batch_bytes
         result.batches += 1
         result.texts += [batch.text(k) for k in range(batch.documents)]
