@@ -2,10 +2,10 @@
 
     inputs + settings --(sources cut)--> units --(group, by size alone)--> tasks --> digest
 
-A task is a run of consecutive units and becomes one shard (`shard-00000` is task 0), so documents
-keep their input order across shards. The plan depends on the inputs and on options that change
-bytes; never on workers, host, clock or how far an earlier run came. Two runs with the same digest
-write the same bytes.
+A task is a run of consecutive units and becomes one shard (`shard-00000` is task 0 of a new
+dataset), so documents keep their input order across shards. The plan depends on the inputs and on
+options that change bytes; never on workers, host, clock or how far an earlier run came. Two runs
+with the same digest write the same bytes.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def group(sizes: Sequence[int], target: int) -> tuple[tuple[int, int], ...]:
     return tuple(tasks)
 
 
-def shard_name(task: int) -> str:
-    """Return the name of the shard that task number `task` writes."""
-    return f"shard-{task:05d}"
+def shard_name(number: int) -> str:
+    """Return the name of shard number `number` of a dataset."""
+    return f"shard-{number:05d}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +115,10 @@ class Plan:
     units: Sequence[Sequence[int]]
     tasks: Sequence[tuple[int, int]]
     digest: str
+
+    def shard(self, task: int) -> str:
+        """Return the name of the shard that a task writes; additions go on where shards end."""
+        return shard_name(self.settings.get("first_shard", 0) + task)
 
     def text_bytes(self, task: int) -> int:
         """Return the estimated bytes of text of a task."""

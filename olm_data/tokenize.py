@@ -12,29 +12,22 @@ digested byte.
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from olm_data import __version__
-from olm_data.account import BAD_REASONS, InputAccount, input_digest
+from olm_data.account import BAD_REASONS, InputAccount
 from olm_data.dataset import (
     MANIFEST,
     PLAN,
-    TOKENIZER,
     VALIDATION,
-    InputInfo,
     Manifest,
-    TokenizerInfo,
-    build_manifest,
     read_manifest,
 )
 from olm_data.encoders import ParityReport, choose_encoder
@@ -46,8 +39,8 @@ from olm_data.errors import (
     printable,
 )
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
-from olm_data.progress import Progress
-from olm_data.run_progress import RunProgress
+from olm_data.progress import Progress, rates
+from olm_data.publish import publish
 from olm_data.runners.base import Count, Runner
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
@@ -108,7 +101,6 @@ def tokenize(
         StorageError: remote storage failed.
     """
     plan = request.plan()
-    progress.event("start", **_start(request, plan, output))
     store = Store(output)
     with ExitStack() as held:
         held.enter_context(store.exclusive())
@@ -118,64 +110,112 @@ def tokenize(
             held.enter_context(split.exclusive())
         if found is not None:
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
-            return _complete(output, found, validation, len(plan.tasks))
-        proof = _choose_encoder(request, plan, encoder)
-        if proof.note:
-            progress.note(proof.note)
-        _check_room(store, plan, request.tokenizer.dtype.itemsize)
-        if not store.exists(PLAN):
-            store.create(PLAN, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
-        job = TokenizeJob(
-            plan=plan,
-            inputs=request.source.inputs,
-            read=request.source.options,
-            tokenizer=request.tokenizer,
-            encoder=proof.encoder,
-            special=request.special,
-            holdout=request.holdout_below,
-            output=output,
+            return already_complete(output, found, validation, len(plan.tasks))
+        made = make_shards(
+            request,
+            plan,
+            PLAN,
+            splits,
+            encoder=encoder,
+            runner=runner,
+            budget=budget,
+            progress=progress,
         )
-        results = _finished(plan, splits)
-        kept = len(results)
-        if kept:
-            progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
-        counts, seconds = _run(job, plan, runner, results, progress)
-        ordered = [results[task] for task in range(len(plan.tasks))]
-        accounts = [
-            InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units
-        ]
-        _check_budget(accounts, plan, budget)
-        manifests = _publish(request, plan, splits, ordered, accounts, proof.encoder)
+        manifests = publish(request, plan, splits, made.results, made.accounts, made.proof.encoder)
+    return summarise(output, manifests, made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """The finished shards of a plan.
+
+    Attributes:
+        results: one a task, in order.
+        accounts: one for each input of each task, in order.
+        proof: the encoder used and how it was proved.
+        counts: int64[tasks, len(Count)], of the tasks this run did.
+        seconds: wall time of the tasks.
+        kept: tasks that an earlier run had finished.
+    """
+
+    results: Sequence[TaskResult]
+    accounts: Sequence[InputAccount]
+    proof: ParityReport
+    counts: np.ndarray
+    seconds: float
+    kept: int
+
+
+def make_shards(
+    request: Request,
+    plan: Plan,
+    plan_name: str,
+    splits: Sequence[Store],
+    *,
+    encoder: str,
+    runner: Runner,
+    budget: BadBudget,
+    progress: Progress,
+) -> Made:
+    """Write the shards of a plan that are not there yet; see `tokenize` for arguments and errors.
+
+    Args:
+        plan_name: the plan is stored under this name before any shard is written.
+        splits: stores of the training split and, where documents are held out, of validation.
+    """
+    proof = _choose_encoder(request, plan, encoder)
+    if proof.note:
+        progress.note(proof.note)
+    store = splits[0]
+    _check_room(store, plan, request.tokenizer.dtype.itemsize)
+    if not store.exists(plan_name):
+        store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+    job = TokenizeJob(
+        plan=plan,
+        inputs=request.source.inputs,
+        read=request.source.options,
+        tokenizer=request.tokenizer,
+        encoder=proof.encoder,
+        special=request.special,
+        holdout=request.holdout_below,
+        output=store.root,
+    )
+    results = _finished(plan, splits)
+    kept = len(results)
+    if kept:
+        progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
+    counts, seconds = _run(job, plan, runner, results, progress)
+    ordered = [results[task] for task in range(len(plan.tasks))]
+    accounts = [
+        InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units
+    ]
+    _check_budget(accounts, plan, budget)
+    return Made(
+        results=ordered, accounts=accounts, proof=proof, counts=counts, seconds=seconds, kept=kept
+    )
+
+
+def summarise(output: str, manifests: Sequence[Manifest], made: Made) -> Summary:
+    """Return the summary of a run that published `manifests`: train, then validation if any."""
     return Summary(
         output=output,
         manifest=manifests[0],
         validation=manifests[1] if len(manifests) == 2 else None,
         already_complete=False,
-        proof=proof,
-        special_hits=sum(account.special_hits for account in accounts),
-        seconds=seconds,
-        documents_now=int(counts[:, Count.DOCUMENTS].sum()),
-        text_bytes_now=int(counts[:, Count.TEXT_BYTES].sum()),
-        tokens_now=int(counts[:, Count.TOKENS].sum()),
-        kept_shards=kept,
+        proof=made.proof,
+        special_hits=sum(account.special_hits for account in made.accounts),
+        seconds=made.seconds,
+        documents_now=int(made.counts[:, Count.DOCUMENTS].sum()),
+        text_bytes_now=int(made.counts[:, Count.TEXT_BYTES].sum()),
+        tokens_now=int(made.counts[:, Count.TOKENS].sum()),
+        kept_shards=made.kept,
     )
 
 
-def _start(request: Request, plan: Plan, output: str) -> dict[str, Any]:
-    """What the `start` event says."""
-    inputs = request.source.inputs
-    return {
-        "output": output,
-        "plan": plan.digest,
-        "tokenizer": request.tokenizer.name,
-        "inputs": len(inputs),
-        "input_bytes": sum(item.bytes for item in inputs),
-        "text_bytes": sum(plan.text_bytes(task) for task in range(len(plan.tasks))),
-        "shards": len(plan.tasks),
-    }
-
-
-def _complete(output: str, manifest: Manifest, validation: Manifest | None, tasks: int) -> Summary:
+def already_complete(
+    output: str, manifest: Manifest, validation: Manifest | None, tasks: int
+) -> Summary:
+    """Return the summary of a run that found everything done."""
     return Summary(
         output=output,
         manifest=manifest,
@@ -269,18 +309,34 @@ def _run(
     progress: Progress,
 ) -> tuple[np.ndarray, float]:
     """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
-    sizes = [plan.text_bytes(task) for task in range(len(plan.tasks))]
+    sizes = np.array([plan.text_bytes(task) for task in range(len(plan.tasks))], np.int64)
     todo = [task for task in range(len(plan.tasks)) if task not in results]
-    shown = RunProgress(progress, sizes, todo)
+    finished = np.zeros(len(plan.tasks), bool)
+    last = np.zeros((len(plan.tasks), len(Count)), np.int64)
+    weights = np.maximum(sizes, 1)  # a source that cannot tell its size counts by tasks
 
     def done(task: int, result: Any) -> None:
         results[task] = result
-        shown.done(task)
+        finished[task] = True
+
+    def watch(counts: np.ndarray, running: Sequence[int]) -> None:
+        last[:] = counts
+        doing = np.where(finished, weights, 0)
+        for task in running:
+            doing[task] = min(int(weights[task]), int(counts[task, Count.TEXT_BYTES]))
+        progress.update(float(doing.sum() / weights[todo].sum()), _rates(counts, progress.seconds))
 
     with progress:
         if todo:
-            runner.run(job, todo, len(plan.tasks), done=done, watch=shown.watch, note=progress.note)
-        return shown.counts, progress.seconds
+            runner.run(job, todo, len(plan.tasks), done=done, watch=watch, note=progress.note)
+        return last, progress.seconds
+
+
+def _rates(counts: np.ndarray, seconds: float) -> str:
+    sums = counts.sum(axis=0)
+    return rates(
+        int(sums[Count.DOCUMENTS]), int(sums[Count.TEXT_BYTES]), int(sums[Count.TOKENS]), seconds
+    )
 
 
 def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudget) -> None:
@@ -317,76 +373,3 @@ def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudge
             where=plan.describe(0),
             fix="check --text-column and --holdout",
         )
-
-
-def _publish(
-    request: Request,
-    plan: Plan,
-    splits: Sequence[Store],
-    results: Sequence[TaskResult],
-    accounts: Sequence[InputAccount],
-    encoder: str,
-) -> list[Manifest]:
-    """Check the accounts and write the manifests, the main one last."""
-    inputs, dropped = _input_totals(plan, accounts)
-    documents_in = sum(item.documents for item in inputs)
-    manifests = []
-    for number, split in enumerate(("train", "validation")[: len(splits)]):
-        records = [result.train if number == 0 else result.validation for result in results]
-        manifest = build_manifest(
-            tokenizer=TokenizerInfo(**request.tokenizer.to_manifest(request.special)),
-            dtype=request.tokenizer.dtype,
-            options=request.options() | {"split": split},
-            plan=plan.digest,
-            inputs=inputs,
-            records=[record for record in records if record is not None],
-            dropped=dict(dropped),
-            documents_in=documents_in,
-            tools=_tools(encoder, request.tokenizer.name),
-        )
-        manifests.append(manifest)
-    kept = sum(manifest.totals.documents for manifest in manifests)
-    assert documents_in == kept + sum(dropped.values()), "a document is unaccounted for"
-    for store, manifest in reversed(list(zip(splits, manifests, strict=True))):
-        store.put(TOKENIZER, request.tokenizer.json_bytes)
-        # an earlier run may have ended between the two manifests
-        again = store is not splits[0] and store.exists(MANIFEST)
-        if not (again and read_manifest(store).digest == manifest.digest):
-            store.create(MANIFEST, manifest.encode())
-    return manifests
-
-
-def _input_totals(
-    plan: Plan, accounts: Sequence[InputAccount]
-) -> tuple[list[InputInfo], Counter[str]]:
-    documents: Counter[int] = Counter()
-    dropped: Counter[str] = Counter()
-    parts: dict[int, list[str]] = {}
-    for account in accounts:
-        documents[account.input] += account.documents_in
-        dropped.update(account.dropped)
-        parts.setdefault(account.input, []).append(account.sha256)
-    inputs = [
-        InputInfo(
-            path=item["path"],
-            bytes=item["bytes"],
-            position=item["position"],
-            documents=documents[index],
-            sha256=input_digest(parts.get(index, [])),
-        )
-        for index, item in enumerate(plan.inputs)
-    ]
-    return inputs, dropped
-
-
-def _tools(encoder: str, tokenizer: str) -> dict[str, str]:
-    packages = ["numpy", "pyarrow", "tokenizers"]
-    if encoder == "gigatoken":
-        packages.append("gigatoken")
-    return {
-        "olm": __version__,
-        "python": platform.python_version(),
-        "encoder": encoder,
-        "tokenizer": tokenizer,
-        **{name: version(name) for name in packages},
-    }

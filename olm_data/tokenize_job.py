@@ -27,7 +27,7 @@ from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, OlmError
 from olm_data.pipeline import Pipeline
-from olm_data.plan import Plan, shard_name
+from olm_data.plan import Plan
 from olm_data.runners.base import Report
 from olm_data.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord, ShardWriter
 from olm_data.sources import current_revision
@@ -42,6 +42,11 @@ class TaskResult:
 
     train: tuple[ShardRecord, str]
     validation: tuple[ShardRecord, str] | None
+
+    @property
+    def splits(self) -> list[tuple[ShardRecord, str]]:
+        """The records of the splits there are: train, then validation."""
+        return [self.train] if self.validation is None else [self.train, self.validation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,7 @@ class TokenizeJob:
             writers = [
                 ShardWriter(
                     split,
-                    shard_name(task),
+                    self.plan.shard(task),
                     dtype=self.tokenizer.dtype,
                     vocab_size=self.tokenizer.vocab_size,
                     staging=stack.enter_context(split.staging()),
@@ -155,7 +160,7 @@ def committed(plan: Plan, task: int, splits: list[Store]) -> TaskResult | None:
     A task is finished when each split has a commit record of this plan whose files have the
     recorded sizes; digests are `verify`'s business.
     """
-    found = [_committed_split(plan, shard_name(task), store) for store in splits]
+    found = [_committed_split(plan, plan.shard(task), store) for store in splits]
     if any(item is None for item in found):
         return None
     train = found[0]

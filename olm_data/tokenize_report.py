@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from olm_data.account import NO_TOKENS
+from olm_data.dataset import Manifest
 from olm_data.errors import printable
 from olm_data.plan import Plan
-from olm_data.progress import duration, rates, scaled
+from olm_data.progress import duration, rates
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch
 from olm_data.tokenize import Summary
 from olm_data.tokenize_request import Request
@@ -77,6 +77,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
         )
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
     lines += dropped_lines(manifest.dropped, totals.documents_in)
+    lines += duplicate_lines(manifest, summary.validation)
     if summary.special_hits:
         lines.append(
             f"  special     {summary.special_hits:,} strings that spell a special token "
@@ -97,23 +98,6 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     return lines
 
 
-def last_line(summary: Summary) -> str:
-    """Return one line: what was made, how fast, and what to type next."""
-    totals = summary.manifest.totals
-    made = "already complete" if summary.already_complete else "made"
-    parts = [
-        f"{made} {summary.output}: {scaled(totals.tokens)} tokens, "
-        f"{scaled(totals.documents)} documents"
-    ]
-    if summary.text_bytes_now:
-        seconds = max(summary.seconds, 1e-9)
-        parts.append(
-            f" in {duration(summary.seconds)}, {summary.text_bytes_now / seconds / 1e6:.1f} MB/s "
-            f"of text, {scaled(summary.tokens_now / seconds)} tokens/s"
-        )
-    return "".join(parts) + f"; next: olm-data verify {shlex.quote(summary.output)}"
-
-
 def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
     """Return each reason for which records were dropped, with its count and meaning."""
     if not dropped:
@@ -122,6 +106,21 @@ def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
     return [
         f"  dropped     {count:,} of {records:,} records: {reason} ({meaning[reason]})"
         for reason, count in dropped.items()
+    ]
+
+
+def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str]:
+    """Return how many documents are exact copies of an earlier one, in a line; [] if unknown."""
+    tools = manifest.tools or {}
+    if "duplicates" not in tools:
+        return []
+    documents = manifest.totals.documents + (validation.totals.documents if validation else 0)
+    copies, size = int(tools["duplicates"]), int(tools["duplicate_bytes"])
+    if not copies:
+        return [f"  duplicates  none among {documents:,} documents"]
+    return [
+        f"  duplicates  {copies:,} of {documents:,} documents ({copies / documents:.1%}), "
+        f"{size / 1e6:,.1f} MB of text; --dedup exact drops them"
     ]
 
 
@@ -139,6 +138,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "shards": len(summary.manifest.shards),
         "dtype": summary.manifest.dtype,
         "dropped": summary.manifest.dropped,
+        **_census(summary.manifest),
         "validation": None
         if validation is None
         else {
@@ -152,6 +152,18 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "text_bytes_now": summary.text_bytes_now,
         "tokens_now": summary.tokens_now,
         "kept_shards": summary.kept_shards,
+    }
+
+
+def _census(manifest: Manifest) -> dict[str, Any]:
+    """Return what the manifest knows of duplicates, and the fingerprint of the texts."""
+    tools = manifest.tools or {}
+    if "duplicates" not in tools:
+        return {}
+    return {
+        "duplicates": int(tools["duplicates"]),
+        "duplicate_bytes": int(tools["duplicate_bytes"]),
+        "content": tools["content"],
     }
 
 

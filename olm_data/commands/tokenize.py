@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Literal
 
 import click
@@ -38,12 +37,7 @@ import click
     "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print events as JSON Lines; the last one is the result.",
-)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def tokenize(
     inputs: tuple[str, ...],
     tokenizer: str | None,
@@ -99,13 +93,13 @@ def tokenize(
             click.echo("\n".join(say.plan_lines(request, plan, output, sample)))
         return
     workers = workers or granted_cpus()
-    progress = Progress("tokenize", events=sys.stdout if as_json else None)
+    progress = Progress("tokenize")
     runner = LocalRunner(workers)
     done = verb.tokenize(
         request, output, encoder=encoder, runner=runner, budget=budget, progress=progress
     )
     if as_json:
-        progress.event("done", **say.summary_json(done))
+        click.echo(json.dumps(say.summary_json(done), indent=1))
     else:
         click.echo("\n".join(say.summary_lines(request, done, workers)))
-        click.echo(say.last_line(done), err=True)
+        click.echo(f"next: olm-data verify {output}", err=True)

@@ -24,6 +24,7 @@ from olm_data.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
 from olm_data.pipeline import content_hashes, delimit, document_digests, runs
 from olm_data.runners.local import InlineRunner, LocalRunner
+from olm_data.tokenize_report import duplicate_lines, summary_json
 from olm_data.tokenize_request import parse_budget, parse_share
 from olm_data.tokenizer import load_tokenizer
 
@@ -452,3 +453,37 @@ def test_the_job_runs_in_a_fresh_process_from_its_pickle_alone(
 
     made = make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out", runner=Spy())
     assert made.manifest.totals.documents == 40
+
+
+# --- duplicates --------------------------------------------------------------------------------
+
+
+def test_duplicates_are_counted_over_both_splits_and_kept_in_the_manifest(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", texts(100))
+    again = write_jsonl(tmp_path / "b.jsonl", [*texts(30, 90), texts(1)[0]])
+    out = tmp_path / "out"
+    made = make_dataset([first, again], tiny_tokenizer, out, shard_tokens=700, holdout="1/5")
+    copies = [*texts(10, 90), texts(1)[0]]
+    for manifest in (made.manifest, made.validation):
+        assert manifest is not None
+        assert isinstance(manifest.tools, dict)
+        assert manifest.tools["duplicates"] == "11"
+        assert manifest.tools["duplicate_bytes"] == str(sum(len(t.encode()) for t in copies))
+    assert summary_json(made)["duplicates"] == 11
+    (line,) = duplicate_lines(made.manifest, made.validation)
+    assert line.startswith("  duplicates  11 of 131 documents (8.4%)")
+
+
+def test_the_fingerprint_names_the_texts_whatever_the_files_order_shards_or_split(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    a = write_jsonl(tmp_path / "a.jsonl", texts(70))
+    b = write_jsonl(tmp_path / "b.jsonl", texts(50, 70))
+    both = write_jsonl(tmp_path / "c.jsonl", reversed(texts(120)))
+    one = make_dataset([a, b], tiny_tokenizer, tmp_path / "one", shard_tokens=500)
+    other = make_dataset([both], tiny_tokenizer, tmp_path / "other", holdout="1/3")
+    fewer = make_dataset([a], tiny_tokenizer, tmp_path / "fewer")
+    assert summary_json(one)["content"] == summary_json(other)["content"]
+    assert summary_json(one)["content"] != summary_json(fewer)["content"]
