@@ -7,6 +7,8 @@ that reaches the command line is a defect and exits with 1.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable
 
 
@@ -95,3 +97,43 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return `text` with control characters and line breaks escaped: data cannot forge output."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+_SECRET_QUERY = re.compile(
+    r"([?&;](?:x-amz-[a-z-]+|awsaccesskeyid|signature|sig|token|[a-z_-]*secret[a-z_-]*|password"
+    r"|access[_-]?key[a-z_-]*|key)=)[^&;\s\"'<>]+",
+    re.IGNORECASE,
+)
+_SECRET_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@\"'<>]+@", re.IGNORECASE)
+_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|API_KEY)(?:_|$)")
+_SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
+
+
+def redacted(text: str) -> str:
+    """Return `text` without credentials: of URLs, presigned queries, and the environment."""
+    text = _SECRET_USER.sub(r"\1***@", text)
+    text = _SECRET_QUERY.sub(r"\1***", text)
+    for name, value in os.environ.items():
+        secret = _SECRET_VARIABLE.search(name.upper()) and not os.path.exists(value)
+        if secret and len(value) >= _SHORTEST_SECRET and value in text:
+            text = text.replace(value, "***")
+    return text
+
+
+def refuse_secrets(url: str) -> None:
+    """Refuse a URL that holds credentials: it would end in plans, manifests and logs.
+
+    Raises:
+        UsageError: user and password before the host, or a query.
+    """
+    if "://" not in url:
+        return
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    if "@" in host or redacted(url) != url:
+        raise UsageError(
+            "a URL must not hold credentials",
+            where=f"{scheme}://...",
+            why="it would be written into plans, manifests and logs",
+            fix="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
+        )

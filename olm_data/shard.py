@@ -327,9 +327,7 @@ class Shard:
         first, last = self._block_range(start, stop)
         size = self.record.blocks.bytes
         end = min(last * size, HEADER_BYTES + self._tokens * self.dtype.itemsize)
-        url = self.store.url(self.name + TOKENS)
-        with io_errors(url):
-            data = self.store.fs.cat_file(url, start=first * size, end=end)
+        data = self.store.read(self.name + TOKENS, first * size, end)
         if self.verify != "off":
             for block in range(first, last):
                 self._check_block(block, data[(block - first) * size : (block - first + 1) * size])
@@ -412,12 +410,7 @@ class Shard:
             raise _damaged(url, "the file is missing")
         if size != expected:
             raise _damaged(url, f"the file has {size:,} bytes, not {expected:,}")
-        with io_errors(url):
-            if self.store.remote:
-                header = self.store.fs.cat_file(url, start=0, end=HEADER_BYTES)
-            else:
-                with open(url, "rb") as file:
-                    header = file.read(HEADER_BYTES)
+        header = self.store.read(self.name + kind, 0, HEADER_BYTES)
         if header != npy_header(dtype, count):
             raise _damaged(url, f"the NumPy header is not that of {count:,} {dtype.name} values")
 

@@ -19,10 +19,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from olm_data.errors import ConflictError, OlmError, ResourceError, StorageError
+from olm_data.errors import ConflictError, OlmError, ResourceError, UsageError, refuse_secrets
+from olm_data.s3 import Bucket, split_url
 
 LOCK_NAME = ".lock"
 STAGING_PREFIX = ".staging-"
@@ -34,83 +36,96 @@ def is_remote(url: str | os.PathLike[str]) -> bool:
     return "://" in text and not text.startswith("file://")
 
 
-def filesystem(url: str) -> Any:
-    """Return a fresh fsspec filesystem for `url`, with bounded timeouts and retries on S3.
+class Entry(NamedTuple):
+    """A file in a store: name from its root, size in bytes, time it was written (Unix seconds)."""
 
-    Raises:
-        StorageError: the package for this kind of storage is missing.
-    """
-    import fsspec
-
-    protocol = url.split("://", 1)[0]
-    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if protocol in ("s3", "s3a"):
-        options["config_kwargs"] = {
-            "connect_timeout": 10,
-            "read_timeout": 60,
-            "retries": {"max_attempts": 8, "mode": "standard"},
-        }
-    try:
-        return fsspec.filesystem(protocol, **options)
-    except (ImportError, ValueError) as error:
-        raise StorageError(
-            f"no support for {protocol}:// on this machine",
-            where=url,
-            fix=f"pip install 'olm[{'s3' if protocol in ('s3', 's3a') else 'hub'}]'  ({error})",
-        ) from error
+    name: str
+    size: int
+    modified: float
 
 
 class Store:
     """A dataset's folder.
 
     Args:
-        root: local path or URL of the folder; it is created by the first write.
+        root: local path or `s3://bucket/prefix` of the folder; it is created by the first write.
+        single_writer: nobody else writes here, so `create` may look first and then write: for a
+            store that does not honour conditional writes.
+
+    Raises:
+        UsageError: the URL is of another kind of storage, or holds credentials.
     """
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, single_writer: bool = False) -> None:
         text = os.fspath(root)
         self.root = text.removeprefix("file://").rstrip("/") or "/"
         self.remote = is_remote(text)
-        self._fs: Any = None
+        self.single_writer = single_writer
+        if self.remote:
+            refuse_secrets(text)
+            if not text.startswith("s3://"):
+                raise UsageError(
+                    f"datasets at {text.partition('://')[0]}:// are not supported",
+                    fix="use a local path or s3://BUCKET/PREFIX",
+                )
+            bucket, self._prefix = split_url(text)
+            self.bucket = Bucket(bucket)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a filesystem must not cross processes
-        return Store, (self.root,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Store, single_writer=self.single_writer), (self.root,)
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
-
-    @property
-    def fs(self) -> Any:
-        """The fsspec filesystem of a remote store, made on first use in this process."""
-        if self._fs is None:
-            self._fs = filesystem(self.root)
-        return self._fs
 
     def url(self, name: str) -> str:
         """Return the path or URL of `name`."""
         return f"{self.root}/{name}"
 
+    def key(self, name: str) -> str:
+        """Return the key of `name` in the bucket of a remote store."""
+        return f"{self._prefix}/{name}" if self._prefix else name
+
     def child(self, name: str) -> Store:
         """Return the store of a sub-folder."""
-        return Store(self.url(name))
+        return Store(self.url(name), single_writer=self.single_writer)
 
-    def read(self, name: str) -> bytes:
-        """Return all bytes of `name`.
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes [start, stop) of `name`, all of them by default.
 
         Raises:
             FileNotFoundError: there is no such file.
         """
-        with io_errors(self.url(name)):
-            if self.remote:
-                return bytes(self.fs.cat_file(self.url(name)))
-            return Path(self.url(name)).read_bytes()
+        if self.remote:
+            return self.bucket.get(self.key(name), start, stop)
+        with io_errors(self.url(name)), open(self.url(name), "rb") as file:
+            file.seek(start)
+            return file.read(-1 if stop is None else max(0, stop - start))
+
+    def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield the bytes of `name` in pieces of `size`.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+        """
+        if self.remote:
+            known = self.bucket.head(self.key(name))
+            if known is None:
+                raise FileNotFoundError(self.url(name))
+            for start in range(0, known.size, size):
+                stop = min(known.size, start + size)
+                yield self.bucket.get(self.key(name), start, stop, etag=known.etag)
+            return
+        with io_errors(self.url(name)), open(self.url(name), "rb") as file:
+            while piece := file.read(size):
+                yield piece
 
     def size(self, name: str) -> int | None:
         """Return the size of `name` in bytes, or None when it does not exist."""
+        if self.remote:
+            found = self.bucket.head(self.key(name))
+            return None if found is None else found.size
         with io_errors(self.url(name)):
             try:
-                if self.remote:
-                    return int(self.fs.info(self.url(name))["size"])
                 return os.stat(self.url(name)).st_size
             except (FileNotFoundError, NotADirectoryError):
                 return None
@@ -119,8 +134,37 @@ class Store:
         """Whether `name` exists."""
         return self.size(name) is not None
 
+    def entries(self, folder: str = "") -> list[Entry]:
+        """Return what is below a sub-folder (all of it by default), by name; names from here."""
+        if self.remote:
+            prefix = self.key(f"{folder}/" if folder else "")
+            cut = len(self.key(""))
+            found = self.bucket.list(prefix)
+            return [Entry(o.key[cut:], o.size, o.modified.timestamp()) for o in found]
+        entries = []
+        with io_errors(self.url(folder)):
+            for place, _, names in os.walk(self.url(folder) if folder else self.root):
+                for name in names:
+                    path = Path(place, name)
+                    with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                        stat = path.lstat()
+                        relative = str(path.relative_to(self.root))
+                        entries.append(Entry(relative, stat.st_size, stat.st_mtime))
+        return sorted(entries)
+
+    def delete(self, name: str) -> None:
+        """Delete `name`; what is not there is no error."""
+        if self.remote:
+            self.bucket.delete(self.key(name))
+            return
+        with io_errors(self.url(name), writing=True), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.url(name))
+
     def put(self, name: str, data: bytes) -> None:
         """Write `name` whole and durable, replacing what was there."""
+        if self.remote:
+            self.bucket.put(self.key(name), data)
+            return
         with io_errors(self.url(name), writing=True), self.staging() as staging:
             path = staging / "put"
             _write_durable(path, data)
@@ -133,30 +177,29 @@ class Store:
             ConflictError: `name` exists.
         """
         url = self.url(name)
-        conflict = ConflictError(
-            "somebody else has already written this file",
-            where=url,
-            why="two writers on one output would lose one of the two results",
-            fix="choose another output, or run the command again to see what is there",
-        )
-        with io_errors(url, writing=True):
-            if self.remote:
-                try:
-                    self.fs.pipe_file(url, data, mode="create")
-                except OSError as error:
-                    if isinstance(error, FileExistsError) or _precondition_failed(error):
-                        raise conflict from error
-                    raise
-                self._check_upload(url, hashlib.md5(data).hexdigest(), len(data))
-                return
-            with self.staging() as staging:
-                path = staging / "create"
-                _write_durable(path, data)
-                try:
-                    os.link(path, url)
-                except FileExistsError as error:
-                    raise conflict from error
-                _fsync_directory(Path(self.root))
+        try:
+            if not self.remote:
+                self._create_local(name, data)
+            elif not self.single_writer:
+                self.bucket.put(self.key(name), data, create=True)
+            elif self.exists(name):
+                raise FileExistsError(url)
+            else:
+                self.put(name, data)
+        except FileExistsError as error:
+            raise ConflictError(
+                "somebody else has already written this file",
+                where=url,
+                why="two writers on one output would lose one of the two results",
+                fix="choose another output, or run the command again to see what is there",
+            ) from error
+
+    def _create_local(self, name: str, data: bytes) -> None:
+        with io_errors(self.url(name), writing=True), self.staging() as staging:
+            path = staging / "create"
+            _write_durable(path, data)
+            os.link(path, self.url(name))
+            _fsync_directory(Path(self.root))
 
     def publish(self, name: str, path: Path, sha256: str) -> None:
         """Make the finished, fsynced local file `path` visible as `name`, replacing what was there.
@@ -166,13 +209,11 @@ class Store:
             path: local file, on the same filesystem if this store is local (see `staging`).
             sha256: digest of the file, checked against what a remote store received.
         """
+        if self.remote:
+            self.bucket.upload(self.key(name), path, sha256)
+            return
         url = self.url(name)
         with io_errors(url, writing=True):
-            if self.remote:
-                part = _part_size(path.stat().st_size)
-                self.fs.put_file(str(path), url, chunksize=part)
-                self._check_upload(url, _etag(path, part), path.stat().st_size, sha256)
-                return
             os.replace(path, url)
             _fsync_directory(Path(self.root))
 
@@ -218,34 +259,13 @@ class Store:
         for stale in Path(self.root).glob(STAGING_PREFIX + "*"):
             shutil.rmtree(stale, ignore_errors=True)
 
-    def _check_upload(self, url: str, etag: str, size: int, sha256: str | None = None) -> None:
-        info = self.fs.info(url)
-        if info["size"] == size and str(info.get("ETag", "")).strip('"') == etag:
-            return
-        if info["size"] == size and sha256 is not None:  # the store's ETag is not an md5: read back
-            seen = hashlib.sha256()
-            with self.fs.open(url, "rb") as file:
-                while chunk := file.read(1 << 22):
-                    seen.update(chunk)
-            if seen.hexdigest() == sha256:
-                return
-        elif info["size"] == size:
-            return
-        self.fs.rm_file(url)
-        raise StorageError(
-            "the store holds other bytes than were sent",
-            where=url,
-            why=f"sent {size:,} bytes, found {info['size']:,}",
-            fix="run the same command again; finished shards are kept",
-        )
-
 
 @contextlib.contextmanager
 def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn system and storage errors into errors that say where and what to do.
+    """Turn errors of the local disk into errors that say where and what to do.
 
-    A missing file stays FileNotFoundError when reading; when writing, a missing folder or bucket is
-    an error for the user.
+    A missing file stays FileNotFoundError when reading; when writing, a missing folder is an error
+    for the user.
     """
     try:
         yield
@@ -254,22 +274,13 @@ def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
     except FileNotFoundError as error:
         if not writing:
             raise
-        kind = StorageError if is_remote(where) else ResourceError
-        raise kind(
-            "the folder or bucket to write to does not exist",
+        raise ResourceError(
+            "the folder to write to does not exist",
             where=where,
             fix="create it first, or choose another output",
         ) from error
     except OSError as error:
         raise _translated(error, where) from error
-    except Exception as error:
-        if type(error).__module__.split(".")[0] in ("botocore", "aiobotocore", "aiohttp", "s3fs"):
-            raise StorageError(
-                f"remote storage refused: {type(error).__name__}: {error}",
-                where=where,
-                fix="check endpoint, bucket and credentials, then run the command again",
-            ) from error
-        raise
 
 
 def _translated(error: OSError, where: str) -> OlmError:
@@ -289,19 +300,11 @@ def _translated(error: OSError, where: str) -> OlmError:
             where=where,
             fix="choose a folder you may write to, or change its permissions",
         )
-    kind = StorageError if is_remote(where) else ResourceError
-    return kind(
+    return ResourceError(
         f"input/output error: {error.strerror or error}",
         where=where,
         fix="run the same command again; finished work is kept",
     )
-
-
-def _precondition_failed(error: OSError) -> bool:
-    """Whether S3 refused a conditional create because the object exists."""
-    response = getattr(error.__cause__, "response", {})
-    code = response.get("Error", {}).get("Code")
-    return code in ("PreconditionFailed", "ConditionalRequestConflict")
 
 
 def _existing_parent(path: str) -> Path:
@@ -353,20 +356,3 @@ def _lock(path: str) -> int:
             if os.stat(path).st_ino == os.fstat(handle).st_ino:
                 return handle
         os.close(handle)  # the former holder removed the file between our open and our lock
-
-
-def _part_size(size: int) -> int:
-    """Part size of a multipart upload: at most 9,000 of the 10,000 parts S3 allows."""
-    return max(16 << 20, -(-size // 9000))
-
-
-def _etag(path: Path, part: int) -> str:
-    """The ETag S3 gives this file: its md5, or after a multipart upload the md5 of the md5s."""
-    if path.stat().st_size < 2 * part:  # s3fs sends it in one request
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "md5").hexdigest()
-    digests = []
-    with open(path, "rb") as file:
-        while chunk := file.read(part):
-            digests.append(hashlib.md5(chunk).digest())
-    return f"{hashlib.md5(b''.join(digests)).hexdigest()}-{len(digests)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -30,7 +30,7 @@ from olm_data.shard import (
     npy_header,
     window_counts,
 )
-from olm_data.store import Store, io_errors
+from olm_data.store import Store
 
 PIECE_BYTES = 4 << 20  # a multiple of the block size
 
@@ -181,7 +181,7 @@ def _check_tokens(
     block = result.record[0].blocks.bytes if result.record else 0
     eos, eos_count, eos_at_ends = manifest.tokenizer.eos, 0, 0
     position = -HEADER_BYTES // dtype.itemsize  # of the piece's first item, in tokens
-    for piece in _pieces(store, name):
+    for piece in store.pieces(name, PIECE_BYTES):
         seen(len(piece))
         sha256.update(piece)
         if block:
@@ -280,10 +280,3 @@ def read_or_report(store: Store, name: str, report: VerifyReport) -> bytes | Non
     except (FileNotFoundError, NotADirectoryError):
         report.add(store.url(name), "file", "present", "missing")
         return None
-
-
-def _pieces(store: Store, name: str) -> Iterator[bytes]:
-    url = store.url(name)
-    with io_errors(url), store.fs.open(url, "rb") if store.remote else open(url, "rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece

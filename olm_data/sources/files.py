@@ -3,7 +3,7 @@
     arguments (path, glob, folder, s3://..., hf://...) -> list_files -> InputFile, ... in order
     InputFile -> open_binary (seekable, as stored) | open_stream (decompressed, bounded memory)
 
-`s3://` and `hf://` go through fsspec; a hub file is pinned to the commit that was listed.
+`s3://` is read by the ETag that was listed (see `s3_files`), `hf://` by the commit.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from olm_data.errors import InputError, OlmError, StorageError, UsageError, printable, suggest
+from olm_data.errors import (
+    InputError,
+    OlmError,
+    StorageError,
+    UsageError,
+    printable,
+    refuse_secrets,
+    suggest,
+)
 from olm_data.hub import dataset_commit, hub_filesystem, is_connection
+from olm_data.sources import s3_files
 from olm_data.sources.base import Format, InputFile, PositionKind
 
 FORMATS: dict[str, Format] = {
@@ -63,11 +72,8 @@ def list_files(arguments: Sequence[str]) -> list[InputFile]:
         if scheme in ("", "file"):
             found += _local_files(argument.removeprefix("file://"))
         elif scheme in ("s3", "hf"):
-            if "@" in urlsplit(argument).netloc:
-                raise UsageError(
-                    "a URL must not hold credentials", fix="put them in the environment"
-                )
-            found += _remote_files(argument, scheme)
+            refuse_secrets(argument)
+            found += _s3_files(argument) if scheme == "s3" else _hub_files(argument)
         else:
             raise UsageError(
                 f"inputs at {scheme}:// are not supported",
@@ -124,13 +130,7 @@ def current_revision(input: InputFile) -> str:
             return _local_revision(input.url)
         except OSError:
             return ""
-    with _storage_errors(input.url):
-        fs = _filesystem(input.url.partition("://")[0])
-        fs.invalidate_cache()
-        try:
-            return _remote_revision(fs.info(input.url))
-        except FileNotFoundError:
-            return ""
+    return s3_files.current(input.url)
 
 
 def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
@@ -147,9 +147,14 @@ def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
     with reading(input):
         if "://" not in input.url:
             return open(input.url, "rb", buffering=0)
-        fs = _filesystem(input.url.partition("://")[0])
+        if input.url.startswith("s3://"):
+            revision, path = input.revision, input.path
+            remote = s3_files.S3File(input.url, input.bytes, revision, path, ahead=ahead)
+            return cast(IO[bytes], remote)
         cache = "readahead" if ahead else "none"
-        file: IO[bytes] = fs.open(input.url, "rb", block_size=8 << 20, cache_type=cache)
+        file: IO[bytes] = hub_filesystem().open(
+            input.url, "rb", block_size=8 << 20, cache_type=cache
+        )
         return file
 
 
@@ -233,18 +238,6 @@ def _storage_errors(url: str) -> Iterator[None]:
         yield
 
 
-def _filesystem(scheme: str) -> Any:
-    if scheme == "hf":
-        return hub_filesystem()
-    try:
-        import s3fs
-    except ImportError as error:
-        raise UsageError(
-            "s3:// needs the S3 extra", where="s3://...", fix="pip install 'olm[s3]'"
-        ) from error
-    return s3fs.S3FileSystem(use_listings_cache=False)
-
-
 def _local_files(argument: str) -> list[InputFile]:
     path = os.path.expanduser(argument)
     if os.path.isdir(path):
@@ -325,17 +318,26 @@ def _local_revision(url: str) -> str:
     return f"{stat.st_mtime_ns}-{stat.st_size}"
 
 
-def _remote_files(argument: str, scheme: str) -> list[InputFile]:
+def _s3_files(argument: str) -> list[InputFile]:
+    found = s3_files.listed(argument)
+    if not found:
+        raise InputError("there is no such file", where=printable(argument))
+    if not glob.has_magic(argument) and found[0].url != argument:  # a folder
+        chosen = set(_data_files([item.url for item in found], argument))
+        found = [item for item in found if item.url in chosen]
+    return [describe(*item) for item in found]
+
+
+def _hub_files(argument: str) -> list[InputFile]:
     with _storage_errors(argument):
-        fs = _filesystem(scheme)
-        if scheme == "hf":
-            argument = _pinned(fs, argument)
+        fs = hub_filesystem()
+        argument = _pinned(fs, argument)
         path = argument.partition("://")[2].rstrip("/")
         # Not fs.exists or fs.isdir: they take a store that does not answer for "no".
         many = glob.has_magic(path)
         infos = fs.glob(path, detail=True) if many else _remote_one(fs, path)
         files = [
-            describe(f"{scheme}://{name}", int(info["size"]), _remote_revision(info))
+            describe(f"hf://{name}", int(info["size"]), _remote_revision(info))
             for name, info in sorted(infos.items())
             if info["type"] == "file"
         ]
@@ -358,7 +360,7 @@ def _remote_one(fs: Any, path: str) -> dict[str, Any]:
 
 
 def _remote_revision(info: dict[str, Any]) -> str:
-    tag = info.get("ETag") or info.get("blob_id") or info.get("oid") or info.get("LastModified")
+    tag = info.get("blob_id") or info.get("oid")
     return f"{str(tag).strip(chr(34))}-{info.get('size')}"
 
 
