@@ -20,9 +20,10 @@ from pathlib import Path
 import msgspec
 
 from olm_data import __version__
-from olm_data.dataset import Dataset, TokenizerInfo
+from olm_data.dataset import Dataset
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.lock import FORMAT, VERSION, Lock, LockSource, LockStage, LockTokenizer
+from olm_data.manifest import TokenizerInfo
 from olm_data.mixing import compile_shares, slot_table
 from olm_data.mixture_yaml import Mixture, parse_mixture, read_mixture
 from olm_data.order import VERSION as ORDER

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.dataset import TOKENIZER, Dataset, Document
+from olm_data.dataset import Dataset, Document
 from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.lock import Lock
+from olm_data.manifest import TOKENIZER
 from olm_data.packing import row_span, rows_in
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes

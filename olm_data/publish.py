@@ -18,7 +18,7 @@ import msgspec
 from olm_data import __version__
 from olm_data.account import InputAccount, input_digest
 from olm_data.census import Census, take_census
-from olm_data.dataset import (
+from olm_data.manifest import (
     MANIFEST,
     TOKENIZER,
     InputInfo,

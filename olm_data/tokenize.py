@@ -23,13 +23,6 @@ from typing import Any
 import numpy as np
 
 from olm_data.account import BAD_REASONS, InputAccount
-from olm_data.dataset import (
-    MANIFEST,
-    PLAN,
-    VALIDATION,
-    Manifest,
-    read_manifest,
-)
 from olm_data.encoders import ParityReport, choose_encoder
 from olm_data.errors import (
     ConflictError,
@@ -38,6 +31,7 @@ from olm_data.errors import (
     ValidationError,
     printable,
 )
+from olm_data.manifest import MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.progress import Progress, rates
 from olm_data.publish import publish

@@ -22,10 +22,10 @@ import msgspec
 import pyarrow as pa
 
 from olm_data.account import InputAccount
-from olm_data.dataset import VALIDATION
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, OlmError
+from olm_data.manifest import VALIDATION
 from olm_data.pipeline import Pipeline
 from olm_data.plan import Plan
 from olm_data.runners.base import Report

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from olm_data.account import NO_TOKENS
-from olm_data.dataset import Manifest
 from olm_data.errors import printable
+from olm_data.manifest import Manifest
 from olm_data.plan import Plan
 from olm_data.progress import duration, rates
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch

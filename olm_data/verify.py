@@ -21,18 +21,18 @@ import msgspec
 import numpy as np
 
 from olm_data.account import InputAccount, input_digest
-from olm_data.dataset import (
+from olm_data.dataset import Dataset
+from olm_data.errors import InputError, OlmError, printable
+from olm_data.manifest import (
     MANIFEST,
     PLAN,
     TOKENIZER,
     VALIDATION,
-    Dataset,
     Manifest,
     ShardInfo,
     build_manifest,
     read_manifest,
 )
-from olm_data.errors import InputError, OlmError, printable
 from olm_data.runners.local import granted_cpus
 from olm_data.shard import (
     RECORD,

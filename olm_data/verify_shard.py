@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olm_data.dataset import Manifest, ShardInfo
 from olm_data.errors import OlmError, printable
+from olm_data.manifest import Manifest, ShardInfo
 from olm_data.shard import (
     DOCS,
     ENDS,

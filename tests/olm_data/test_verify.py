@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Manifest
 from olm_data.errors import InputError
+from olm_data.manifest import Manifest
 from olm_data.mix import mix
 from olm_data.verify import verify
 from olm_data.verify_shard import VerifyReport

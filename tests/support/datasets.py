@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.dataset import (
+from olm_data.manifest import (
     MANIFEST,
     InputInfo,
     Manifest,

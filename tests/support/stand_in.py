@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from olm_data.dataset import Dataset, InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
+from olm_data.dataset import Dataset
 from olm_data.lock import Lock
+from olm_data.manifest import InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
 from olm_data.mixture import compile_lock, parse_mixture
 from olm_data.mixture_yaml import Mixture
 from olm_data.store import Store
