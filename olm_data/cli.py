@@ -7,6 +7,7 @@ Results go to stdout, messages and progress to stderr. Exit codes: 0 ok, 1 unexp
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -46,25 +47,47 @@ def cli(debug: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: run a command and turn its error into a message and an exit code."""
+    """Entry point: run a command and turn its error into a message and an exit code.
+
+    With `--json` an error is also a line on standard output:
+    `{"event": "error", "exit_code": ...}`.
+    """
     debug = "--debug" in sys.argv[1:]  # accepted before and after the command's name
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    as_json = "--json" in arguments
     try:
         code = cli.main(
             arguments, standalone_mode=False
         )  # what a command gave to ctx.exit, or None
     except click.ClickException as error:
+        _error_event(as_json, 2, error.format_message())
         error.show()
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
+        _error_event(as_json, 130, "interrupted")
         click.echo("interrupted; run the same command again to continue", err=True)
         sys.exit(130)
     except OlmError as error:
+        parts = {"where": error.where, "why": error.why, "fix": error.fix}
+        _error_event(as_json, error.exit_code, error.what, **parts)
         if debug:
             raise
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of a pipe has seen enough: `olm-data peek ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:  # a defect: Python prints it, but whoever reads events learns too
+        _error_event(as_json, 1, f"{type(error).__name__}: {error}")
+        raise
     sys.exit(code or 0)
+
+
+def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) -> None:
+    if as_json:
+        from olm_data.progress import write_event
+
+        write_event(sys.stdout, "error", exit_code=exit_code, what=what, **parts)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,43 @@
-"""Progress of long work, on standard error: a bar on a terminal, else plain lines.
+"""Progress of long work: a live display on a terminal, else plain lines, or events as JSON Lines.
 
-    counts (documents, bytes of text, tokens) + share done  ->  rate, time left
+    share done, numbers -> terminal:     bar, percent, time left; the numbers below, as they fit
+                        -> no terminal:  a line on standard error, at most every ten seconds
+                        -> events:       a JSON object a line, about every second
 
-Uses a monotonic clock only, and nothing it measures reaches any file.
+Uses a monotonic clock only, and nothing it measures reaches any file of a dataset.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TextIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from olm_data.pace import Window
 
 PLAIN_SECONDS = 10.0
+EVENT_SECONDS = 1.0
+REFRESH_A_SECOND = 4
+MOST_LINES = 4
+INDENT = "  "
 
 
 class Progress:
-    """Shows how far a run is.
+    """Shows how far a piece of work is.
 
     Args:
         label: what is being done, one word.
-        stream: where to write; standard error by default.
+        stream: where people look; standard error by default.
+        events: where to write JSON Lines instead, or None. Then `stream` stays silent.
         clock: seconds, monotonic.
     """
 
@@ -33,62 +46,144 @@ class Progress:
         label: str,
         *,
         stream: TextIO | None = None,
+        events: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.label, self._clock = label, clock
-        self._stream = stream or sys.stderr
-        self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
-        self._bar: RichProgress | None = None
-        self._start = self._last = clock()
+        self._stream, self._events = stream or sys.stderr, events
+        self._live: Live | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._start = self._last = self._clock()
+        self._shares = Window()
+        self._shares.add(0.0, 0.0)
+        self._most = 0.0
 
     def __enter__(self) -> Progress:
-        self._start = self._last = self._clock()
-        if self._console.is_terminal:
-            self._bar = RichProgress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[numbers]}"),
-                TimeRemainingColumn(compact=True),
-                console=self._console,
-                transient=True,
-            )
-            self._bar.start()
-            self._bar.add_task(self.label, total=1.0, numbers="")
+        self._begin()
+        if self._events is None and shows_live(self._stream):
+            console = Console(file=self._stream, highlight=False)
+            self._live = Live(console=console, refresh_per_second=REFRESH_A_SECOND, transient=True)
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     @property
     def seconds(self) -> float:
         """Seconds since the work began."""
         return self._clock() - self._start
 
-    def update(self, share: float, numbers: str) -> None:
-        """Show that `share` (0 to 1) of the work is done; `numbers` is text such as rates."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=share, numbers=numbers)
-            return
+    def update(
+        self,
+        share: float,
+        numbers: str | Sequence[str],
+        *,
+        left: float | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Show how much of the work is done.
+
+        Args:
+            share: 0 to 1. What is shown never falls, even where a better forecast says less.
+            numbers: pieces of text such as rates, the most important first; a narrow terminal
+                leaves out the last ones.
+            left: seconds left, if the caller knows better than the recent growth of `share`.
+            facts: the same in numbers, for events; `share` and `seconds` are added.
+        """
         now = self._clock()
-        if now - self._last >= PLAIN_SECONDS:
+        self._shares.add(now - self._start, share)
+        self._most = max(self._most, min(share, 1.0))
+        if left is None and self._shares.rate > 0:
+            left = max(0.0, 1.0 - share) / self._shares.rate
+        pieces = [numbers] if isinstance(numbers, str) else list(numbers)
+        if self._live is not None:
+            self._live.update(_Display(self.label, self._most, left, pieces))
+        elif self._events is not None:
+            if now - self._last >= EVENT_SECONDS:
+                self._last = now
+                self.event(
+                    "progress",
+                    seconds=round(self.seconds, 3),
+                    share=round(self._most, 4),
+                    seconds_left=None if left is None else round(left, 1),
+                    **(facts or {}),
+                )
+        elif now - self._last >= PLAIN_SECONDS:
             self._last = now
-            left = ""
-            if share > 0.01:
-                left = f", about {duration((now - self._start) * (1 - share) / share)} left"
-            self._write(f"{self.label}: {share:.0%}, {numbers}{left}")
+            more = [] if left is None else [f"about {duration(left)} left"]
+            self._write(f"{self.label}: " + ", ".join([f"{self._most:.0%}", *pieces, *more]))
 
     def note(self, text: str) -> None:
         """Show a line that stays."""
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False)
+        if self._live is not None:
+            self._live.console.print(text, markup=False, soft_wrap=True)
+        elif self._events is not None:
+            self.event("note", text=text)
         else:
             self._write(text)
 
+    def event(self, name: str, **facts: Any) -> None:
+        """Write an event, if events are asked for: `{"event": name, ...}` on a line of its own."""
+        if self._events is not None:
+            write_event(self._events, name, **facts)
+
     def _write(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def write_event(stream: TextIO, name: str, **facts: Any) -> None:
+    """Write one event as a JSON object on a line of its own."""
+    print(json.dumps({"event": name, **facts}), file=stream, flush=True)
+
+
+def shows_live(stream: TextIO) -> bool:
+    """Whether a display that redraws itself makes sense: a real terminal, and not a log of CI."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+
+
+class _Display:
+    """The live display, laid out anew for the width it is drawn at."""
+
+    def __init__(
+        self, label: str, share: float, left: float | None, numbers: Sequence[str]
+    ) -> None:
+        self.label, self.share, self.left, self.numbers = label, share, left, numbers
+
+    def __rich_console__(self, console: Console, options: Any) -> Iterable[Any]:
+        width = options.max_width - 1  # some terminals wrap when the last column is written
+        left = "" if self.left is None else f"{duration(self.left)} left"
+        line = Table.grid(padding=(0, 1), expand=False)
+        line.width = width
+        line.add_column(no_wrap=True)
+        line.add_column(ratio=1)
+        line.add_column(no_wrap=True, justify="right")
+        line.add_column(no_wrap=True)
+        bar = ProgressBar(total=1.0, completed=self.share)
+        line.add_row(self.label, bar, f"{self.share:4.0%}", left)
+        rest = [Text(INDENT + text) for text in fit(self.numbers, width - len(INDENT))]
+        yield Group(line, *rest)
+
+
+def fit(pieces: Sequence[str], width: int, lines: int = MOST_LINES - 1) -> list[str]:
+    """Lay pieces out as lines of at most `width` characters, joined by ", " and never cut.
+
+    Pieces that fit nowhere are left out, the last ones first; a first piece wider than the line is
+    cut short.
+    """
+    rows: list[str] = []
+    for piece in pieces:
+        if rows and len(rows[-1]) + 2 + len(piece) <= width:
+            rows[-1] += f", {piece}"
+        elif len(rows) < lines and len(piece) <= width:
+            rows.append(piece)
+        elif not rows:
+            rows.append(piece[: max(width - 1, 0)] + "\u2026")
+    return rows
 
 
 def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
@@ -103,16 +198,18 @@ def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
 def scaled(number: float) -> str:
     """Return a number with three digits and a suffix: `12.3 M`."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if number >= size:
+        if number >= 0.9995 * size:  # so that 999,999 is 1 M and not 1e+03 K
             return f"{number / size:.3g} {suffix}"
     return f"{number:.3g}"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in words: `42 s`, `3 min 20 s`, `2 h 05 min`."""
+    """Return seconds in words: `42 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"

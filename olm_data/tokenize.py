@@ -33,8 +33,9 @@ from olm_data.errors import (
 )
 from olm_data.manifest import MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
-from olm_data.progress import Progress, rates
+from olm_data.progress import Progress
 from olm_data.publish import publish
+from olm_data.run_progress import RunProgress
 from olm_data.runners.base import Count, Runner
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
@@ -95,6 +96,7 @@ def tokenize(
         StorageError: remote storage failed.
     """
     plan = request.plan()
+    progress.event("start", **_start(request, plan, output))
     store = Store(output)
     with ExitStack() as held:
         held.enter_context(store.exclusive())
@@ -206,6 +208,20 @@ def summarise(output: str, manifests: Sequence[Manifest], made: Made) -> Summary
     )
 
 
+def _start(request: Request, plan: Plan, output: str) -> dict[str, Any]:
+    """What the `start` event says."""
+    inputs = request.source.inputs
+    return {
+        "output": output,
+        "plan": plan.digest,
+        "tokenizer": request.tokenizer.name,
+        "inputs": len(inputs),
+        "input_bytes": sum(item.bytes for item in inputs),
+        "text_bytes": sum(plan.text_bytes(task) for task in range(len(plan.tasks))),
+        "shards": len(plan.tasks),
+    }
+
+
 def already_complete(
     output: str, manifest: Manifest, validation: Manifest | None, tasks: int
 ) -> Summary:
@@ -303,34 +319,18 @@ def _run(
     progress: Progress,
 ) -> tuple[np.ndarray, float]:
     """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
-    sizes = np.array([plan.text_bytes(task) for task in range(len(plan.tasks))], np.int64)
+    sizes = [plan.text_bytes(task) for task in range(len(plan.tasks))]
     todo = [task for task in range(len(plan.tasks)) if task not in results]
-    finished = np.zeros(len(plan.tasks), bool)
-    last = np.zeros((len(plan.tasks), len(Count)), np.int64)
-    weights = np.maximum(sizes, 1)  # a source that cannot tell its size counts by tasks
+    shown = RunProgress(progress, sizes, todo)
 
     def done(task: int, result: Any) -> None:
         results[task] = result
-        finished[task] = True
-
-    def watch(counts: np.ndarray, running: Sequence[int]) -> None:
-        last[:] = counts
-        doing = np.where(finished, weights, 0)
-        for task in running:
-            doing[task] = min(int(weights[task]), int(counts[task, Count.TEXT_BYTES]))
-        progress.update(float(doing.sum() / weights[todo].sum()), _rates(counts, progress.seconds))
+        shown.done(task)
 
     with progress:
         if todo:
-            runner.run(job, todo, len(plan.tasks), done=done, watch=watch, note=progress.note)
-        return last, progress.seconds
-
-
-def _rates(counts: np.ndarray, seconds: float) -> str:
-    sums = counts.sum(axis=0)
-    return rates(
-        int(sums[Count.DOCUMENTS]), int(sums[Count.TEXT_BYTES]), int(sums[Count.TOKENS]), seconds
-    )
+            runner.run(job, todo, len(plan.tasks), done=done, watch=shown.watch, note=progress.note)
+        return shown.counts, progress.seconds
 
 
 def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudget) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from olm_data.account import NO_TOKENS
 from olm_data.errors import printable
 from olm_data.manifest import Manifest
 from olm_data.plan import Plan
-from olm_data.progress import duration, rates
+from olm_data.progress import duration, rates, scaled
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch
 from olm_data.tokenize import Summary
 from olm_data.tokenize_request import Request
@@ -96,6 +97,23 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
             f"  speed       {speed} in {duration(summary.seconds)}, {workers} workers{kept}"
         )
     return lines
+
+
+def last_line(summary: Summary) -> str:
+    """Return one line: what was made, how fast, and what to type next."""
+    totals = summary.manifest.totals
+    made = "already complete" if summary.already_complete else "made"
+    parts = [
+        f"{made} {summary.output}: {scaled(totals.tokens)} tokens, "
+        f"{scaled(totals.documents)} documents"
+    ]
+    if summary.text_bytes_now:
+        seconds = max(summary.seconds, 1e-9)
+        parts.append(
+            f" in {duration(summary.seconds)}, {summary.text_bytes_now / seconds / 1e6:.1f} MB/s "
+            f"of text, {scaled(summary.tokens_now / seconds)} tokens/s"
+        )
+    return "".join(parts) + f"; next: olm-data verify {shlex.quote(summary.output)}"
 
 
 def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Literal
 
 import click
@@ -37,7 +38,12 @@ import click
     "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print events as JSON Lines; the last one is the result.",
+)
 def tokenize(
     inputs: tuple[str, ...],
     tokenizer: str | None,
@@ -93,13 +99,13 @@ def tokenize(
             click.echo("\n".join(say.plan_lines(request, plan, output, sample)))
         return
     workers = workers or granted_cpus()
-    progress = Progress("tokenize")
+    progress = Progress("tokenize", events=sys.stdout if as_json else None)
     runner = LocalRunner(workers)
     done = verb.tokenize(
         request, output, encoder=encoder, runner=runner, budget=budget, progress=progress
     )
     if as_json:
-        click.echo(json.dumps(say.summary_json(done), indent=1))
+        progress.event("done", **say.summary_json(done))
     else:
         click.echo("\n".join(say.summary_lines(request, done, workers)))
-        click.echo(f"next: olm-data verify {output}", err=True)
+        click.echo(say.last_line(done), err=True)

@@ -106,3 +106,36 @@ def test_help_begins_with_what_it_does_and_an_example() -> None:
     for name in ("tokenize", "verify", "peek"):
         shown = olm_data(name, "--help").stdout
         assert f"olm-data {name} " in shown.split("Options:")[0]
+
+
+def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    done = olm_data(*words, "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (events[0]["event"], events[-1]["event"]) == ("start", "done")
+    assert {event["event"] for event in events} <= {"start", "progress", "note", "done"}
+    assert events[-1]["documents"] == 41
+    assert events[-1]["seconds"] >= 0
+    refused = olm_data(*words, "--eos", "none", "--json")
+    last = json.loads(refused.stdout.splitlines()[-1])
+    assert (last["event"], last["exit_code"], refused.returncode) == ("error", 7, 7)
+    assert "another dataset" in last["what"]
+    assert str(tmp_path) in last["where"]
+    wrong = olm_data("tokenize", source, "--no-such-option", "--json")
+    assert json.loads(wrong.stdout)["exit_code"] == wrong.returncode == 2
+
+
+def test_the_last_line_says_what_was_made_how_fast_and_what_to_type_next(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "my tokens"
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
+    last = olm_data(*words).stderr.splitlines()[-1]
+    assert last.startswith(f"made {output}: ")
+    for part in (" tokens, 41 documents in ", " MB/s of text, ", " tokens/s; next: "):
+        assert part in last
+    assert last.endswith(f"next: olm-data verify '{output}'")
+    again = olm_data(*words).stderr.splitlines()[-1]
+    assert again.startswith("already complete ")

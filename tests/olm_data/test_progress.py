@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from olm_data.progress import Progress, duration, rates, scaled
+from olm_data.progress import Progress, duration, fit, rates, scaled, shows_live
 
 
 class Clock:
@@ -34,18 +37,97 @@ def test_off_a_terminal_a_plain_line_comes_every_ten_seconds() -> None:
     assert progress.seconds == 40
 
 
+def test_without_a_terminal_nothing_redraws_and_notes_are_lines() -> None:
+    stream = io.StringIO()
+    with Progress("verify", stream=stream, clock=Clock()) as progress:
+        progress.update(0.5, "9 documents")
+        progress.note("a worker died [SIGKILL]")
+    assert stream.getvalue() == "a worker died [SIGKILL]\n"
+
+
+@pytest.fixture
+def interactive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.mark.usefixtures("interactive")
 def test_on_a_terminal_a_bar_shows_share_and_numbers_and_notes_stay() -> None:
     stream = Terminal()
     with Progress("tokenize", stream=stream, clock=Clock()) as progress:
-        progress.update(0.5, "9 documents")
+        progress.update(0.5, ["9 documents", "2 workers"])
         progress.note("a worker died [SIGKILL]")
     assert "\x1b[" in stream.getvalue()
+    assert " 50%" in stream.getvalue()
+    assert "9 documents, 2 workers" in stream.getvalue()
     assert "a worker died [SIGKILL]" in stream.getvalue()
+
+
+@pytest.mark.usefixtures("interactive")
+@pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb")])
+def test_logs_of_ci_and_dumb_terminals_get_plain_lines(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shows_live(Terminal())
+    monkeypatch.setenv(name, value)
+    assert not shows_live(Terminal())
+    assert not shows_live(io.StringIO())
+
+
+@given(st.lists(st.text("abc ", min_size=1, max_size=30), max_size=12), st.integers(4, 120))
+def test_pieces_are_laid_out_within_the_width_and_never_cut_but_for_a_lone_first(
+    pieces: list[str], width: int
+) -> None:
+    rows = fit(pieces, width)
+    assert all(len(row) <= width for row in rows)
+    assert len(rows) <= 3
+    shown = [piece for row in rows for piece in row.split(", ")]
+    assert all(piece in pieces for piece in shown if not piece.endswith("\u2026"))
+    if sum(len(piece) + 2 for piece in pieces) <= width:
+        assert rows == ([", ".join(pieces)] if pieces else [])
+
+
+def test_events_come_about_every_second_as_json_lines_and_nothing_else_is_written() -> None:
+    clock, stream, events = Clock(), Terminal(), io.StringIO()
+    with Progress("tokenize", stream=stream, events=events, clock=clock) as progress:
+        progress.event("start", shards=3)
+        for step in range(1, 41):
+            clock.now = 100.0 + step / 4
+            progress.update(step / 80, "9 documents", facts={"documents": step})
+        progress.note("line\nbreak")
+    lines = [json.loads(line) for line in events.getvalue().splitlines()]
+    assert stream.getvalue() == ""
+    assert lines[0] == {"event": "start", "shards": 3}
+    assert lines[-1] == {"event": "note", "text": "line\nbreak"}
+    assert [line["documents"] for line in lines[1:-1]] == list(range(4, 41, 4))
+    assert lines[4] == {
+        "event": "progress",
+        "seconds": 4.0,
+        "share": 0.2,
+        "seconds_left": 16.0,
+        "documents": 16,
+    }
+
+
+def test_the_share_shown_never_falls() -> None:
+    clock, stream = Clock(), io.StringIO()
+    with Progress("tokenize", stream=stream, clock=clock) as progress:
+        for second, share in ((11, 0.5), (22, 0.4), (33, 0.6)):
+            clock.now = 100.0 + second
+            progress.update(share, "x", left=1.0)
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["50%,", "50%,", "60%,"]
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.96, "10.0 s"), (42, "42 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (42, "42 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (1e5, "1 d 03 h"),
+    ],
 )
 def test_durations_are_words(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -55,10 +137,5 @@ def test_rates_are_scaled() -> None:
     assert rates(1200, 50_000_000, 12_345_678, 2.0) == (
         "1,200 documents, 25.0 MB/s of text, 6.17 M tokens/s"
     )
-    assert [scaled(n) for n in (0.5, 999, 1e4, 2.5e9, 1e12)] == [
-        "0.5",
-        "999",
-        "10 K",
-        "2.5 B",
-        "1 T",
-    ]
+    numbers = (0.5, 999, 1e4, 999_999, 2.5e9, 1e12)
+    assert [scaled(n) for n in numbers] == ["0.5", "999", "10 K", "1 M", "2.5 B", "1 T"]
