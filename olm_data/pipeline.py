@@ -1,16 +1,22 @@
 """The way of records through one task: units are read, encoded and appended to the shard writers.
 
-    units -> read -> digests -> encode -> holdout? -> BOS/EOS -> writer of train | of validation
+    units -> read -> digests -> | encode -> | holdout? -> BOS/EOS -> writer of train | of validation
+             thread of its own  | thread    | the caller's thread
                  every record read ends in exactly one count of its input's account
 
-Never: open, commit or publish a file of the dataset (`tokenize_job` does).
+Each stage takes an iterator and gives one, in order, so that a stage which leaves records out is
+one more generator between two others. Only the last stage touches accounts and writers. Stages
+overlap (`overlap.Ahead`); text is let go once it is encoded. Never: open, commit or publish a file
+of the dataset (`tokenize_job` does).
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,14 +25,68 @@ import xxhash
 
 from olm_data.account import BAD_LOCATIONS, BAD_REASONS, NO_TOKENS, InputAccount
 from olm_data.encoders import TextEncoder
+from olm_data.overlap import Ahead
 from olm_data.runners.base import Report
 from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.tokenizer import TokenizerSpec
 
 DIGEST_BYTES = 16
 """Bytes of a document's digest, XXH3-128: fast, and for telling texts apart, not for security."""
+
+BATCHES_AHEAD = 2
+"""A stage stops while it has made this many times `batch_bytes` that the next is not done with."""
+
+
+@dataclass(frozen=True, slots=True)
+class HashedBatch:
+    """Documents and the digests of their texts.
+
+    Attributes:
+        batch: the documents.
+        digests: 16 bytes a document, concatenated; see `document_digests`.
+    """
+
+    batch: DocumentBatch
+    digests: bytes
+
+    @property
+    def hashes(self) -> np.ndarray:
+        """uint64 [d], the content hash of each document."""
+        return content_hashes(self.digests)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedBatch:
+    """Documents as token ids, without their text.
+
+    Attributes:
+        ids: uint32 [t], bodies end to end, no BOS, no EOS.
+        offsets: int64 [d + 1] into `ids`.
+        rows: d rows of `docs.parquet`.
+        inputs: int32 [d], index of each document's input.
+        digests: as in `HashedBatch`.
+        text_bytes: bytes of all texts.
+        special_hits: strings in the texts that spell a special token.
+        dropped, skipped, rows_in: as in `DocumentBatch`.
+    """
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    rows: pa.RecordBatch
+    inputs: np.ndarray
+    digests: bytes
+    text_bytes: int
+    special_hits: int
+    dropped: tuple[Drop, ...]
+    skipped: Mapping[tuple[int, str], int]
+    rows_in: int
+
+    @property
+    def lost(self) -> int:
+        """Records that are no documents, for whatever reason."""
+        return len(self.dropped) + sum(self.skipped.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,75 +110,145 @@ class Pipeline:
         Raises:
             InputError: an input cannot be read, or the encoder refuses a document.
         """
-        accounts: dict[int, InputAccount] = {}
-        digests: dict[int, Any] = {}
-        for unit in units:
-            account = accounts.setdefault(unit.input, InputAccount(unit.input))
-            account.units.append([unit.start, unit.stop])
-            digests.setdefault(unit.input, hashlib.sha256())
-        for batch in read_units(self.inputs, units, self.read):
-            for drop in batch.dropped:
-                account = accounts[drop.input]
-                account.dropped[drop.reason] += 1
-                if drop.reason in BAD_REASONS and len(account.bad) < BAD_LOCATIONS:
-                    account.bad.append([drop.position, drop.reason, drop.detail])
-            for (input, reason), count in batch.skipped.items():
-                accounts[input].dropped[reason] += count
-            lost = len(batch.dropped) + sum(batch.skipped.values())
-            assert batch.rows_in == batch.documents + lost, "a record is unaccounted for"
-            tokens = self._write_batch(batch, writers, accounts, digests) if batch.documents else 0
-            report(
-                documents=batch.documents,
-                text_bytes=len(batch.data),
-                tokens=tokens,
-                dropped=lost,
-                bad=sum(drop.reason in BAD_REASONS for drop in batch.dropped),
-            )
-        for index, account in accounts.items():
-            account.sha256 = digests[index].hexdigest()
-        return list(accounts.values())
+        accounts = _Accounts(units)
+        limit = BATCHES_AHEAD * self.read.batch_bytes
+        with (
+            Ahead(self._read(units), size=_text_bytes, limit=limit) as hashed,
+            Ahead(self._encode(hashed), size=_id_bytes, limit=limit, after=hashed) as encoded,
+        ):
+            clock = [0.0, 0.0]
+            for batch in encoded:
+                start = perf_counter()
+                accounts.add(batch)
+                tokens = self._write(batch, writers, accounts)
+                seconds = [hashed.busy, encoded.busy]
+                report(
+                    documents=len(batch.inputs),
+                    text_bytes=batch.text_bytes,
+                    tokens=tokens,
+                    dropped=batch.lost,
+                    bad=sum(drop.reason in BAD_REASONS for drop in batch.dropped),
+                    read_us=int(seconds[0] * 1e6) - int(clock[0] * 1e6),
+                    encode_us=int(seconds[1] * 1e6) - int(clock[1] * 1e6),
+                    write_us=int((perf_counter() - start) * 1e6),
+                )
+                clock = seconds
+                del batch  # or it would be kept while the next one is waited for
+        return accounts.finished()
 
-    def _write_batch(
-        self,
-        batch: DocumentBatch,
-        writers: list[ShardWriter],
-        accounts: dict[int, InputAccount],
-        digests: dict[int, Any],
-    ) -> int:
-        raw = document_digests(batch.data, batch.offsets)
-        hashes = content_hashes(raw)
+    def _read(self, units: list[Unit]) -> Generator[HashedBatch, None, None]:
+        """Yield the documents of the units with their digests: first stage."""
+        for batch in read_units(self.inputs, units, self.read):
+            yield HashedBatch(batch, document_digests(batch.data, batch.offsets))
+
+    def _encode(self, batches: Iterable[HashedBatch]) -> Generator[EncodedBatch, None, None]:
+        """Yield the documents as ids: second stage."""
+        for hashed in batches:
+            encoded = self._encoded(hashed)
+            del hashed  # the text may be large: it is let go before the next is waited for
+            yield encoded
+            del encoded
+
+    def _encoded(self, hashed: HashedBatch) -> EncodedBatch:
+        batch = hashed.batch
 
         def place(k: int) -> str:
             source = self.inputs[int(batch.inputs[k])]
             return f"{source.path}, {source.position} {int(batch.positions[k])}"
 
-        encoded = self.encoder.encode(batch.data, batch.offsets, place)
-        empty = np.diff(encoded.offsets) == 0
+        ids, offsets, hits = np.empty(0, np.uint32), np.zeros(1, np.int64), 0
+        rows = pa.RecordBatch.from_pylist([], schema=docs_schema(self.read.keep_schema))
+        if batch.documents:  # else it is here for what was dropped
+            ids, offsets, hits = self.encoder.encode(batch.data, batch.offsets, place)
+            rows = document_rows(batch, hashed.hashes, self.read.keep_schema)
+        return EncodedBatch(
+            ids=ids,
+            offsets=offsets,
+            rows=rows,
+            inputs=batch.inputs,
+            digests=hashed.digests,
+            text_bytes=len(batch.data),
+            special_hits=hits,
+            dropped=batch.dropped,
+            skipped=batch.skipped,
+            rows_in=batch.rows_in,
+        )
+
+    def _write(self, batch: EncodedBatch, writers: list[ShardWriter], accounts: _Accounts) -> int:
+        """Append a batch to the writers: last stage. Returns how many tokens."""
+        if not len(batch.inputs):
+            return 0
+        hashes = content_hashes(batch.digests)
+        empty = np.diff(batch.offsets) == 0
         held_out = hashes < np.uint64(self.holdout) if self.holdout else np.zeros(len(hashes), bool)
-        rows = document_rows(batch, hashes, self.read.keep_schema)
+        accounts.split(batch, empty, held_out)
+        total = 0
+        for writer, chosen in zip(writers, (~held_out & ~empty, held_out & ~empty), strict=False):
+            ids, offsets = delimit(
+                batch.ids, batch.offsets, chosen, bos=self.tokenizer.bos, eos=self.tokenizer.eos
+            )
+            rows = batch.rows
+            if not chosen.all():
+                rows = rows.take(_column(np.flatnonzero(chosen), pa.int64()))
+            writer.append(ids, offsets, rows)
+            total += len(ids)
+        return total
+
+
+class _Accounts:
+    """The accounts of a task's inputs while its batches come in."""
+
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self._of: dict[int, InputAccount] = {}
+        self._digests: dict[int, Any] = {}
+        for unit in units:
+            account = self._of.setdefault(unit.input, InputAccount(unit.input))
+            account.units.append([unit.start, unit.stop])
+            self._digests.setdefault(unit.input, hashlib.sha256())
+
+    def add(self, batch: EncodedBatch) -> None:
+        """Count what a batch's records are before they are parted into splits."""
+        assert batch.rows_in == len(batch.inputs) + batch.lost, "a record is unaccounted for"
+        for (index, reason), count in batch.skipped.items():
+            self._of[index].dropped[reason] += count
+        for drop in batch.dropped:
+            account = self._of[drop.input]
+            account.dropped[drop.reason] += 1
+            if drop.reason in BAD_REASONS and len(account.bad) < BAD_LOCATIONS:
+                account.bad.append([drop.position, drop.reason, drop.detail])
+
+    def split(self, batch: EncodedBatch, empty: np.ndarray, held_out: np.ndarray) -> None:
+        """Count a batch's documents by split.
+
+        Args:
+            empty: bool [d], the text has no token.
+            held_out: bool [d].
+        """
         for first, last in runs(batch.inputs):
-            account = accounts[int(batch.inputs[first])]
-            digests[account.input].update(raw[first * DIGEST_BYTES : last * DIGEST_BYTES])
+            index = int(batch.inputs[first])
+            account = self._of[index]
+            self._digests[index].update(batch.digests[first * DIGEST_BYTES : last * DIGEST_BYTES])
             none, held = empty[first:last], held_out[first:last]
             if none.any():
                 account.dropped[NO_TOKENS] += int(none.sum())
             account.held_out += int((held & ~none).sum())
             account.documents += int((~held & ~none).sum())
         # hits are counted for a whole batch; the account of its first input carries them
-        accounts[int(batch.inputs[0])].special_hits += encoded.special_hits
-        total = 0
-        for writer, chosen in zip(writers, (~held_out & ~empty, held_out & ~empty), strict=False):
-            ids, offsets = delimit(
-                encoded.ids,
-                encoded.offsets,
-                chosen,
-                bos=self.tokenizer.bos,
-                eos=self.tokenizer.eos,
-            )
-            some = rows if chosen.all() else rows.take(_column(np.flatnonzero(chosen), pa.int64()))
-            writer.append(ids, offsets, some)
-            total += len(ids)
-        return total
+        self._of[int(batch.inputs[0])].special_hits += batch.special_hits
+
+    def finished(self) -> list[InputAccount]:
+        """Return the accounts, in order of first appearance, with their digests."""
+        for index, account in self._of.items():
+            account.sha256 = self._digests[index].hexdigest()
+        return list(self._of.values())
+
+
+def _text_bytes(hashed: HashedBatch) -> int:
+    return len(hashed.batch.data)
+
+
+def _id_bytes(batch: EncodedBatch) -> int:
+    return int(batch.ids.nbytes)
 
 
 def document_digests(data: np.ndarray, offsets: np.ndarray) -> bytes:

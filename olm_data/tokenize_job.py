@@ -16,6 +16,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -123,7 +124,10 @@ class TokenizeJob:
                     self._check_unchanged(task)
                 raise
             self._check_unchanged(task)
-            return self._commit(splits, writers, accounts)
+            begun = perf_counter()
+            result = self._commit(splits, writers, accounts)
+            report(write_us=int((perf_counter() - begun) * 1e6))
+            return result
 
     def _commit(
         self, splits: list[Store], writers: list[ShardWriter], accounts: list[InputAccount]

@@ -23,6 +23,7 @@ from support.tokenizing import digests, make_dataset, make_request, texts, write
 from olm_data.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
 from olm_data.pipeline import content_hashes, delimit, document_digests, runs
+from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenize_report import duplicate_lines, summary_json
 from olm_data.tokenize_request import parse_budget, parse_share
@@ -246,6 +247,24 @@ def test_any_number_of_workers_writes_the_same_bytes(
         seen.append(digests(out))
     assert seen[0] == seen[1] == seen[2]
     assert len(seen[0]) > 20
+
+
+def test_each_stage_says_how_long_it_was_at_work(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    class Watched(InlineRunner):
+        counts = np.zeros(0)
+
+        def run(self, *args: Any, watch: Any, **rest: Any) -> None:
+            def both(counts: np.ndarray, running: Any) -> None:
+                self.counts = counts
+                watch(counts, running)
+
+            super().run(*args, watch=both, **rest)
+
+    runner = Watched()
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "out", shard_tokens=300, runner=runner)
+    assert (runner.counts[:, [Count.READ_US, Count.ENCODE_US, Count.WRITE_US]] > 0).all()
 
 
 def test_a_rerun_of_a_complete_dataset_does_nothing(
