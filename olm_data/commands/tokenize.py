@@ -20,6 +20,7 @@ import click
 @click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
 @click.option("--id-column", help="Column or field of the document's id.  [default: id, if any]")
 @click.option("--keep", help="More columns to keep beside each document: a,b.")
+@click.option("--where", help="Take only records that match: \"score >= 3 and language == 'en'\".")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from olm_data.errors import InputError
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.columns import require_text, table_batches
+from olm_data.sources.columns import require_decidable, require_text, table_batches
 from olm_data.sources.files import open_binary, reading
 
 _FILE_MAGIC = b"ARROW1"
@@ -34,7 +34,9 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
         return [Unit(input=index, start=0, stop=1, bytes=max(input.bytes, 1))]
     with _open(input) as (found, batches), reading(input):
         require_text(found.names, input, options)
-        count = sum(1 for _ in batches)
+        firsts = accumulate((len(batch) for batch in batches), initial=0)
+        count = sum(1 for first in firsts if input.until is None or first <= input.until)
+        count -= input.until is None  # the last sum is the number of rows, no batch's first
     parts = max(1, min(count, round(input.bytes / max(target_bytes, 1))))
     cuts = [count * k // parts for k in range(parts + 1)]
     return [
@@ -54,11 +56,12 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     row = 0
     with _open(input) as (found, batches):
         require_text(found.names, input, options)
+        require_decidable(found, input, options)
         number = 0
         while whole or number < unit.stop:
             with reading(input):
                 batch = next(batches, None)
-            if batch is None:
+            if batch is None or (input.until is not None and row > input.until):
                 break
             if whole or number >= unit.start:
                 positions = np.arange(row, row + len(batch), dtype=np.int64)

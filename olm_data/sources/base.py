@@ -21,6 +21,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from olm_data.where import Node, parse
+
 Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
 PositionKind = Literal["row", "line", "byte"]
 
@@ -61,6 +63,7 @@ class InputFile:
         format: how to read it.
         position: what `DocumentBatch.positions` counts in this input: "row" (0-based), "line"
             (0-based) or "byte" (offset of the line or document in the decompressed file).
+        until: position of the last record to read, or None to read them all (see `--limit`).
     """
 
     path: str
@@ -69,6 +72,7 @@ class InputFile:
     revision: str
     format: Format
     position: PositionKind
+    until: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a JSON object."""
@@ -119,6 +123,7 @@ class ReadOptions:
             `resolve_source` finds the types.
         separator: how text files are split: None (one document a file), "blank-lines", or the
             string between documents.
+        where: the condition a record must meet to be read further (see `where.py`), or None.
         batch_bytes: batches end once they hold this much text; one document may be larger.
     """
 
@@ -126,6 +131,7 @@ class ReadOptions:
     id_column: str | None = None
     keep: tuple[tuple[str, str], ...] = ()
     separator: str | None = None
+    where: str | None = None
     batch_bytes: int = 4 << 20
 
     @property
@@ -135,6 +141,11 @@ class ReadOptions:
             return None
         return pa.schema([pa.field(name, KEEP_TYPES[kind]) for name, kind in self.keep])
 
+    @property
+    def condition(self) -> Node | None:
+        """The parsed `where`, or None."""
+        return None if self.where is None else parse(self.where)
+
     def to_json(self) -> dict[str, Any]:
         """Return the options that change bytes, as a JSON object for plans and manifests."""
         return {
@@ -142,7 +153,7 @@ class ReadOptions:
             "id_column": self.id_column,
             "keep": [list(pair) for pair in self.keep],
             "separator": self.separator,
-        }
+        } | ({} if self.where is None else {"where": self.where})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ReadOptions:

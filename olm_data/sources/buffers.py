@@ -36,6 +36,7 @@ def from_column(
     keep: pa.RecordBatch | None,
     where: str,
     batch_bytes: int,
+    filtered: int = 0,
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of one text column, in order.
 
@@ -46,6 +47,7 @@ def from_column(
         ids, keep: as in `DocumentBatch`, d rows.
         where: the input, for messages.
         batch_bytes: see `ReadOptions`.
+        filtered: see `from_buffers`.
 
     Raises:
         InputError: the column holds something else than text.
@@ -66,6 +68,7 @@ def from_column(
         dropped=drops,
         rows_in=rows_in,
         batch_bytes=batch_bytes,
+        filtered=filtered,
     )
 
 
@@ -109,7 +112,7 @@ def from_buffers(
     drops.sort(key=lambda drop: drop.position)
     documents = len(offsets) - 1
     first = 0
-    while first < documents or drops or rows_in:
+    while first < documents or drops or rows_in or filtered:
         stop = int(np.searchsorted(offsets, offsets[first] + batch_bytes, side="right")) - 1
         stop = min(max(stop, first + 1), documents)
         part = slice(first, stop)
@@ -127,6 +130,18 @@ def from_buffers(
             skipped=skipped,
         )
         first, drops, rows_in, filtered = stop, [], 0, 0
+
+
+def skipped_batch(input_index: int, rows: int) -> DocumentBatch:
+    """Return a batch of no documents that counts `rows` records as filtered."""
+    return DocumentBatch(
+        data=np.empty(0, np.uint8),
+        offsets=np.zeros(1, np.int64),
+        inputs=np.empty(0, np.int32),
+        positions=np.empty(0, np.int64),
+        rows_in=rows,
+        skipped={(input_index, "filtered"): rows},
+    )
 
 
 def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBatch:

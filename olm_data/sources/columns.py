@@ -10,6 +10,8 @@ import pyarrow as pa
 from olm_data.errors import InputError, printable, suggest
 from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
 from olm_data.sources.buffers import as_ids, as_kept, batch_of, from_column
+from olm_data.where import columns
+from olm_data.where_eval import check_types, matches
 
 
 def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -> None:
@@ -34,14 +36,26 @@ def table_batches(
     index: int,
     input: InputFile,
     options: ReadOptions,
+    chosen: np.ndarray | None = None,
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of a record batch; columns it does not have are null.
 
     Args:
-        positions: int64[rows].
+        positions: int64[rows]; rows past `input.until` are left out.
         index: index of the input in the plan's list.
+        chosen: bool[rows], where `options.where` is true, if it is known already.
     """
     names = table.schema.names
+    if input.until is not None and len(positions) and positions[-1] > input.until:
+        rows = int(np.searchsorted(positions, input.until, side="right"))
+        table, positions = table.slice(0, rows), positions[:rows]
+        chosen = None if chosen is None else chosen[:rows]
+    filtered = 0
+    if options.where is not None:
+        chosen = chosen_rows(table, options) if chosen is None else chosen
+        filtered = len(chosen) - int(chosen.sum())
+    if filtered:
+        table, positions = table.filter(pa.array(chosen)), positions[chosen]
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return table.column(name) if name in names else pa.nulls(len(table), kind)
@@ -63,4 +77,22 @@ def table_batches(
         keep=keep,
         where=input.path,
         batch_bytes=options.batch_bytes,
+        filtered=filtered,
     )
+
+
+def chosen_rows(table: pa.RecordBatch, options: ReadOptions) -> np.ndarray:
+    """Return bool[rows]: `options.where` is true. Needs its columns only."""
+    assert options.condition is not None
+    wanted = [name for name in columns(options.condition) if name in table.schema.names]
+    return matches(options.condition, {name: table.column(name) for name in wanted}, len(table))
+
+
+def require_decidable(schema: pa.Schema, input: InputFile, options: ReadOptions) -> None:
+    """Refuse a table whose columns are of types that `options.where` cannot decide.
+
+    Raises:
+        InputError: names the column and its type.
+    """
+    if options.condition is not None:
+        check_types(options.condition, schema, input.path)

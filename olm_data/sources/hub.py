@@ -19,7 +19,7 @@ import pyarrow as pa
 from olm_data.errors import InputError, UsageError
 from olm_data.hub import dataset_commit, hub_errors
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.columns import require_text, table_batches
+from olm_data.sources.columns import require_decidable, require_text, table_batches
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
 ROWS = 256  # rows asked for at a time; batches are cut by bytes afterwards
@@ -80,7 +80,10 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     """
     row = 0
     for table in _tables(input):
+        if input.until is not None and row > input.until:
+            return
         require_text(table.schema.names, input, options)
+        require_decidable(table.schema, input, options)
         for batch in table.combine_chunks().to_batches():
             positions = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)

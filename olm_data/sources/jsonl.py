@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import msgspec
@@ -23,12 +23,15 @@ from olm_data.errors import InputError, printable, suggest
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import batch_of, from_buffers, plain_values
 from olm_data.sources.files import codec_of, open_binary, open_stream, reading
+from olm_data.where import columns, kind_of_value
+from olm_data.where_eval import matches
 
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 HEAD_BYTES = 1 << 20
 CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 _MISSING = msgspec.UNSET
+_FILTERED = ("filtered", "")
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -36,8 +39,9 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     if codec_of(input.url):
         size = max(input.bytes * TEXT_PER_COMPRESSED_BYTE, 1)
         return [Unit(input=index, start=0, stop=1, bytes=size)]
-    count = max(1, round(input.bytes / max(target_bytes, 1)))
-    cuts = [input.bytes * k // count for k in range(count + 1)]
+    size = input.bytes if input.until is None else input.until + 1
+    count = max(1, round(size / max(target_bytes, 1)))
+    cuts = [size * k // count for k in range(count + 1)]
     return [Unit(input=index, start=a, stop=b, bytes=b - a) for a, b in pairwise(cuts) if b > a]
 
 
@@ -51,6 +55,8 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     documents = rows = 0
     blocks = _compressed_blocks(input) if codec_of(input.url) else _plain_blocks(input, unit)
     for block, place in blocks:
+        if input.until is not None and place > input.until:
+            break
         for batch in records.decode(block, place):
             documents += batch.documents
             rows += batch.rows_in
@@ -59,31 +65,32 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         check(input, options)
 
 
-def check(input: InputFile, options: ReadOptions) -> list[str]:
+def check(input: InputFile, options: ReadOptions) -> dict[str, set[str | None]]:
     """Refuse a file whose start has lines, but none with the text field.
 
     Returns:
-        the fields of the objects at the start of the file, in order of appearance.
+        the fields of the objects at the start of the file, in order of appearance, each with the
+        kinds of its values (see `where.kind_of_value`).
 
     Raises:
         InputError: names the fields there are.
     """
     lines = _head(input)
-    seen: dict[str, None] = {}
+    seen: dict[str, set[str | None]] = {}
     for line in lines:
         value = _loads(line)
         if isinstance(value, dict):
-            seen.update(dict.fromkeys(value))
-    found = list(seen)
+            for name, one in value.items():
+                seen.setdefault(name, set()).add(kind_of_value(one))
     if options.text_column in seen or not lines:
-        return found
-    if not found:
+        return seen
+    if not seen:
         raise InputError(
             "no line at the start of the file is a JSON object",
             where=input.path,
             fix="JSON Lines holds one object a line; convert the file, or name it .txt",
         )
-    known = [printable(name) for name in found[:20]]
+    known = [printable(name) for name in list(seen)[:20]]
     raise InputError(
         f"the text field {options.text_column!r} is in no record at the start of the file",
         where=input.path,
@@ -100,6 +107,9 @@ class _Records:
         names = [options.text_column]
         names += [] if options.id_column is None else [options.id_column]
         names += [name for name, _ in options.keep]
+        self._condition = options.condition
+        self._tested = [] if self._condition is None else columns(self._condition)
+        names += self._tested
         # Field names are any strings; attribute names are not, hence the numbers.
         self._attribute = {name: f"f{n}" for n, name in enumerate(dict.fromkeys(names))}
         text: Any = str | None | msgspec.UnsetType
@@ -120,6 +130,9 @@ class _Records:
         view = np.frombuffer(block, dtype=np.uint8)
         starts, stops = _lines(view)
         by_line = self._input.position == "line"
+        if by_line and self._input.until is not None:
+            wanted = self._input.until + 1 - place
+            starts, stops = starts[:wanted], stops[:wanted]
         number = np.arange(len(starts), dtype=np.int64)
         records = self._all(block, view, starts, stops)
         if records is None:
@@ -136,17 +149,20 @@ class _Records:
                 records = self._all(block, view, starts, stops)
         positions = place + (number if by_line else starts)
         drops: list[Drop] = []
+        filtered = 0
         if records is None:
             records = []
             for a, b, position in zip(
                 starts.tolist(), stops.tolist(), positions.tolist(), strict=True
             ):
                 record = self._one(block[a:b])
-                if isinstance(record, tuple):
+                if record is _FILTERED:
+                    filtered, record = filtered + 1, None
+                elif isinstance(record, tuple):
                     drops.append(Drop(record[0], self._index, position, record[1]))
                     record = None
                 records.append(record)
-        yield from self._batches(records, positions, drops)
+        yield from self._batches(records, positions, drops, filtered)
 
     def _all(
         self, block: bytes, view: np.ndarray, starts: np.ndarray, stops: np.ndarray
@@ -173,7 +189,7 @@ class _Records:
         return list(records)
 
     def _one(self, line: bytes) -> Any:
-        """Decode one line: a record, or (reason, detail) of its drop."""
+        """Decode one line: a record, `_FILTERED`, or (reason, detail) of its drop."""
         try:
             record = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -181,6 +197,8 @@ class _Records:
         text = getattr(record, self._attribute[self._options.text_column])
         if isinstance(text, str):
             return record
+        if not self._matching([record])[0]:
+            return _FILTERED
         what = "is missing" if text is _MISSING else "is null"
         return "no_text", f"the field {self._options.text_column!r} {what}"
 
@@ -193,6 +211,10 @@ class _Records:
             return "malformed", f"a JSON {type(value).__name__}, not an object"
         name = self._options.text_column
         text = value.get(name, _MISSING)
+        fields = {a: _encodable(value[n]) for n, a in self._attribute.items() if n in value}
+        record = self._type(**fields)
+        if not self._matching([record])[0]:
+            return _FILTERED
         if not isinstance(text, str):
             what = "is missing" if text is _MISSING else f"is a {type(text).__name__}, not a string"
             return "no_text", f"the field {name!r} {what}"
@@ -200,16 +222,31 @@ class _Records:
             text.encode()
         except UnicodeEncodeError as error:
             return "invalid_utf8", f"character {error.start} of the text: {error.reason}"
-        fields = {a: _encodable(value[n]) for n, a in self._attribute.items() if n in value}
-        return self._type(**fields)
+        return record
+
+    def _matching(self, records: list[Any]) -> np.ndarray:
+        """Return bool[records]: which meet the condition."""
+        if self._condition is None:
+            return np.ones(len(records), bool)
+        values = {name: self._values(records, name) for name in self._tested}
+        return matches(self._condition, values, len(records))
+
+    def _values(self, records: list[Any], name: str) -> list[Any]:
+        attribute = self._attribute[name]
+        values = [getattr(record, attribute) for record in records]
+        return [None if value is _MISSING else value for value in values]
 
     def _batches(
-        self, records: list[Any], positions: np.ndarray, drops: list[Drop]
+        self, records: list[Any], positions: np.ndarray, drops: list[Drop], filtered: int
     ) -> Iterator[DocumentBatch]:
         options = self._options
         good = [record for record in records if record is not None]
         if len(good) != len(records):
             positions = positions[[record is not None for record in records]]
+        if self._condition is not None:
+            chosen = self._matching(good)
+            filtered += len(chosen) - int(chosen.sum())
+            good, positions = list(compress(good, chosen)), positions[chosen]
         rows_in = len(records)
         attribute = self._attribute[options.text_column]
         texts = [getattr(record, attribute).encode() for record in good]
@@ -231,14 +268,12 @@ class _Records:
             dropped=drops,
             rows_in=rows_in,
             batch_bytes=options.batch_bytes,
+            filtered=filtered,
             decoded=True,
         )
 
     def _column(self, records: list[Any], name: str, kind: str) -> pa.Array:
-        attribute = self._attribute[name]
-        values = [getattr(record, attribute) for record in records]
-        values = [None if value is _MISSING else value for value in values]
-        return plain_values(values, kind, name, self._input.path)
+        return plain_values(self._values(records, name), kind, name, self._input.path)
 
 
 def _plain_blocks(input: InputFile, unit: Unit) -> Iterator[tuple[bytes, int]]:

@@ -1,20 +1,32 @@
 """Parquet: row groups as units, only the wanted columns, text straight from Arrow's buffers.
 
 footer -> row-group ranges (units) -> record batches of the wanted columns -> buffers
+
+With a condition (`ReadOptions.where`) a row group goes through two sieves before its text is read:
+its statistics, then the columns of the condition.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.columns import require_text, table_batches
+from olm_data.sources.buffers import skipped_batch
+from olm_data.sources.columns import (
+    chosen_rows,
+    require_decidable,
+    require_text,
+    table_batches,
+)
 from olm_data.sources.files import open_binary, reading
+from olm_data.where import columns as columns_of
+from olm_data.where_eval import Span, can_match, span_of
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -26,6 +38,11 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     with _open(input) as file:
         require_text(file.schema_arrow.names, input, options)
         sizes = _text_bytes(file, options.text_column)
+        firsts = accumulate(_group_rows(file), initial=0)
+        if input.until is not None:
+            sizes = [
+                size for size, first in zip(sizes, firsts, strict=False) if first <= input.until
+            ]
     result = []
     start = size = 0
     for group, more in enumerate(sizes):
@@ -47,12 +64,25 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     with _open(input) as file:
         names = file.schema_arrow.names
         require_text(names, input, options)
+        require_decidable(file.schema_arrow, input, options)
         wanted = options.text_column, options.id_column, *(name for name, _ in options.keep)
         columns = [name for name in dict.fromkeys(wanted) if name in names]
         sizes = _text_bytes(file, options.text_column)
-        row = sum(file.metadata.row_group(g).num_rows for g in range(unit.start))
+        row = sum(_group_rows(file)[: unit.start])
         for group in range(unit.start, unit.stop):
             rows = file.metadata.row_group(group).num_rows
+            if input.until is not None and row > input.until:
+                break
+            chosen = None
+            if options.where is not None:
+                with reading(input):
+                    chosen = _chosen(file, group, options)
+                if not chosen.any():
+                    past = 0 if input.until is None else max(row + rows - 1 - input.until, 0)
+                    row += rows
+                    yield skipped_batch(unit.input, rows - past)
+                    continue
+            start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
             step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
             batches = file.iter_batches(
@@ -64,8 +94,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 if batch is None:
                     break
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
+                here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
-                yield from table_batches(batch, positions, unit.input, input, options)
+                yield from table_batches(batch, positions, unit.input, input, options, here)
 
 
 def schema(input: InputFile) -> pa.Schema:
@@ -81,6 +112,29 @@ def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
             # A remote file is read in few large requests; a local one needs no look-ahead.
             file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
         yield file
+
+
+def _chosen(file: pq.ParquetFile, group: int, options: ReadOptions) -> np.ndarray:
+    """Return bool[rows]: which rows of a group meet the condition, from as little as tells it."""
+    assert options.condition is not None
+    names, rows = file.schema_arrow.names, file.metadata.row_group(group).num_rows
+    wanted = [name for name in columns_of(options.condition) if name in names]
+    if not can_match(options.condition, {name: _span(file, group, name) for name in wanted}):
+        return np.zeros(rows, bool)
+    batches = file.iter_batches(row_groups=[group], columns=wanted, use_threads=False)
+    masks = [chosen_rows(batch, options) for batch in batches]
+    return np.concatenate(masks) if masks else np.zeros(0, bool)
+
+
+def _span(file: pq.ParquetFile, group: int, name: str) -> Span:
+    kind, metadata = file.schema_arrow.field(name).type, file.metadata
+    paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
+    chunk = metadata.row_group(group).column(paths.index(name)) if name in paths else None
+    return span_of(kind, chunk and chunk.statistics, metadata.row_group(group).num_rows)
+
+
+def _group_rows(file: pq.ParquetFile) -> list[int]:
+    return [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
 
 
 def _text_bytes(file: pq.ParquetFile, column: str) -> list[int]:

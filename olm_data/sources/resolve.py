@@ -16,6 +16,8 @@ from olm_data.sources.base import InputFile, ReadOptions, SourcePlan
 from olm_data.sources.buffers import kind_of
 from olm_data.sources.columns import require_text
 from olm_data.sources.files import list_files
+from olm_data.where import Node, columns, leaves, parse, wanted_kinds
+from olm_data.where_eval import check_types, mismatch
 
 
 def resolve_source(
@@ -29,6 +31,7 @@ def resolve_source(
     id_column: str | None = None,
     keep: Sequence[str] | None = None,
     separator: str | None = None,
+    where: str | None = None,
 ) -> SourcePlan:
     """Find the inputs and how to read them.
 
@@ -41,6 +44,7 @@ def resolve_source(
         id_column: None for the source's own, else "id" where there is one; "none" for no ids.
         keep: columns to keep; None for the source's own.
         separator: for text files; see `ReadOptions`.
+        where: the condition a record must meet; see `where.py`.
 
     Raises:
         UsageError: arguments that do not go together, or an unknown name.
@@ -86,6 +90,7 @@ def resolve_source(
             keep=keep,
             own_keep=kept,
             separator=separator,
+            where=where,
         ),
     )
 
@@ -99,6 +104,7 @@ def _options(
     keep: Sequence[str] | None,
     own_keep: Sequence[str],
     separator: str | None,
+    where: str | None,
 ) -> ReadOptions:
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
         raise UsageError(
@@ -106,12 +112,23 @@ def _options(
         )
     table = next((file for file in files if file.format != "txt"), None)
     if table is None:
-        if keep or id_column not in (None, "none"):
+        if keep or id_column not in (None, "none") or where is not None:
             raise UsageError(
-                "text files have no columns", where="--keep, --id-column", fix="leave them out"
+                "text files have no columns",
+                where="--keep, --id-column, --where",
+                fix="leave them out",
             )
         return ReadOptions(text_column=text_column, separator=separator)
-    kinds = _kinds(table, text_column)
+    condition = None if where is None else parse(where)
+    kinds = _kinds(table, text_column, condition)
+    if condition is not None:
+        for name in columns(condition):
+            _require(name, kinds, "--where", table)
+        if any(file.format == "txt" for file in files):
+            raise UsageError(
+                "--where needs columns, and some inputs are text files",
+                fix="tokenize the text files without it, into a dataset of their own",
+            )
     if id_column is None:
         wanted = own_id or "id"
         id_column = wanted if wanted in kinds else None
@@ -130,17 +147,26 @@ def _options(
         id_column=id_column,
         keep=tuple((name, kinds[name]) for name in dict.fromkeys(keep)),
         separator=separator,
+        where=None if condition is None else str(condition),
     )
 
 
-def _kinds(table: InputFile, text_column: str) -> dict[str, str]:
+def _kinds(table: InputFile, text_column: str, condition: Node | None) -> dict[str, str]:
     """Return column -> kept type of an input; JSON fields are kept as strings."""
     options = ReadOptions(text_column=text_column)
     if table.format == "jsonl":
-        return dict.fromkeys(jsonl.check(table, options), "string")
+        found = jsonl.check(table, options)
+        for leaf in () if condition is None else leaves(condition):
+            kinds = found.get(leaf.column, set()) - {None}
+            if kinds and wanted_kinds(leaf) and not kinds & wanted_kinds(leaf):
+                held = " and ".join(sorted(f"{kind}s" for kind in kinds if kind))
+                raise mismatch(leaf, f"{held} at the start of the file", table.path)
+        return dict.fromkeys(found, "string")
     module = {"parquet": parquet, "arrow": arrow, "hub": hub}[table.format]
     schema = module.schema(table)
     require_text(schema.names, table, options)
+    if condition is not None:
+        check_types(condition, schema, table.path)
     return {field.name: kind_of(field.type) for field in schema}
 
 

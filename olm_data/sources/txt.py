@@ -9,6 +9,7 @@ A byte order mark at the start of the file is left out. Line ends are kept as th
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,11 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         else:
             pieces = _split(stream, options.separator)
         for texts, starts in pieces:
+            if input.until is not None:
+                wanted = bisect_right(starts, input.until)
+                texts, starts = texts[:wanted], starts[:wanted]
+                if not texts:
+                    break
             sizes = np.array([len(text) for text in texts], dtype=np.int64)
             offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             ids = keep = None

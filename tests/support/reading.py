@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ class Read:
         kept: the kept columns of each document.
         drops: all drops, in order.
         units, batches: how many there were.
+        skipped: records left out, by reason.
     """
 
     texts: list[str]
@@ -27,6 +29,7 @@ class Read:
     drops: list[Drop]
     units: int
     batches: int
+    skipped: Counter[str]
 
     @property
     def reasons(self) -> list[tuple[str, int]]:
@@ -46,7 +49,7 @@ def read_plan(plan: SourcePlan, target_bytes: int = 1 << 30) -> Read:
         for index, input in enumerate(plan.inputs)
         for unit in plan_units(index, input, plan.options, target_bytes)
     ]
-    result = Read([], [], [], [], [], len(units), 0)
+    result = Read([], [], [], [], [], len(units), 0, Counter())
     for batch in read_units(plan.inputs, units, plan.options):
         assert batch.offsets[0] == 0
         assert batch.offsets[-1] == len(batch.data)
@@ -61,9 +64,10 @@ def read_plan(plan: SourcePlan, target_bytes: int = 1 << 30) -> Read:
             (plan.inputs[i].path, p)
             for i, p in zip(batch.inputs.tolist(), batch.positions.tolist(), strict=True)
         ]
-        if plan.options.keep_schema is not None:
+        if plan.options.keep_schema is not None and batch.documents:
             assert batch.keep is not None
             assert batch.keep.schema == plan.options.keep_schema
             result.kept += batch.keep.to_pylist()
         result.drops += batch.dropped
+        result.skipped.update({reason: n for (_, reason), n in batch.skipped.items()})
     return result

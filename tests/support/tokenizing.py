@@ -50,7 +50,7 @@ def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) 
     """Return a request; options are those of `Request`, of reading, and eos/bos."""
     reading = {
         name: options.pop(name)
-        for name in ("text_column", "id_column", "keep", "separator")
+        for name in ("text_column", "id_column", "keep", "separator", "where")
         if name in options
     }
     spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
