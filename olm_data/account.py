@@ -1,11 +1,19 @@
-"""What became of every record: counts by input and reason, as commit records keep them."""
+"""What became of every record: counts by input and reason, as commit records keep them.
+
+    records read = documents + held out + dropped, by reason        for each input of each task
+    units in the accounts = units in the plan                       nothing read twice, nothing left
+
+Pure: values in, values or an error out. Never: repairs or rounds a count that does not add up."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from olm_data.errors import ValidationError
 
 NO_TOKENS = "no_tokens"
 """Drop reason of this stage: the tokenizer makes no token of the text (it normalises all away)."""
@@ -63,6 +71,67 @@ class InputAccount:
     def from_json(cls, value: dict[str, Any]) -> InputAccount:
         """Return the account that `to_json` wrote."""
         return cls(**{**value, "dropped": Counter(value["dropped"])})
+
+
+def totals_by_input(accounts: Sequence[InputAccount]) -> dict[int, InputAccount]:
+    """Return one account for each input: the sums over its tasks, in order of the inputs.
+
+    `units`, `bad` and `sha256` are a task's own and stay empty.
+    """
+    totals: dict[int, InputAccount] = {}
+    for account in sorted(accounts, key=lambda account: account.input):
+        total = totals.setdefault(account.input, InputAccount(account.input))
+        total.documents += account.documents
+        total.held_out += account.held_out
+        total.dropped.update(account.dropped)
+        total.special_hits += account.special_hits
+    return totals
+
+
+def check_accounts(
+    where: str,
+    units: Sequence[Sequence[int]],
+    accounts: Sequence[InputAccount],
+    *,
+    documents: int,
+    held_out: int,
+    dropped: dict[str, int],
+) -> None:
+    """Check the accounts of one task against its plan and its shards.
+
+    Args:
+        where: the task, for the message.
+        units: `[input, start, stop, ...]` of the plan.
+        documents, held_out: documents in the task's train and validation shard.
+        dropped: drops by reason in the commit record.
+
+    Raises:
+        ValidationError: they do not add up.
+    """
+    read = [[a.input, *unit] for a in accounts for unit in a.units]
+    planned = [list(unit[:3]) for unit in units]
+    if sorted(read) != sorted(planned):
+        raise unaccounted("the units read are not the units planned", where)
+    sums: Counter[str] = Counter()
+    for account in accounts:
+        sums.update(account.dropped)
+    for what, counted, stored in (
+        ("documents", sum(a.documents for a in accounts), documents),
+        ("documents held out", sum(a.held_out for a in accounts), held_out),
+        ("drops", dict(sums), dict(dropped)),
+    ):
+        if counted != stored:
+            raise unaccounted(f"{what}: {counted} by input, {stored} in the shard", where)
+
+
+def unaccounted(what: str, where: str) -> ValidationError:
+    """Return the error for counts that do not add up."""
+    return ValidationError(
+        f"the account does not add up: {what}",
+        where=where,
+        why="a document would be lost, or be there twice, without a word",
+        fix="this is a defect of olm-data; nothing was published: please report it",
+    )
 
 
 def input_digest(parts: list[str]) -> str:

@@ -2,6 +2,7 @@
 
     units -> read -> digests -> | encode -> | holdout? -> BOS/EOS -> writer of train | of validation
              thread of its own  | thread    | the caller's thread
+                 bad records -> quarantine
                  every record read ends in exactly one count of its input's account
 
 Each stage takes an iterator and gives one, in order, so that a stage which leaves records out is
@@ -13,7 +14,7 @@ of the dataset (`tokenize_job` does).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -23,9 +24,10 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from olm_data.account import BAD_LOCATIONS, BAD_REASONS, NO_TOKENS, InputAccount
+from olm_data.account import BAD_LOCATIONS, BAD_REASONS, NO_TOKENS, InputAccount, unaccounted
 from olm_data.encoders import TextEncoder
 from olm_data.overlap import Ahead
+from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
 from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
@@ -100,17 +102,25 @@ class Pipeline:
     holdout: int
 
     def run(
-        self, units: list[Unit], writers: list[ShardWriter], report: Report
+        self,
+        units: list[Unit],
+        writers: list[ShardWriter],
+        quarantine: Quarantine,
+        report: Report,
     ) -> list[InputAccount]:
         """Read the units and append their documents to the writers: train, then validation.
+
+        Args:
+            quarantine: gets every record that is dropped as bad.
 
         Returns:
             an account for each input, in order of first appearance.
 
         Raises:
             InputError: an input cannot be read, or the encoder refuses a document.
+            ValidationError: a record read is neither a document nor a drop.
         """
-        accounts = _Accounts(units)
+        accounts = _Accounts(units, self.inputs)
         limit = BATCHES_AHEAD * self.read.batch_bytes
         with (
             Ahead(self._read(units), size=_text_bytes, limit=limit) as hashed,
@@ -119,7 +129,7 @@ class Pipeline:
             clock = [0.0, 0.0]
             for batch in encoded:
                 start = perf_counter()
-                accounts.add(batch)
+                accounts.add(batch, quarantine)
                 tokens = self._write(batch, writers, accounts)
                 seconds = [hashed.busy, encoded.busy]
                 report(
@@ -198,7 +208,8 @@ class Pipeline:
 class _Accounts:
     """The accounts of a task's inputs while its batches come in."""
 
-    def __init__(self, units: Iterable[Unit]) -> None:
+    def __init__(self, units: Iterable[Unit], inputs: Sequence[InputFile]) -> None:
+        self._inputs = inputs
         self._of: dict[int, InputAccount] = {}
         self._digests: dict[int, Any] = {}
         for unit in units:
@@ -206,16 +217,23 @@ class _Accounts:
             account.units.append([unit.start, unit.stop])
             self._digests.setdefault(unit.input, hashlib.sha256())
 
-    def add(self, batch: EncodedBatch) -> None:
+    def add(self, batch: EncodedBatch, quarantine: Quarantine) -> None:
         """Count what a batch's records are before they are parted into splits."""
-        assert batch.rows_in == len(batch.inputs) + batch.lost, "a record is unaccounted for"
+        if batch.rows_in != len(batch.inputs) + batch.lost:
+            raise unaccounted(
+                f"{batch.rows_in:,} records read, {len(batch.inputs):,} documents, "
+                f"{batch.lost:,} left out",
+                ", ".join(self._inputs[index].path for index in self._of),
+            )
         for (index, reason), count in batch.skipped.items():
             self._of[index].dropped[reason] += count
         for drop in batch.dropped:
             account = self._of[drop.input]
             account.dropped[drop.reason] += 1
-            if drop.reason in BAD_REASONS and len(account.bad) < BAD_LOCATIONS:
-                account.bad.append([drop.position, drop.reason, drop.detail])
+            if drop.reason in BAD_REASONS:
+                quarantine.add(drop)
+                if len(account.bad) < BAD_LOCATIONS:
+                    account.bad.append([drop.position, drop.reason, drop.detail])
 
     def split(self, batch: EncodedBatch, empty: np.ndarray, held_out: np.ndarray) -> None:
         """Count a batch's documents by split.
@@ -244,11 +262,15 @@ class _Accounts:
 
 
 def _text_bytes(hashed: HashedBatch) -> int:
-    return len(hashed.batch.data)
+    return len(hashed.batch.data) + _raw_bytes(hashed.batch.dropped)
 
 
 def _id_bytes(batch: EncodedBatch) -> int:
-    return int(batch.ids.nbytes)
+    return int(batch.ids.nbytes) + _raw_bytes(batch.dropped)
+
+
+def _raw_bytes(drops: Iterable[Drop]) -> int:
+    return sum(len(drop.raw) for drop in drops)
 
 
 def document_digests(data: np.ndarray, offsets: np.ndarray) -> bytes:

@@ -16,7 +16,7 @@ from importlib.metadata import version
 import msgspec
 
 from olm_data import __version__
-from olm_data.account import InputAccount, input_digest
+from olm_data.account import InputAccount, input_digest, unaccounted
 from olm_data.census import Census, take_census
 from olm_data.manifest import (
     MANIFEST,
@@ -86,7 +86,11 @@ def counted(
     totals = manifests[0].totals
     kept = sum(manifest.totals.documents for manifest in manifests)
     dropped = sum(manifests[0].dropped.values())
-    assert totals.documents_in == kept + dropped, "a document is unaccounted for"
+    if totals.documents_in != kept + dropped:
+        raise unaccounted(
+            f"{totals.documents_in:,} records in, {kept:,} documents out, {dropped:,} dropped",
+            splits[0].root,
+        )
     census = take_census(
         [
             (store, shard.name)

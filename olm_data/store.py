@@ -205,7 +205,7 @@ class Store:
         """Make the finished, fsynced local file `path` visible as `name`, replacing what was there.
 
         Args:
-            name: file name in this store.
+            name: file name in this store; `folder/name` makes the folder.
             path: local file, on the same filesystem if this store is local (see `staging`).
             sha256: digest of the file, checked against what a remote store received.
         """
@@ -214,8 +214,12 @@ class Store:
             return
         url = self.url(name)
         with io_errors(url, writing=True):
+            folder = os.path.dirname(url)
+            if not os.path.isdir(folder):  # the first file of a sub-folder
+                _make_folder(folder)
+                _fsync_directory(Path(folder).parent)
             os.replace(path, url)
-            _fsync_directory(Path(self.root))
+            _fsync_directory(Path(folder))
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.account import BAD_REASONS, InputAccount
+from olm_data.account import InputAccount, check_accounts, totals_by_input
+from olm_data.budget import check_budget
 from olm_data.encoders import ParityReport, choose_encoder
 from olm_data.errors import (
     ConflictError,
-    InputError,
     ResourceError,
     ValidationError,
     printable,
@@ -57,6 +56,8 @@ class Summary:
         seconds: wall time of the tasks.
         documents_now, text_bytes_now, tokens_now: done by this run, shards found done not counted.
         kept_shards: tasks that an earlier run had finished.
+        inputs: what became of the records of each input, by its path; empty where
+            `already_complete`.
     """
 
     output: str
@@ -70,6 +71,7 @@ class Summary:
     text_bytes_now: int
     tokens_now: int
     kept_shards: int
+    inputs: dict[str, InputAccount]
 
 
 def tokenize(
@@ -132,6 +134,7 @@ class Made:
         counts: int64[tasks, len(Count)], of the tasks this run did.
         seconds: wall time of the tasks.
         kept: tasks that an earlier run had finished.
+        inputs: what became of the records of each input, by its path.
     """
 
     results: Sequence[TaskResult]
@@ -140,6 +143,7 @@ class Made:
     counts: np.ndarray
     seconds: float
     kept: int
+    inputs: dict[str, InputAccount]
 
 
 def make_shards(
@@ -185,9 +189,19 @@ def make_shards(
     accounts = [
         InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units
     ]
-    _check_budget(accounts, plan, budget)
+    _check_accounts(plan, ordered)
+    check_budget(accounts, plan, budget, store.root)
     return Made(
-        results=ordered, accounts=accounts, proof=proof, counts=counts, seconds=seconds, kept=kept
+        results=ordered,
+        accounts=accounts,
+        proof=proof,
+        counts=counts,
+        seconds=seconds,
+        kept=kept,
+        inputs={
+            plan.inputs[index]["path"]: account
+            for index, account in totals_by_input(accounts).items()
+        },
     )
 
 
@@ -205,6 +219,7 @@ def summarise(output: str, manifests: Sequence[Manifest], made: Made) -> Summary
         text_bytes_now=int(made.counts[:, Count.TEXT_BYTES].sum()),
         tokens_now=int(made.counts[:, Count.TOKENS].sum()),
         kept_shards=made.kept,
+        inputs=made.inputs,
     )
 
 
@@ -238,6 +253,7 @@ def already_complete(
         text_bytes_now=0,
         tokens_now=0,
         kept_shards=tasks,
+        inputs={},
     )
 
 
@@ -333,37 +349,15 @@ def _run(
         return shown.counts, progress.seconds
 
 
-def _check_budget(accounts: Sequence[InputAccount], plan: Plan, budget: BadBudget) -> None:
-    records = sum(account.documents_in for account in accounts)
-    reasons: Counter[str] = Counter()
-    for account in accounts:
-        reasons.update({r: n for r, n in account.dropped.items() if r in BAD_REASONS})
-    bad = sum(reasons.values())
-    if records == 0:
-        raise InputError(
-            "the input holds no documents",
-            where=plan.describe(0) if plan.tasks else plan.inputs[0]["path"],
-            fix="check the paths; an empty dataset cannot be trained on",
-        )
-    if not budget.allows(bad, records):
-        where = []
-        for account in accounts:
-            place = plan.inputs[account.input]
-            for position, reason, detail in account.bad:
-                said = f" ({detail})" if detail else ""
-                where.append(f"{place['path']}: {place['position']} {position}: {reason}{said}")
-        shown = "\n    ".join(printable(line) for line in where[:10])
-        raise InputError(
-            f"{bad:,} of {records:,} records are bad, more than --max-bad {budget} allows: "
-            + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())),
-            where=f"the first of them:\n    {shown}",
-            why="a source with many bad records is usually read in a wrong way",
-            fix=f"mend the input, or accept the loss: --max-bad {bad} "
-            "(the finished shards are kept, so this takes seconds)",
-        )
-    if not any(account.documents for account in accounts):
-        raise InputError(
-            f"none of the {records:,} records is a training document",
-            where=plan.describe(0),
-            fix="check --text-column and --holdout",
+def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:
+    """Check that each task's shards and accounts add up, and read what the plan says."""
+    for task, result in enumerate(results):
+        train, (start, stop) = result.train[0], plan.tasks[task]
+        check_accounts(
+            plan.describe(task),
+            plan.units[start:stop],
+            [InputAccount.from_json(unit) for unit in train.units],
+            documents=train.documents,
+            held_out=0 if result.validation is None else result.validation[0].documents,
+            dropped=train.dropped,
         )

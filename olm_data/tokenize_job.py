@@ -2,6 +2,7 @@
 
     read_units -> hash documents -> split by hash -> encode -> BOS/EOS -> ShardWriter train
                                                                         -> ShardWriter validation
+               -> bad records -> Quarantine
 
 The shard depends on the task alone. Every record of the input is a document of one split or a drop
 with a reason; the commit record of the train shard carries that account for each input. Never: a
@@ -29,6 +30,7 @@ from olm_data.errors import InputError, OlmError
 from olm_data.manifest import VALIDATION
 from olm_data.pipeline import Pipeline
 from olm_data.plan import Plan
+from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
 from olm_data.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord, ShardWriter
 from olm_data.sources import current_revision
@@ -108,6 +110,9 @@ class TokenizeJob:
                 )
                 for split in splits
             ]
+            quarantine = Quarantine(
+                store, self.plan.shard(task), self.inputs, stack.enter_context(store.staging())
+            )
             try:
                 pipeline = Pipeline(
                     inputs=self.inputs,
@@ -116,15 +121,17 @@ class TokenizeJob:
                     encoder=self.text_encoder,
                     holdout=self.holdout,
                 )
-                accounts = pipeline.run(units, writers, report)
+                accounts = pipeline.run(units, writers, quarantine, report)
             except BaseException as error:
                 for writer in writers:
                     writer.discard()
+                quarantine.discard()
                 if isinstance(error, OlmError):  # a changed input explains most read errors
                     self._check_unchanged(task)
                 raise
             self._check_unchanged(task)
             begun = perf_counter()
+            quarantine.publish()
             result = self._commit(splits, writers, accounts)
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result

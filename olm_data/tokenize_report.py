@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from olm_data.account import NO_TOKENS
+from olm_data.account import BAD_REASONS, NO_TOKENS
 from olm_data.errors import printable
 from olm_data.manifest import Manifest
 from olm_data.plan import Plan
 from olm_data.progress import duration, rates, scaled
+from olm_data.quarantine import FOLDER
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch
 from olm_data.tokenize import Summary
 from olm_data.tokenize_request import Request
 from olm_data.tokenizer import TokenizerSpec
 
 SAMPLE_TEXT = 70
+INPUTS_SHOWN = 10
 
 _SPECIAL = {
     "plain": "were encoded as plain text",
@@ -79,6 +81,12 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
     lines += dropped_lines(manifest.dropped, totals.documents_in)
     lines += duplicate_lines(manifest, summary.validation)
+    lines += input_lines(summary)
+    if bad_records(manifest.dropped):
+        lines.append(
+            f"  quarantine  {bad_records(manifest.dropped):,} records as they were read, in "
+            f"{summary.output}/{FOLDER}"
+        )
     if summary.special_hits:
         lines.append(
             f"  special     {summary.special_hits:,} strings that spell a special token "
@@ -142,6 +150,24 @@ def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str
     ]
 
 
+def input_lines(summary: Summary) -> list[str]:
+    """Return where the records of each input went that lost any: the first ten of them."""
+    lost = [(path, account) for path, account in summary.inputs.items() if account.dropped]
+    lines = []
+    for path, account in lost[:INPUTS_SHOWN]:
+        parts = [f"{account.documents + account.held_out:,} documents"]
+        parts += [f"{count:,} {reason}" for reason, count in sorted(account.dropped.items())]
+        lines.append(f"    {printable(path)}: {account.documents_in:,} = {' + '.join(parts)}")
+    if len(lost) > INPUTS_SHOWN:
+        lines.append(f"    and {len(lost) - INPUTS_SHOWN:,} more inputs with drops")
+    return lines
+
+
+def bad_records(dropped: dict[str, int]) -> int:
+    """Return how many records were dropped as bad."""
+    return sum(count for reason, count in dropped.items() if reason in BAD_REASONS)
+
+
 def summary_json(summary: Summary) -> dict[str, Any]:
     """Return the result of a run as a JSON object."""
     validation = summary.validation
@@ -157,6 +183,19 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "dtype": summary.manifest.dtype,
         "dropped": summary.manifest.dropped,
         **_census(summary.manifest),
+        "quarantine": f"{summary.output}/{FOLDER}"
+        if bad_records(summary.manifest.dropped)
+        else None,
+        "inputs_with_drops": [
+            {
+                "path": path,
+                "records": account.documents_in,
+                "documents": account.documents + account.held_out,
+                "dropped": dict(sorted(account.dropped.items())),
+            }
+            for path, account in summary.inputs.items()
+            if account.dropped
+        ],
         "validation": None
         if validation is None
         else {

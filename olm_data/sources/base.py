@@ -40,6 +40,9 @@ SKIP_REASONS: dict[str, str] = {
     "duplicate": "the same text was read before (--dedup)",
 }
 
+RAW_BYTES = 1 << 20
+"""Bytes of a bad record that are kept for the quarantine."""
+
 KEEP_TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "int64": pa.int64(),
@@ -172,12 +175,22 @@ class Drop:
         input: index of the input in the plan's list.
         position: its place, counted as the input's `position` says.
         detail: one printable sentence, or "".
+        raw: for the quarantine, the record as read (a line, or the text of a row), at most
+            `RAW_BYTES` of it; empty where there is nothing to keep.
+        size: bytes of the whole record.
     """
 
     reason: str
     input: int
     position: int
     detail: str = ""
+    raw: bytes = b""
+    size: int = 0
+
+    @classmethod
+    def of(cls, reason: str, input: int, position: int, detail: str, record: bytes) -> Drop:
+        """Return the drop of a bad record, with its bytes up to `RAW_BYTES`."""
+        return cls(reason, input, position, detail, record[:RAW_BYTES], len(record))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 from olm_data.errors import InputError, printable
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions
 
+_DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
+
 # First bytes of UTF-8 characters that `str.isspace` may be true for.
 _MAY_BE_SPACE = np.zeros(256, dtype=bool)
 _MAY_BE_SPACE[[*range(0x09, 0x0E), *range(0x1C, 0x21), 0xC2, 0xE1, 0xE2, 0xE3]] = True
@@ -104,7 +106,8 @@ def from_buffers(
         for k in np.flatnonzero(empty).tolist():
             drops.append(Drop("empty", input_index, int(positions[k])))
         for k, detail in bad.items():
-            drops.append(Drop("invalid_utf8", input_index, int(positions[k]), detail))
+            raw = data[offsets[k] : offsets[k + 1]].tobytes()
+            drops.append(Drop.of("invalid_utf8", input_index, int(positions[k]), detail, raw))
             good[k] = False
         text, ids, keep = _filtered(good, text, ids, keep)
         positions = positions[good]
@@ -177,11 +180,12 @@ def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[Docume
     waiting: list[DocumentBatch] = []
     size = 0
     for batch in batches:
-        if waiting and size + len(batch.data) > batch_bytes:
+        more = len(batch.data) + sum(_DROP_BYTES + len(drop.raw) for drop in batch.dropped)
+        if waiting and size + more > batch_bytes:
             yield _joined(waiting)
             waiting, size = [], 0
         waiting.append(batch)
-        size += len(batch.data)
+        size += more
     if waiting:
         yield _joined(waiting)
 

@@ -159,7 +159,7 @@ class _Records:
                 if record is _FILTERED:
                     filtered, record = filtered + 1, None
                 elif isinstance(record, tuple):
-                    drops.append(Drop(record[0], self._index, position, record[1]))
+                    drops.append(Drop.of(record[0], self._index, position, record[1], block[a:b]))
                     record = None
                 records.append(record)
         yield from self._batches(records, positions, drops, filtered)

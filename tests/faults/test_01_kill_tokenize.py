@@ -14,7 +14,7 @@ from support.tokenizing import digests, texts, write_jsonl
 
 def kill_loop(folder: Path, tokenizer: Path, repository: Path, *mode: str) -> list[list]:
     for k in range(2):
-        write_jsonl(folder / f"{k}.jsonl", [*texts(12, 12 * k), ""])
+        write_jsonl(folder / f"{k}.jsonl", [*texts(12, 12 * k), "", b"bad"])
     script = repository / "tests" / "support" / "kill_loop.py"
     done = subprocess.run(
         [sys.executable, str(script), str(folder), str(tokenizer), *mode],
@@ -33,6 +33,7 @@ def test_01_killed_at_every_disk_operation_a_rerun_gives_identical_bytes(
     seen = kill_loop(tmp_path, tiny_tokenizer, repository, "every")
     assert [line for line in seen if line[1] is not None] == []
     kinds = {line[0].split(": ")[1].split(" ")[0] for line in seen}
+    assert any("quarantine" in line[0] or ".jsonl.zst" in line[0] for line in seen)
     assert kinds >= {"open", "write", "half-written", "fsync", "replace", "link"}
     assert len(seen) > 80
 

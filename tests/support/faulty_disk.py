@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import olm_data.quarantine
 import olm_data.shard
 import olm_data.store
 
-MODULES = (olm_data.store, olm_data.shard)
+MODULES = (olm_data.store, olm_data.shard, olm_data.quarantine)
 CALLS = ("fsync", "replace", "link", "makedirs")
 
 Fault = Callable[[], None]

@@ -58,6 +58,7 @@ class Loop:
             shard_tokens=500,
             holdout="1/4",
             id_column="id",
+            max_bad="100%",
         )
 
     def finish(self) -> None:
