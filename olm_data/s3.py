@@ -29,7 +29,7 @@ from olm_data.s3_client import client
 from olm_data.s3_errors import S3Failure, is_transient, said, translated
 
 BACKOFF = Backoff()
-FIRST_CONTACT = Backoff(attempts=4, within=60)  # before work starts: say soon what is wrong
+FIRST_CONTACT = Backoff(attempts=6, within=60)  # see `Bucket`
 PIECE = 8 << 20  # bytes of one ranged read
 SMALLEST_PART, MOST_PARTS = 16 << 20, 9000
 PARTS_AT_A_TIME = 4
@@ -67,11 +67,11 @@ class Bucket:
 
     Args:
         name: bucket.
-        backoff: how often to try again.
+        hasty: before work starts: say within seconds that the store does not answer.
     """
 
-    def __init__(self, name: str, backoff: Backoff | None = None) -> None:
-        self.name, self.backoff = name, backoff
+    def __init__(self, name: str, *, hasty: bool = False) -> None:
+        self.name, self.hasty = name, hasty
 
     def url(self, key: str) -> str:
         """Return `s3://bucket/key`."""
@@ -112,7 +112,8 @@ class Bucket:
                 _log.warning("%s: %s; trying again (%d)", url, said(error), number + 1)
 
         try:
-            return retried(attempt, self.backoff or BACKOFF, is_transient, failed)
+            backoff = FIRST_CONTACT if self.hasty else BACKOFF
+            return retried(attempt, backoff, is_transient, failed)
         except Exception as error:
             problem = translated(error, url, operation, tries[0])
             if problem is None:  # not the store's doing

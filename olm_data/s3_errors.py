@@ -81,7 +81,7 @@ def said(error: Exception) -> str:
 
     if isinstance(error, ClientError):
         code, status, _ = _answer(error)
-        return f"the store answered {status} {code}".strip()
+        return f"the store answered {_named(status, code)}"
     name = type(error).__name__
     if "Timeout" in name:
         return f"no answer in time ({name})"
@@ -120,7 +120,7 @@ def _refused(error: Any, url: str, operation: str, attempts: int) -> Exception:
         return FileNotFoundError(url)
     times = f" {attempts} times" if attempts > 1 else ""
     where = f"{url} ({operation}{f', request id {request}' if request else ''})"
-    what = f"remote storage refused{times}: {status} {code}"
+    what = f"remote storage refused{times}: {_named(status, code)}"
     why: str | None = message[:300] or None
     fix = "run the same command again; finished work is kept"
     if code == "NoSuchBucket":
@@ -147,4 +147,10 @@ def _answer(error: Any) -> tuple[str, int, str]:
     response = error.response
     meta = response.get("ResponseMetadata", {})
     code = str(response.get("Error", {}).get("Code", ""))
-    return code, int(meta.get("HTTPStatusCode", 0)), str(meta.get("RequestId", ""))
+    request = meta.get("RequestId") or meta.get("HTTPHeaders", {}).get("x-amz-request-id", "")
+    return code, int(meta.get("HTTPStatusCode", 0)), str(request)
+
+
+def _named(status: int, code: str) -> str:
+    """Spell an answer: the answer to a HEAD has no body, and its code is the status again."""
+    return f"{status}" if code in ("", str(status)) else f"{status} {code}"

@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from support.s3_proxy import Proxy
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # so that tests can import tests/support as `support`
@@ -75,3 +79,21 @@ def tiny_mixture(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path)
     from support.runs import make_mixture
 
     return make_mixture(tmp_path_factory.mktemp("mixture"), tiny_tokenizer)
+
+
+@pytest.fixture
+def proxy(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy in front of the S3 server that can be told to misbehave (see support.s3_proxy).
+
+    This process's environment points at it, and waits between attempts are short.
+    """
+    from support.s3_proxy import s3_proxy
+
+    from olm_data import s3 as under_test
+    from olm_data.retry import Backoff
+
+    for name in ("BACKOFF", "FIRST_CONTACT"):
+        monkeypatch.setattr(under_test, name, Backoff(first=0.001, most=0.01))
+    with s3_proxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from fsspec.utils import glob_translate
 
 from olm_data.errors import InputError, printable
-from olm_data.s3 import FIRST_CONTACT, Bucket, S3Object, split_url
+from olm_data.s3 import Bucket, S3Object, split_url
 from olm_data.s3_errors import S3Failure
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
@@ -39,7 +39,7 @@ def listed(url: str) -> list[Listed]:
         StorageError: the store fails.
     """
     name, key = split_url(url)
-    bucket = Bucket(name, FIRST_CONTACT)
+    bucket = Bucket(name, hasty=True)
     if glob.has_magic(key):
         literal = re.split(r"[*?\[]", key)[0]
         pattern = re.compile(glob_translate(key))
