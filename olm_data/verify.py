@@ -2,19 +2,24 @@
 
     manifest -> each shard (verify_shard.py) -> manifest rebuilt from the records and compared
              -> plan and accounts of inputs -> tokenizer -> round trip of a sample of documents
+             -> with `deep`: a sample against the original text (verify_deep.py)
 
 Each disagreement is a `Finding` (file, field, expected, found) and checking goes on, so that one
-run lists them all. Reads every byte once, in bounded pieces, on all granted cores. Never writes.
+run lists them all. Reads every byte once, in bounded pieces, on all granted cores (hashing lets
+other threads run), or with `sample` a part of them (verify_sample.py). Never writes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -22,25 +27,24 @@ import numpy as np
 
 from olm_data.account import InputAccount, input_digest
 from olm_data.dataset import Dataset
-from olm_data.errors import InputError, OlmError, printable
+from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.manifest import (
     MANIFEST,
     PLAN,
     TOKENIZER,
     VALIDATION,
     Manifest,
-    ShardInfo,
     build_manifest,
     read_manifest,
 )
+from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
-from olm_data.shard import (
-    RECORD,
-    ShardRecord,
-)
+from olm_data.shard import RECORD, Blocks, ShardRecord
 from olm_data.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
+from olm_data.verify_deep import Deep, check_deep
+from olm_data.verify_sample import SamplePlan, check_shard_sample
 from olm_data.verify_shard import (
     ShardResult,
     VerifyReport,
@@ -49,32 +53,64 @@ from olm_data.verify_shard import (
     read_or_report,
 )
 
+REMOTE_THREADS = 16
 SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 1 << 20  # longer documents are left out of the round trip
 
 
-def verify(target: str, *, watch: Callable[[int, int], None] | None = None) -> VerifyReport:
+Watch = Callable[[int, int], None]
+"""`watch(read, total)`: bytes of the token files of one dataset; called from many threads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How much to look at.
+
+    Attributes:
+        sample: share of the token blocks to read, or None for every byte.
+        seed: which blocks.
+        deep: what to compare with the original text, or None.
+        watch: told how far it is.
+    """
+
+    sample: Fraction | None = None
+    seed: int = 0
+    deep: Deep | None = None
+    watch: Watch | None = None
+
+
+def verify(
+    target: str,
+    *,
+    sample: Fraction | None = None,
+    seed: int = 0,
+    deep: Deep | None = None,
+    watch: Watch | None = None,
+) -> VerifyReport:
     """Verify a dataset (folder or URL) or a mixture lock (a `.json` file).
 
     Args:
+        sample: share of the token blocks to read, above 0 and below 1; None reads every byte.
+        seed: which blocks a sample takes.
+        deep: also compare with the original text, as it says.
         watch: called with (bytes read, bytes in all) as work goes on.
 
     Raises:
         InputError: there is nothing of the kind at `target`.
+        UsageError: `deep` is asked for and nothing tells where the original text is.
     """
     start = time.monotonic()
-    report = VerifyReport(target)
+    report = VerifyReport(target, sample=None if sample is None else str(sample))
+    how = How(sample=sample, seed=seed, deep=deep, watch=watch)
     if is_lock(target):
-        _verify_lock(target, report, watch)
+        _verify_lock(target, report, how)
     else:
-        _verify_dataset(dataset_root(target), report, watch, top=True)
+        _verify_dataset(dataset_root(target), report, how, top=True)
     report.seconds = time.monotonic() - start
     return report
 
 
-def _verify_lock(
-    target: str, report: VerifyReport, watch: Callable[[int, int], None] | None
-) -> None:
+def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
     from olm_data.mixture import Lock
 
     if not is_remote(target) and not Path(target).is_file():
@@ -88,12 +124,10 @@ def _verify_lock(
         report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
         return
     for dataset in datasets:
-        _verify_dataset(dataset.store.root, report, watch, top=False)
+        _verify_dataset(dataset.store.root, report, how, top=False)
 
 
-def _verify_dataset(
-    root: str, report: VerifyReport, watch: Callable[[int, int], None] | None, *, top: bool
-) -> None:
+def _verify_dataset(root: str, report: VerifyReport, how: How, *, top: bool) -> None:
     store = Store(root)
     try:
         manifest = read_manifest(store)
@@ -106,19 +140,7 @@ def _verify_dataset(
         report.add(store.url(MANIFEST), "content", "an unchanged manifest", error.what)
         return
     report.datasets.append((root, str(manifest.digest)))
-    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
-    read = Counter[str]()
-
-    def seen(count: int) -> None:
-        read["bytes"] += count
-        if watch is not None:
-            watch(read["bytes"], total)
-
-    def check(info: ShardInfo) -> ShardResult:
-        return check_shard(store, manifest, info, seen)
-
-    with ThreadPoolExecutor(granted_cpus()) as pool:
-        results = list(pool.map(check, manifest.shards))
+    results = _check_shards(store, manifest, report, how)
     inside = 0
     for result in results:
         report.findings += result.report.findings
@@ -130,19 +152,66 @@ def _verify_dataset(
     report.shards += len(manifest.shards)
     report.tokens += manifest.totals.tokens
     report.documents += manifest.totals.documents
-    report.bytes_read += read["bytes"]
     if all(result.record for result in results):
         _check_manifest(store, manifest, [r.record for r in results if r.record], report)
     _check_plan(store, manifest, report)
     spec = _check_tokenizer(store, manifest, report)
     if spec is not None and not report.findings:
         _round_trip(Dataset(store, manifest), spec, report)
+        if how.deep is not None and manifest.options.get("split") == "train":
+            check_deep(Dataset(store, manifest), spec, how.deep, report)
     if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
         child = store.child(VALIDATION)
         if not child.exists(MANIFEST):
             report.add(child.url(MANIFEST), "file", "the validation split", "nothing")
             return
-        _verify_dataset(child.root, report, watch, top=False)
+        _verify_dataset(child.root, report, how, top=False)
+
+
+def _check_shards(
+    store: Store, manifest: Manifest, report: VerifyReport, how: How
+) -> list[ShardResult]:
+    """Check all shards, or a sample, on all cores; add the bytes read to the report."""
+    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    plan = None if how.sample is None else SamplePlan(manifest, how.sample, how.seed)
+    asked = total if plan is None else min(total, plan.bytes)
+    lock, read = threading.Lock(), Counter[str]()
+
+    def seen(count: int) -> None:
+        with lock:
+            read["bytes"] += count
+            if how.watch is not None:
+                how.watch(read["bytes"], asked)
+
+    def check(index: int) -> ShardResult:
+        info = manifest.shards[index]
+        if plan is None:
+            result = check_shard(store, manifest, info, seen)
+        else:
+            pieces, whole = plan.pieces[index], bool(plan.whole[index])
+            result = check_shard_sample(store, manifest, info, pieces, whole, seen)
+        if result.record is not None:  # checksums of blocks are most of a record: not kept
+            record = msgspec.structs.replace(result.record[0], blocks=Blocks(0, ""), units=[])
+            result.record = (record, result.record[1])
+        return result
+
+    with ThreadPoolExecutor(_threads(store)) as pool:
+        results = list(pool.map(check, range(len(manifest.shards))))
+    report.bytes_read += read["bytes"]
+    if plan is not None:
+        report.unread_bytes += total - read["bytes"]
+        shards, whole = len(manifest.shards), int(plan.whole.sum())
+        report.notes.append(
+            f"a sample (seed {how.seed}) of {printable(store.root)}: read {read['bytes']:,} of "
+            f"{total:,} bytes of tokens, and ends and document rows of {whole:,} of {shards:,} "
+            "shards; the rest was not read, only its presence and size were checked"
+        )
+    return results
+
+
+def _threads(store: Store) -> int:
+    """Hashing keeps a core busy; a remote store is mostly waited for."""
+    return max(granted_cpus(), REMOTE_THREADS) if store.remote else granted_cpus()
 
 
 def _check_manifest(
@@ -190,20 +259,26 @@ def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
         return
     documents: Counter[int] = Counter()
     parts: dict[int, list[str]] = {}
-    for task in range(tasks):
-        name = f"shard-{task:05d}{RECORD}"
-        found = read_or_report(store, name, report)
-        if found is None:
-            return
+
+    def accounts_of(task: int) -> tuple[VerifyReport, list[InputAccount]]:
+        own, name = VerifyReport(store.root), f"shard-{task:05d}{RECORD}"
         try:
-            units = msgspec.json.decode(found, type=ShardRecord).units
-            accounts = [InputAccount.from_json(unit) for unit in units]
+            found = read_or_report(store, name, own)
+            units = [] if found is None else msgspec.json.decode(found, type=ShardRecord).units
+            return own, [InputAccount.from_json(unit) for unit in units]
         except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
-            report.add(store.url(name), "content", "a commit record", error)
-            return
+            own.add(store.url(name), "content", "a commit record", error)
+            return own, []
+
+    with ThreadPoolExecutor(_threads(store)) as pool:
+        read = list(pool.map(accounts_of, range(tasks)))
+    for own, accounts in read:
+        report.findings += own.findings
         for account in accounts:
             documents[account.input] += account.documents_in
             parts.setdefault(account.input, []).append(account.sha256)
+    if any(own.findings for own, _ in read):
+        return  # without all records, no sum can be right
     for index, item in enumerate(manifest.inputs):
         where = f"{store.url(MANIFEST)} input {item.path}"
         report.add(where, "documents", documents[index], item.documents)
@@ -241,7 +316,11 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         reference = open_reference(spec.encoder_json(strip_special=False), plain=False)
     count = min(SAMPLE_DOCUMENTS, dataset.documents)
     for number in np.linspace(0, dataset.documents - 1, count).astype(int) if count else ():
-        document = dataset.document(int(number))
+        try:
+            document = dataset.document(int(number))
+        except ValidationError as error:  # damage that a sample of the blocks did not meet
+            report.add(error.where or dataset.store.root, "content", "unchanged", error.what)
+            continue
         if document.text_bytes > SAMPLE_BYTES:
             continue
         ids = document.tokens[
@@ -255,3 +334,26 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         if not np.array_equal(again, ids):
             report.add(where, "round trip", f"{len(ids)} ids", f"{len(again)} other ids")
         report.round_trip += 1
+
+
+def report_lines(report: VerifyReport) -> list[str]:
+    """Return the report for people: findings, notes, and one line that sums up."""
+    lines = [str(finding) for finding in report.findings]
+    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"not compared: {line}" for line in report.unproved]
+    state = "verified" if report.sample is None else "looked at a sample of"
+    if not report.ok:
+        state = f"FAILED, {len(report.findings)} findings:"
+    rate = report.bytes_read / max(report.seconds, 1e-9) / 1e6
+    deep = ""
+    if report.deep:
+        deep = (
+            f"{report.deep:,} documents compared with their original text, "
+            f"{report.deep_encoded:,} of them tokenised again; "
+        )
+    lines.append(
+        f"{state} {report.target}: {report.tokens:,} tokens, {report.documents:,} documents, "
+        f"{report.shards:,} shards in {len(report.datasets)} datasets; {report.round_trip} "
+        f"documents decoded and encoded again; {deep}{duration(report.seconds)}, {rate:,.0f} MB/s"
+    )
+    return lines

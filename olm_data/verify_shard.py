@@ -60,8 +60,14 @@ class VerifyReport:
         findings: all disagreements; empty means verified.
         notes: facts worth knowing that are no faults.
         datasets: (place, digest) of each dataset checked.
-        shards, tokens, documents, bytes_read: how much was checked.
+        shards, tokens, documents: how much there is.
+        bytes_read: bytes of token files read.
+        sample: share of the token blocks that was asked for, as a fraction, or None for all.
+        unread_bytes: bytes of token files that were not read, because only a sample was asked for.
         round_trip: documents decoded and encoded again.
+        deep: documents whose original text was read again and compared by content hash.
+        deep_encoded: of these, the ones encoded again and compared id by id.
+        unproved: inputs that `--deep` could not compare with, and why: gone, or changed.
         seconds: wall time.
     """
 
@@ -73,7 +79,12 @@ class VerifyReport:
     tokens: int = 0
     documents: int = 0
     bytes_read: int = 0
+    sample: str | None = None
+    unread_bytes: int = 0
     round_trip: int = 0
+    deep: int = 0
+    deep_encoded: int = 0
+    unproved: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -93,6 +104,8 @@ class VerifyReport:
 
 @dataclass
 class ShardResult:
+    """What the checks of one shard found; `record` is None where it cannot be read."""
+
     report: VerifyReport
     record: tuple[ShardRecord, str] | None = None
     eos_inside: int = 0
@@ -108,10 +121,10 @@ def check_shard(
     result = ShardResult(VerifyReport(info.name))
     report = result.report
     try:
-        result.record = _check_record(store, manifest, info, report)
-        ends = _check_ends(store, info, report)
+        result.record = check_record(store, manifest, info, report)
+        ends = check_ends(store, info, report)
         _check_tokens(store, manifest, info, ends, result, seen)
-        _check_docs(store, manifest, info, report)
+        check_docs(store, manifest, info, report)
         if ends is not None and result.record is not None:
             windows = window_counts(ends)
             report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
@@ -122,7 +135,7 @@ def check_shard(
     return result
 
 
-def _check_record(
+def check_record(
     store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport
 ) -> tuple[ShardRecord, str] | None:
     url = store.url(info.name + RECORD)
@@ -145,13 +158,13 @@ def _check_record(
     return record, digest
 
 
-def _check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
+def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
     url = store.url(info.name + ENDS)
     data = read_or_report(store, info.name + ENDS, report)
     if data is None:
         return None
     report.add(url, "sha256", info.sha256.get("ends"), hashlib.sha256(data).hexdigest())
-    if not _header_fits(url, data, np.dtype(np.uint64), info.documents, report):
+    if not header_fits(url, data, np.dtype(np.uint64), info.documents, report):
         return None
     ends = np.frombuffer(data, "<u8", offset=HEADER_BYTES)
     if len(ends) and (ends[0] == 0 or bool((ends[1:] <= ends[:-1]).any())):
@@ -185,16 +198,17 @@ def _check_tokens(
         seen(len(piece))
         sha256.update(piece)
         if block:
-            crc32 += [zlib.crc32(piece[i : i + block]) for i in range(0, len(piece), block)]
+            view = memoryview(piece)  # slices without copies
+            crc32 += [zlib.crc32(view[i : i + block]) for i in range(0, len(view), block)]
         ids = np.frombuffer(piece, dtype)
         if position < 0:
-            _header_fits(url, piece, dtype, info.tokens, report, size=False)
+            header_fits(url, piece[:HEADER_BYTES], dtype, info.tokens, report, size=False)
             ids, position = ids[-position:], 0
         if len(ids):
             largest = max(largest, int(ids.max()))
         if eos is not None and ends is not None:
             is_eos = ids == eos
-            eos_count += int(is_eos.sum())
+            eos_count += int(np.count_nonzero(is_eos))
             low, high = np.searchsorted(ends, [position + 1, position + len(ids) + 1])
             eos_at_ends += int(is_eos[ends[low:high].astype(np.int64) - 1 - position].sum())
         position += len(ids)
@@ -219,10 +233,11 @@ def _check_tokens(
         report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
     if eos is not None and ends is not None:
         report.add(url, f"documents ending in EOS {eos}", len(ends), eos_at_ends)
-        result.eos_inside = eos_count - eos_at_ends
+        at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
+        result.eos_inside = eos_count - eos_at_ends - at_starts
 
 
-def _check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport) -> None:
+def check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport) -> None:
     url = store.url(info.name + DOCS)
     data = read_or_report(store, info.name + DOCS, report)
     if data is None:
@@ -231,14 +246,16 @@ def _check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: Verif
     report.add(url, "sha256", info.sha256.get("docs"), digest)
     if digest != info.sha256.get("docs"):
         return  # damaged pages are not worth parsing
+    base = docs_schema()
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        file = pq.ParquetFile(pa.BufferReader(data))
+        names = file.schema_arrow.names[: len(base)]
+        report.add(url, "columns", base.names, names)
+        if names != base.names:
+            return
+        table = file.read(columns=["input", "text_bytes", "content_hash"])
     except (pa.ArrowException, OSError) as error:
         report.add(url, "content", "a parquet file", error)
-        return
-    base = docs_schema()
-    report.add(url, "columns", base.names, table.column_names[: len(base)])
-    if table.column_names[: len(base)] != base.names:
         return
     report.add(url, "rows", info.documents, table.num_rows)
     sizes = table["text_bytes"].to_numpy()
@@ -256,7 +273,7 @@ def _check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: Verif
         report.add(url, "documents whose content hash is of the validation split", wanted, below)
 
 
-def _header_fits(
+def header_fits(
     url: str,
     data: bytes,
     dtype: np.dtype[Any],

@@ -3,50 +3,81 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
 
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
 
 
 @click.command()
 @click.argument("target", metavar="DIR|LOCK")
+@click.option("--sample", help="A quick look: the share of the token blocks to read, such as 1%.")
+@click.option("--seed", type=click.IntRange(0), help="Which blocks and shards.  [default: 0]")
+@click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
+@click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
-def verify(ctx: click.Context, target: str, as_json: bool) -> None:
+def verify(
+    ctx: click.Context,
+    target: str,
+    sample: str | None,
+    seed: int | None,
+    deep: bool,
+    root: str | None,
+    as_json: bool,
+) -> None:
     """Check every byte of a dataset, or of all datasets of a lock, against its digests.
 
     \b
     olm-data verify ./tokens/books
+    olm-data verify s3://bucket/tokens/web --sample 1%        a quick look
+    olm-data verify ./tokens/books --deep --root ./books      compare with the text, too
     olm-data verify manifest.lock.json
     """
     from olm_data import verify as verb
-    from olm_data.progress import Progress, duration
+    from olm_data.progress import Progress
+    from olm_data.tokenize_request import parse_share
+    from olm_data.verify_deep import DEFAULT_SHARE, Deep
 
+    share = None if sample is None else parse_share(sample, "--sample")
+    if share == 0:
+        raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
+    if root is not None and not deep:
+        raise UsageError("--root is for --deep", fix="add --deep, or leave --root out")
+    if seed is not None and share is None and not deep:
+        raise UsageError("--seed is for --sample and --deep", fix="add one of them")
+    asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0) if deep else None
     with Progress("verify") as progress:
         report = verb.verify(
             target,
+            sample=share,
+            seed=seed or 0,
+            deep=asked,
             watch=lambda read, total: progress.update(
-                read / max(total, 1), f"{read / max(progress.seconds, 1e-9) / 1e6:,.0f} MB/s"
+                read / max(total, 1),
+                [
+                    f"{read / max(progress.seconds, 1e-9) / 1e6:,.0f} MB/s",
+                    f"{read / 1e9:,.2f} of {total / 1e9:,.2f} GB",
+                ],
             ),
         )
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=1))
     else:
-        for finding in report.findings:
-            click.echo(str(finding))
-        for note in report.notes:
-            click.echo(f"note: {note}")
-        state = "verified" if report.ok else f"FAILED, {len(report.findings)} findings:"
-        rate = report.bytes_read / max(report.seconds, 1e-9) / 1e6
-        click.echo(
-            f"{state} {target}: {report.tokens:,} tokens, {report.documents:,} documents, "
-            f"{report.shards:,} shards in {len(report.datasets)} datasets; {report.round_trip} "
-            f"documents decoded and encoded again; {duration(report.seconds)}, {rate:,.0f} MB/s"
-        )
+        click.echo("\n".join(verb.report_lines(report)))
     if not report.ok:
         click.echo(
             "next: restore the files named above from a copy, or tokenise again into a new output",
             err=True,
         )
         ctx.exit(ValidationError.exit_code)
+    if report.unproved:
+        click.echo(
+            "next: say --root FOLDER if the text was moved; the dataset itself is sound", err=True
+        )
+        ctx.exit(InputError.exit_code)
+    if report.sample is not None:
+        click.echo(f"next: olm-data verify {shlex.quote(target)}   reads every byte", err=True)
+    elif not target.endswith(".json"):
+        click.echo(f"next: olm-data stats {shlex.quote(target)}", err=True)
