@@ -11,6 +11,10 @@ On the same text, in the same run, with the same number of processes:
 
 Text is the files under --corpus (.py, .md, .rst, .txt, .jsonl.zst, .jsonl.gz, .json.gz, .parquet;
 default: the Python standard library), repeated to the size asked for. Prints medians and ratios.
+
+    python benchmarks/bench_tokenize.py --peers --tokenizer gpt2/tokenizer.json --megabytes 20
+
+With --peers: other tools beside ours; see peers/driver.py for what is measured and how.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from peers import driver
 
 from olm_data.dataset import Dataset
 from olm_data.encoders import ENCODERS, make_encoder
@@ -50,18 +55,22 @@ PARTS = 16  # files of each kind: a compressed file is read by one process
 def corpus(folder: Path) -> Iterator[str]:
     """Yield the texts of every readable file under `folder`, installed packages left out."""
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if "site-packages" in path.relative_to(folder).parts:
-            continue
-        if path.suffix in (".py", ".md", ".rst", ".txt"):
-            text = path.read_bytes().decode("utf-8", "replace")
-            if text.strip():
-                yield text
-        elif path.name.endswith((".jsonl.zst", ".jsonl.gz", ".json.gz", ".parquet")):
-            names = pq.read_schema(path).names if path.suffix == ".parquet" else []
-            column = "content" if "content" in names else "text"
-            source = resolve_source([str(path)], text_column=column)
-            for batch in read_source(source):
-                yield from (batch.text(k) for k in range(batch.documents))
+        if "site-packages" not in path.relative_to(folder).parts:
+            yield from texts_of(path)
+
+
+def texts_of(path: Path) -> Iterator[str]:
+    """Yield the texts of one file; nothing for a file of another kind."""
+    if path.suffix in (".py", ".md", ".rst", ".txt"):
+        text = path.read_bytes().decode("utf-8", "replace")
+        if text.strip():
+            yield text
+    elif path.name.endswith((".jsonl.zst", ".jsonl.gz", ".json.gz", ".parquet")):
+        names = pq.read_schema(path).names if path.suffix == ".parquet" else []
+        column = "content" if "content" in names else "text"
+        source = resolve_source([str(path)], text_column=column)
+        for batch in read_source(source):
+            yield from (batch.text(k) for k in range(batch.documents))
 
 
 def read_source(source: Any) -> Iterator[DocumentBatch]:
@@ -185,14 +194,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--corpus", type=Path, default=Path(sysconfig.get_path("stdlib")))
+    parser.add_argument("--corpus", type=Path)
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json")
     parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--encoder", choices=["hf", "gigatoken"], default="hf")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--runs", type=int, default=3)
+    driver.add_options(parser)
     args = parser.parse_args()
-    base = list(corpus(args.corpus))
+    if args.peers:
+        raise SystemExit(driver.run_peers(args, texts_of))
+    base = list(corpus(args.corpus or Path(sysconfig.get_path("stdlib"))))
     size = sum(len(t.encode()) for t in base)
     texts = (base * -(-args.megabytes * 10**6 // size))[
         : -(-len(base) * args.megabytes * 10**6 // size)

@@ -1,0 +1,207 @@
+"""The pure parts of `bench_tokenize.py --peers`: corpora, the comparison of ids, output readers."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+TEXT = (
+    "It was a bright cold day. Ž 生 and the clocks\n\n\twere striking thirteen; 👍 so they say. "
+    * 40
+)
+
+
+@pytest.fixture(scope="module")
+def peers(repository: Path) -> Any:
+    """Importer of the modules under benchmarks/peers."""
+    sys.path.insert(0, str(repository / "benchmarks"))
+    yield lambda name: importlib.import_module(f"peers.{name}")
+    sys.path.remove(str(repository / "benchmarks"))
+
+
+def test_a_corpus_is_the_same_each_time_and_has_the_size_and_the_lengths_asked_for(
+    peers: Any,
+) -> None:
+    corpora = peers("corpora")
+    for mean in (50, 200, 3000):
+        texts = list(corpora.documents(TEXT, mean, 30_000))
+        assert texts == list(corpora.documents(TEXT, mean, 30_000))
+        sizes = [len(t.encode()) for t in texts]
+        assert 30_000 <= sum(sizes) < 30_000 + 1.5 * mean + 4
+        assert 0.8 * mean < np.mean(sizes) < 1.2 * mean
+        assert max(sizes) < 1.5 * mean + 4
+        assert all(t and t == t.strip() for t in texts)
+
+
+def test_the_first_pass_is_the_text_itself_and_later_passes_bring_new_words(peers: Any) -> None:
+    corpora = peers("corpora")
+    points = np.frombuffer(TEXT.encode("utf-32-le"), np.uint32)
+    assert corpora.altered(points, 0) == TEXT
+    later = [corpora.altered(points, turn) for turn in (1, 2)]
+    assert later[0] != later[1]
+    for text in later:
+        assert sorted(text) == sorted(TEXT)
+        assert set(text.split()) - set(TEXT.split())
+
+
+@given(st.text(max_size=50))
+def test_utf8_reach_counts_bytes(peers: Any, text: str) -> None:
+    reach = peers("corpora").utf8_reach(text)
+    assert reach.tolist() == [len(text[:k].encode()) for k in range(len(text) + 1)]
+
+
+def test_text_that_is_all_white_space_makes_no_corpus(peers: Any) -> None:
+    with pytest.raises(ValueError, match="no text"):
+        next(peers("corpora").documents(" \n", 200, 1000))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.zst", "parquet"])
+def test_part_files_hold_every_document_once(peers: Any, tmp_path: Path, kind: str) -> None:
+    import pyarrow.parquet as pq
+
+    texts = [f"document {k}" for k in range(21)]
+    rows = []
+    paths = peers("corpora").write_parts(texts, kind, tmp_path)
+    assert len(paths) == 16
+    for path in paths:
+        if kind == "parquet":
+            rows += pq.read_table(path).to_pylist()
+        else:
+            data = Path(path).read_bytes()
+            data = zstandard.decompress(data) if kind == "jsonl.zst" else data
+            rows += [json.loads(line) for line in data.splitlines()]
+    assert {int(row["id"]): row["text"] for row in rows} == dict(enumerate(texts))
+
+
+DOCUMENTS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=8)
+
+
+def part(documents: list[list[int]], *, before: Any = (), after: Any = ()) -> Any:
+    """One part of a peer's output, with ids put before and after each document."""
+    whole = [[*before, *document, *after] for document in documents]
+    ids = np.array([i for document in whole for i in document], np.uint16)
+    return ids, np.cumsum([len(document) for document in whole], dtype=np.int64)
+
+
+@given(DOCUMENTS, st.randoms())
+@settings(max_examples=50)
+def test_bos_eos_parts_and_order_make_no_difference(
+    peers: Any, documents: list[list[int]], random: Any
+) -> None:
+    compare = peers("compare")
+    borders = frozenset({0, 77})
+    ours = compare.fingerprint([part(documents, after=[0])], borders)
+    assert ours.tokens == sum(map(len, documents))
+    theirs = compare.fingerprint([part([d], before=[77]) for d in documents], borders)
+    assert compare.compare(ours, theirs) == compare.Verdict(True, "equal, same order")
+    shuffled = random.sample(documents, len(documents))
+    other = compare.fingerprint([part(shuffled)], borders)
+    assert compare.compare(ours, other).equal
+
+
+@given(DOCUMENTS, st.data())
+@settings(max_examples=50)
+def test_one_wrong_id_a_lost_a_doubled_or_a_cut_document_is_found(
+    peers: Any, documents: list[list[int]], data: Any
+) -> None:
+    compare = peers("compare")
+    ours = compare.fingerprint([part(documents)], frozenset({0}))
+    k = data.draw(st.integers(0, len(documents) - 1))
+    wrong = [list(d) for d in documents]
+    wrong[k][data.draw(st.integers(0, len(wrong[k]) - 1))] += 10
+    joined = [*documents[:k], *documents[k + 1 :], documents[k] * 2]
+    for bad in (wrong, documents[:k] + documents[k + 1 :], [*documents, documents[k]], joined):
+        verdict = compare.compare(ours, compare.fingerprint([part(bad)], frozenset({0})))
+        assert not verdict.equal
+        assert verdict.text.startswith("DIFFER")
+
+
+def test_ends_that_do_not_cover_the_ids_are_refused(peers: Any) -> None:
+    ids, ends = part([[1, 2], [3]])
+    for bad in (ends[:-1], ends + 1, ends[::-1]):
+        with pytest.raises(ValueError, match="do not cover"):
+            peers("compare").fingerprint([(ids, bad)], frozenset())
+
+
+def test_a_stream_without_ends_is_cut_after_each_eos(peers: Any) -> None:
+    ids = np.array([5, 6, 0, 7, 0, 8], np.uint16)
+    assert peers("base").cut_at_eos(ids, 0)[1].tolist() == [3, 5, 6]
+    assert peers("base").cut_at_eos(ids[:0], 0)[1].tolist() == []
+
+
+def test_memory_is_that_of_the_whole_process_tree(peers: Any) -> None:
+    child = "b = bytearray(64 << 20); print('filled', flush=True); input()"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"filled\n"
+        sampler = peers("measure").TreeSampler(process.pid)
+        sampler.sample()
+        process.communicate(b"\n")
+    assert 64 << 20 < sampler.memory < 256 << 20
+    assert 64 << 20 < sampler.rss < 256 << 20
+
+
+def test_a_command_is_timed_with_its_exit_code_and_killed_past_the_limit(
+    peers: Any, tmp_path: Path
+) -> None:
+    run = peers("measure").run
+    failing = [sys.executable, "-c", "print('oh no'); raise SystemExit(3)"]
+    usage = run(failing, environment={}, folder=tmp_path, limit=60)
+    assert (usage.code, usage.tail) == (3, "oh no\n")
+    waiting = [sys.executable, "-c", "import signal; signal.pause()"]
+    assert run(waiting, environment={}, folder=tmp_path, limit=0.2).code < 0
+
+
+def test_a_peer_without_its_package_says_why(peers: Any) -> None:
+    environments, base = peers("environments"), peers("base")
+    peer = base.Peer(
+        name="broken",
+        package="no-such-package-here",
+        formats=("jsonl",),
+        command=base.module_command("none"),
+        read=lambda output, task: iter(()),
+        lacks="everything",
+    )
+    with pytest.raises(environments.NotInstalled, match="no-such-package-here is not in this"):
+        environments.version_of(peer, Path(sys.executable))
+    assert environments.last_line("fine\nValueError: no\nbye") == "ValueError: no"
+
+
+def test_one_run_compares_ours_with_the_bare_loop_and_says_what_it_did_not_measure(
+    repository: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "text.txt").write_text(TEXT * 3)
+    done = subprocess.run(
+        [
+            *(sys.executable, "benchmarks/bench_tokenize.py", "--peers", "--megabytes", "1"),
+            *("--tokenizer", str(tiny_tokenizer), "--corpus", str(tmp_path / "corpus")),
+            *("--corpora", "prose,multilingual", "--runs", "1", "--workers", "1"),
+            *("--only", "olm-gigatoken,bare-gigatoken"),
+        ],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = {line.split()[0]: line for line in done.stdout.splitlines() if line.strip()}
+    assert "the reference" in table["olm-gigatoken"]
+    assert "equal" in table["bare-gigatoken"]
+    assert "multilingual, web: not measured" in done.stdout
