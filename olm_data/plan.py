@@ -98,6 +98,32 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}"
 
 
+def parse_tasks(text: str) -> list[int]:
+    """Return the task numbers, ascending, that `3-7,9` spells.
+
+    Raises:
+        UsageError: it spells none.
+    """
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UsageError(f"{part!r} is not a range of tasks", fix="write 3-7,9")
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(found)
+
+
+def spell_tasks(tasks: Sequence[int]) -> str:
+    """Return ascending task numbers in the spelling of `parse_tasks`; "" for none."""
+    spans: list[list[int]] = []
+    for task in tasks:
+        if spans and task == spans[-1][1] + 1:
+            spans[-1][1] = task
+        else:
+            spans.append([task, task])
+    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run will do, as plain JSON values.
@@ -150,6 +176,25 @@ class Plan:
             "digest": self.digest,
         }
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_json` wrote.
+
+        Raises:
+            ValueError: it is no plan of this version, or its digest is not that of its content.
+        """
+        if (value.get("format"), value.get("version")) != ("olm-plan", PLAN_VERSION):
+            raise ValueError(f"not a plan of version {PLAN_VERSION}")
+        plan = _with_digest(
+            value["settings"],
+            value["inputs"],
+            value["units"],
+            tuple((start, stop) for start, stop in value["tasks"]),
+        )
+        if plan.digest != value["digest"]:
+            raise ValueError("its digest is not that of its content")
+        return plan
+
     def differences(self, stored: Mapping[str, Any]) -> list[str]:
         """Return one sentence for each way this plan differs from a stored one; [] when none does.
 
@@ -197,7 +242,15 @@ def make_plan(
         units: `[input, start, stop, bytes]` in input order.
         target: wanted bytes of text a task.
     """
-    tasks = group([unit[3] for unit in units], target)
+    return _with_digest(settings, inputs, units, group([unit[3] for unit in units], target))
+
+
+def _with_digest(
+    settings: Mapping[str, Any],
+    inputs: Sequence[Mapping[str, Any]],
+    units: Sequence[Sequence[int]],
+    tasks: tuple[tuple[int, int], ...],
+) -> Plan:
     identity = {
         "version": PLAN_VERSION,
         "settings": dict(settings),

@@ -6,7 +6,8 @@ because fsspec publishes a partial object when the body of `with fs.open(url, "w
     local:   temporary file -> fsync(file) -> rename | link -> fsync(directory)
     remote:  local file -> upload -> size and checksum of what arrived -> done
 
-Never: list a directory to find data (manifests name everything), hold state between calls.
+Never: list a directory to find data (manifests and plans name everything; a listing tells only
+which of these names are there), hold state between calls.
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ from olm_data.s3 import Bucket, split_url
 
 LOCK_NAME = ".lock"
 STAGING_PREFIX = ".staging-"
+WORKER_PREFIX = ".worker-"
+"""Staging folders of workers that an earlier parent may have left at work: kept by `exclusive`
+until its end."""
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
     """Whether `url` names remote storage (`s3://...`) rather than a local path."""
     text = os.fspath(url)
     return "://" in text and not text.startswith("file://")
+
+
+def absolute(url: str) -> str:
+    """Return `url` as processes in other folders and on other machines name it."""
+    return url if is_remote(url) else os.path.abspath(url.removeprefix("file://"))
 
 
 class Entry(NamedTuple):
@@ -51,13 +60,21 @@ class Store:
         root: local path or `s3://bucket/prefix` of the folder; it is created by the first write.
         single_writer: nobody else writes here, so `create` may look first and then write: for a
             store that does not honour conditional writes.
+        staging_prefix: start of the names of local folders for unfinished files.
 
     Raises:
         UsageError: the URL is of another kind of storage, or holds credentials.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, single_writer: bool = False) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        single_writer: bool = False,
+        staging_prefix: str = STAGING_PREFIX,
+    ) -> None:
         text = os.fspath(root)
+        self.staging_prefix = staging_prefix
         self.root = text.removeprefix("file://").rstrip("/") or "/"
         self.remote = is_remote(text)
         self.single_writer = single_writer
@@ -72,7 +89,11 @@ class Store:
             self.bucket = Bucket(bucket)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Store, single_writer=self.single_writer), (self.root,)
+        return partial(Store, **self._options), (self.root,)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"single_writer": self.single_writer, "staging_prefix": self.staging_prefix}
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
@@ -87,7 +108,7 @@ class Store:
 
     def child(self, name: str) -> Store:
         """Return the store of a sub-folder."""
-        return Store(self.url(name), single_writer=self.single_writer)
+        return Store(self.url(name), **self._options)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """Return bytes [start, stop) of `name`, all of them by default.
@@ -151,6 +172,26 @@ class Store:
                         relative = str(path.relative_to(self.root))
                         entries.append(Entry(relative, stat.st_size, stat.st_mtime))
         return sorted(entries)
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the sizes of the files right in this folder whose names start with `prefix`.
+
+        A remote store is asked once for each 1,000 files below the prefix, sub-folders included.
+        """
+        if self.remote:
+            cut = len(self.key(""))
+            found = {o.key[cut:]: o.size for o in self.bucket.list(self.key(prefix))}
+            return {name: size for name, size in found.items() if "/" not in name}
+        with io_errors(self.root):
+            return _sizes_in_folder(self.root, prefix)
+
+    def clear(self) -> None:
+        """Remove this folder and all in it, if it is there."""
+        if self.remote:
+            for entry in self.entries():
+                self.delete(entry.name)
+        else:
+            shutil.rmtree(self.root, ignore_errors=True)
 
     def delete(self, name: str) -> None:
         """Delete `name`; what is not there is no error."""
@@ -229,7 +270,7 @@ class Store:
                 folder = Path(tempfile.mkdtemp(prefix="olm-"))
             else:
                 _make_folder(self.root)
-                folder = Path(tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=self.root))
+                folder = Path(tempfile.mkdtemp(prefix=self.staging_prefix, dir=self.root))
         try:
             yield folder
         finally:
@@ -252,16 +293,32 @@ class Store:
             _make_folder(self.root)
             handle = _lock(self.url(LOCK_NAME))
         try:
-            self._clear_staging()
+            self._clear_staging(STAGING_PREFIX)
             yield
         finally:
-            self._clear_staging()
+            self._clear_staging(STAGING_PREFIX)
+            self._clear_staging(WORKER_PREFIX)
             os.unlink(self.url(LOCK_NAME))
             os.close(handle)
 
-    def _clear_staging(self) -> None:
-        for stale in Path(self.root).glob(STAGING_PREFIX + "*"):
+    def clear_staging(self) -> None:
+        """Remove what killed processes left of staging folders with this store's prefix."""
+        if not self.remote:
+            self._clear_staging(self.staging_prefix)
+
+    def _clear_staging(self, prefix: str) -> None:
+        for stale in Path(self.root).glob(prefix + "*"):
             shutil.rmtree(stale, ignore_errors=True)
+
+
+def _sizes_in_folder(folder: str, prefix: str) -> dict[str, int]:
+    found = {}
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(prefix) and entry.is_file():
+                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                    found[entry.name] = entry.stat().st_size
+    return found
 
 
 @contextlib.contextmanager

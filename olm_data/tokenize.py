@@ -1,6 +1,7 @@
 """`olm-data tokenize`: text becomes a dataset, once, whatever interrupts it.
 
-    source + tokenizer -> plan -> plan.json (first) -> tasks on a runner -> accounts checked
+    source + tokenizer -> plan -> plan.json (first) -> tokenizer.json, job.json
+                       -> tasks on a runner, heartbeats in run/ -> accounts checked
                        -> manifest of the validation split -> manifest.json (last, conditional)
 
 Everything that decides bytes is in the plan. A run that finds a plan.json of the same digest goes
@@ -30,6 +31,7 @@ from olm_data.errors import (
     ValidationError,
     printable,
 )
+from olm_data.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.manifest import MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.progress import Progress
@@ -38,7 +40,8 @@ from olm_data.run_progress import RunProgress
 from olm_data.runners.base import Count, Runner
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
-from olm_data.store import Store
+from olm_data.store import Store, absolute
+from olm_data.stored_job import write_job
 from olm_data.tokenize_job import TaskResult, TokenizeJob, committed
 from olm_data.tokenize_request import BadBudget, Request
 
@@ -178,13 +181,17 @@ def make_shards(
         encoder=proof.encoder,
         special=request.special,
         holdout=request.holdout_below,
-        output=store.root,
+        output=absolute(store.root),
     )
+    write_job(job, plan_name)
     results = _finished(plan, splits)
     kept = len(results)
     if kept:
         progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
-    counts, seconds = _run(job, plan, runner, results, progress)
+    forget_ended(store)
+    with Heartbeat(store, PARENT, note=progress.note) as heartbeat:
+        counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress)
+    store.child(RUN).clear()
     ordered = [results[task] for task in range(len(plan.tasks))]
     accounts = [
         InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units

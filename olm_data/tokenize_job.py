@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +36,7 @@ from olm_data.runners.base import Report
 from olm_data.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord, ShardWriter
 from olm_data.sources import current_revision
 from olm_data.sources.base import InputFile, ReadOptions, Unit
-from olm_data.store import Store
+from olm_data.store import STAGING_PREFIX, WORKER_PREFIX, Store
 from olm_data.tokenizer import TokenizerSpec
 
 
@@ -63,7 +64,9 @@ class TokenizeJob:
         encoder: name of the encoder plug-in, already chosen.
         special: what to do with text that spells a special token.
         holdout: a document is held out if its content hash (uint64) is below this; 0 for none.
-        output: root of the dataset's store.
+        output: root of the dataset's store; an absolute path if it is local.
+        worker: name of the process that runs tasks beside the parent, or None in the parent's own
+            processes. Not part of what is stored.
     """
 
     plan: Plan
@@ -74,18 +77,63 @@ class TokenizeJob:
     special: SpecialPolicy
     holdout: int
     output: str
+    worker: str | None = None
 
     @cached_property
     def text_encoder(self) -> TextEncoder:
         """The encoder, made once a process."""
         return make_encoder(self.encoder, self.tokenizer, self.special)
 
+    @cached_property
+    def splits(self) -> list[Store]:
+        """The stores of the splits: train, and validation if something is held out."""
+        prefix = STAGING_PREFIX if self.worker is None else f"{WORKER_PREFIX}{self.worker}~"
+        store = Store(self.output, staging_prefix=prefix)
+        return [store] if self.holdout == 0 else [store, store.child(VALIDATION)]
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "text_encoder"}
+        cached = ("text_encoder", "splits")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all that a worker elsewhere needs beside plan.json and tokenizer.json."""
+        return {
+            "plan": self.plan.digest,
+            "inputs": [item.to_json() for item in self.inputs],
+            "read": self.read.to_json() | {"batch_bytes": self.read.batch_bytes},
+            "tokenizer": self.tokenizer.to_json(),
+            "encoder": self.encoder,
+            "special": self.special,
+            "holdout": self.holdout,
+        }
+
+    @classmethod
+    def from_json(
+        cls, value: Mapping[str, Any], *, plan: Plan, tokenizer_json: bytes, output: str
+    ) -> TokenizeJob:
+        """Return the job that `to_json` described.
+
+        Raises:
+            ValidationError: the tokenizer is another one than the job's.
+        """
+        return cls(
+            plan=plan,
+            inputs=tuple(InputFile.from_json(item) for item in value["inputs"]),
+            read=ReadOptions.from_json(value["read"]),
+            tokenizer=TokenizerSpec.from_json(value["tokenizer"], tokenizer_json),
+            encoder=value["encoder"],
+            special=value["special"],
+            holdout=value["holdout"],
+            output=output,
+        )
 
     def describe(self, task: int) -> str:
         """Return the task's inputs in words."""
         return self.plan.describe(task)
+
+    def finished(self, task: int) -> TaskResult | None:
+        """Return what some process has committed of the task, or None. See `committed`."""
+        return committed(self.plan, task, self.splits)
 
     def run(self, task: int, report: Report) -> TaskResult:
         """Write the task's shards. See `runners.base.Job.run`.
@@ -96,8 +144,7 @@ class TokenizeJob:
         pa.set_cpu_count(1)  # parallelism is the runner's
         start, stop = self.plan.tasks[task]
         units = [Unit.from_json(list(unit)) for unit in self.plan.units[start:stop]]
-        store = Store(self.output)
-        splits = [store] if self.holdout == 0 else [store, store.child(VALIDATION)]
+        splits = self.splits
         with ExitStack() as stack:
             writers = [
                 ShardWriter(

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.canonical import digest
-from olm_data.errors import InputError, UsageError, suggest
+from olm_data.errors import InputError, UsageError, ValidationError, suggest
 from olm_data.hub import hub_file
 
 if TYPE_CHECKING:
@@ -141,6 +141,44 @@ class TokenizerSpec:
             "eos": self.eos,
             "special": special,
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` needs beside the bytes of the `tokenizer.json`."""
+        return {
+            "name": self.name,
+            "sha256": self.sha256,
+            "probe_sha256": self.probe_sha256,
+            "eos_token": self.eos_token,
+            "bos_token": self.bos_token,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], json_bytes: bytes) -> TokenizerSpec:
+        """Return the spec that `to_json` described, proved on this machine.
+
+        Raises:
+            ValidationError: the file is another one, or the library here reads it differently.
+        """
+        spec = spec_from_bytes(
+            json_bytes,
+            name=value["name"],
+            eos=value["eos_token"] or "none",
+            bos=value["bos_token"] or "none",
+        )
+        if spec.sha256 != value["sha256"]:
+            raise ValidationError(
+                "this is not the tokenizer the run began with",
+                where=value["name"],
+                fix="run the whole tokenize command again",
+            )
+        if spec.probe_sha256 != value["probe_sha256"]:
+            raise ValidationError(
+                "the tokenizers library of this machine gives other ids than the run began with",
+                where=value["name"],
+                why="its shards would not fit the others",
+                fix="install the same version of tokenizers everywhere",
+            )
+        return spec
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "reference"}
