@@ -158,7 +158,10 @@ class TokenizeJob:
                 for split in splits
             ]
             quarantine = Quarantine(
-                store, self.plan.shard(task), self.inputs, stack.enter_context(store.staging())
+                splits[0],
+                self.plan.shard(task),
+                self.inputs,
+                stack.enter_context(splits[0].staging()),
             )
             try:
                 pipeline = Pipeline(
