@@ -9,9 +9,7 @@ Reads JSON, arrays and the run's logs; never torch, never the network. Pictures 
 from __future__ import annotations
 
 import html
-import io
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -19,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import InputError
 from olm_data.mixture import Lock
+from olm_data.page import COLOURS, colours, section, svg, table, write_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LENGTH_SAMPLE_SHARDS = 16  # document lengths are drawn from at most this many shards a source
-COLOURS = ("#2f6fdb", "#e07b39", "#3a9d6e", "#b0489c", "#7a6ff0", "#c2a21b", "#4fb3bf", "#c94f4f")
 
 
 @dataclass
@@ -90,19 +88,12 @@ def write_report(lock_path: str, run: str | None, output: str) -> Path:
     sections = [_mixture_section(lock), _length_section(lock)]
     if log is not None:
         sections += [_training_section(log), _speed_section(log), _sample_section(log)]
-    page = _PAGE.format(
-        title=html.escape(f"olm report: {Path(run or lock_path).name}"),
-        facts=_facts(lock, log),
-        body="\n".join(section for section in sections if section),
+    return write_page(
+        output, f"olm report: {Path(run or lock_path).name}", _facts(lock, log), sections
     )
-    path = Path(output)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
-    return path
 
 
-def _facts(lock: Lock, log: RunLog | None) -> str:
+def _facts(lock: Lock, log: RunLog | None) -> list[tuple[str, str]]:
     facts = [
         ("sources", f"{len(lock.sources)}"),
         ("rows planned", f"{lock.total_rows:,}"),
@@ -115,8 +106,7 @@ def _facts(lock: Lock, log: RunLog | None) -> str:
         _, loss = log.series("train/CE loss")
         if loss:
             facts.append(("last loss", f"{loss[-1]:.3f}"))
-    cells = (f"<div><b>{html.escape(v)}</b><span>{html.escape(k)}</span></div>" for k, v in facts)
-    return "".join(cells)
+    return facts
 
 
 def _mixture_section(lock: Lock) -> str:
@@ -151,9 +141,9 @@ def _mixture_section(lock: Lock) -> str:
         axes.set_xlabel("share of tokens, %")
         axes.legend(frameon=False)
 
-    picture = _svg(draw, height=1.2 + 0.45 * len(labels))
+    picture = svg(draw, height=1.2 + 0.45 * len(labels))
     head = ("stage", "source", "tokens available", "tokens drawn", "epochs", "wanted", "got")
-    return _section("Mixture", picture + _table(head, rows))
+    return section("Mixture", picture + table(head, rows))
 
 
 def _length_section(lock: Lock) -> str:
@@ -183,18 +173,18 @@ def _length_section(lock: Lock) -> str:
     bins = np.geomspace(shortest, longest + 1, 60)
 
     def draw(axes: Axes) -> None:
-        for colour, (name, sample) in zip(_colours(), lengths.items(), strict=False):
+        for colour, (name, sample) in zip(colours(), lengths.items(), strict=False):
             share, _ = np.histogram(sample, bins, weights=sample / sample.sum())
             axes.stairs(100 * share, bins, fill=True, alpha=0.35, color=colour)
             axes.stairs(100 * share, bins, color=colour, label=name)
-        axes.axvline(lock.sequence_length, color="#555", linestyle=":", linewidth=1)
+        axes.axvline(lock.sequence_length, color="#888", linestyle=":", linewidth=1)
         axes.set_xscale("log")
         axes.set_xlabel("document length, tokens (dotted: sequence length)")
         axes.set_ylabel("share of the source's tokens, %")
         axes.legend(frameon=False)
 
     head = ("source", "documents", "mean", "10 %", "median", "90 %", "longest", "longer than a row")
-    return _section("Document lengths", _svg(draw) + _table(head, rows))
+    return section("Document lengths", svg(draw) + table(head, rows))
 
 
 def _training_section(log: RunLog) -> str:
@@ -210,7 +200,7 @@ def _training_section(log: RunLog) -> str:
 
     def draw(axes: Axes) -> None:
         axes.plot(steps, loss, color="#9aa3af", linewidth=1, label="train")
-        for colour, (name, (xs, ys)) in zip(_colours(), validation.items(), strict=False):
+        for colour, (name, (xs, ys)) in zip(colours(), validation.items(), strict=False):
             axes.plot(xs, ys, color=colour, marker="o", markersize=3.5, label=f"validation: {name}")
         axes.set_xlabel("step")
         axes.set_ylabel("cross entropy, nats a token")
@@ -231,7 +221,7 @@ def _training_section(log: RunLog) -> str:
         axes.set_yscale("log")
 
     small = "".join(
-        _svg(d, width=4.4, height=2.2)
+        svg(d, width=4.4, height=2.2)
         for d, xs in ((draw_lr, lr_steps), (draw_norm, norm_steps))
         if xs
     )
@@ -239,8 +229,8 @@ def _training_section(log: RunLog) -> str:
         (name, f"{xs[-1]:,}", f"{ys[-1]:.4f}", f"{np.exp(min(ys[-1], 700.0)):,.2f}")
         for name, (xs, ys) in validation.items()
     ]
-    table = _table(("held-out set", "step", "cross entropy", "perplexity"), rows) if rows else ""
-    return _section("Training", _svg(draw) + f'<div class="pair">{small}</div>' + table)
+    sets = table(("held-out set", "step", "cross entropy", "perplexity"), rows) if rows else ""
+    return section("Training", svg(draw) + f'<div class="pair">{small}</div>' + sets)
 
 
 def _speed_section(log: RunLog) -> str:
@@ -261,7 +251,7 @@ def _speed_section(log: RunLog) -> str:
     _, mfu = log.series("throughput/MFU")
     if mfu:
         facts.append(("MFU, median", f"{100 * float(np.median(mfu)):.1f} %"))
-    return _section("Throughput", _svg(draw, height=2.4) + _table(("measure", "value"), facts))
+    return section("Throughput", svg(draw, height=2.4) + table(("measure", "value"), facts))
 
 
 def _sample_section(log: RunLog) -> str:
@@ -271,83 +261,4 @@ def _sample_section(log: RunLog) -> str:
     made = f'<pre><b class="prompt">{prompt}</b>{text}</pre>'
     settings = {k: v for k, v in log.sample.items() if k not in ("prompt", "text", "ids")}
     note = html.escape(", ".join(f"{key} {value}" for key, value in settings.items()))
-    return _section("Sample", f"{made}<p class='note'>{note}</p>")
-
-
-def _colours() -> Sequence[str]:
-    return COLOURS * 64
-
-
-def _svg(draw: Callable[[Axes], None], *, width: float = 9.0, height: float = 3.2) -> str:
-    """Return a picture as an SVG element; fonts are the page's."""
-    try:
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("the report needs matplotlib", fix="pip install 'olm[report]'") from error
-    import matplotlib as mpl
-
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "olm", "font.size": 9}):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots()
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.set_axisbelow(True)
-        draw(axes)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    return f'<div class="figure">{text[text.index("<svg") :]}</div>'
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return f'<div class="scroll"><table>{line("th", head)}{body}</table></div>'
-
-
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{html.escape(title)}</h2>{body}</section>"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light; }}
-body {{ margin: 0; background: #f5f6f8; color: #1d2430;
-  font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; }}
-main {{ max-width: 960px; margin: 0 auto; padding: 24px 16px 64px; }}
-h1 {{ font-size: 22px; margin: 8px 0 16px; }}
-h2 {{ font-size: 17px; margin: 0 0 12px; }}
-section, .facts {{ background: #fff; border: 1px solid #e2e5ea; border-radius: 10px;
-  padding: 18px 20px; margin: 0 0 16px; }}
-.facts {{ display: flex; flex-wrap: wrap; gap: 10px 34px; }}
-.facts b {{ display: block; font-size: 18px; }}
-.facts span {{ color: #667082; font-size: 13px; }}
-svg {{ max-width: 100%; height: auto; font-family: system-ui, "DejaVu Sans", sans-serif; }}
-.pair {{ display: flex; flex-wrap: wrap; gap: 12px; }}
-.pair .figure {{ flex: 1 1 320px; }}
-.scroll {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; width: 100%; font-size: 13.5px; margin-top: 8px; }}
-th {{ text-align: left; color: #667082; font-weight: 600; }}
-th, td {{ padding: 5px 10px 5px 0; border-bottom: 1px solid #eceef2; white-space: nowrap; }}
-pre {{ background: #f5f6f8; border-radius: 8px; padding: 14px; white-space: pre-wrap;
-  overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }}
-.prompt {{ color: #2f6fdb; }}
-.note {{ color: #667082; font-size: 13px; margin: 6px 0 0; }}
-</style>
-</head>
-<body><main>
-<h1>{title}</h1>
-<div class="facts">{facts}</div>
-{body}
-</main></body>
-</html>
-"""
+    return section("Sample", f"{made}<p class='note'>{note}</p>")
