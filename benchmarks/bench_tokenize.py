@@ -40,9 +40,10 @@ import zstandard
 from peers import driver
 
 from olm_data.dataset import Dataset
+from olm_data.digests import content_hashes, document_digests
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
-from olm_data.pipeline import content_hashes, delimit, document_digests, document_rows
+from olm_data.pipeline import delimit, document_rows
 from olm_data.shard import ShardWriter
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch

@@ -7,11 +7,15 @@ Pure: values in, values or an error out. Never: repairs or rounds a count that d
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from olm_data.errors import ValidationError
 
@@ -38,6 +42,7 @@ class InputAccount:
         special_hits: strings in the text that spell a special token.
         bad: `[position, reason, detail]` of the first bad records.
         sha256: of the XXH3-128 digests of all documents' texts, concatenated in order.
+        excluded: which ids of `--exclude-ids` the task met, see `pack`; on its first input.
     """
 
     input: int
@@ -48,6 +53,7 @@ class InputAccount:
     special_hits: int = 0
     bad: list[list[Any]] = field(default_factory=list)
     sha256: str = ""
+    excluded: str = ""
 
     @property
     def documents_in(self) -> int:
@@ -65,7 +71,7 @@ class InputAccount:
             "special_hits": self.special_hits,
             "bad": self.bad,
             "sha256": self.sha256,
-        }
+        } | ({"excluded": self.excluded} if self.excluded else {})
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> InputAccount:
@@ -132,6 +138,21 @@ def unaccounted(what: str, where: str) -> ValidationError:
         why="a document would be lost, or be there twice, without a word",
         fix="this is a defect of olm-data; nothing was published: please report it",
     )
+
+
+def pack(found: np.ndarray) -> str:
+    """Return bool [n] as base64 of the zlib-compressed gaps (uint32) between its true values."""
+    gaps = np.diff(np.flatnonzero(found), prepend=0).astype("<u4")
+    return base64.b64encode(zlib.compress(gaps.tobytes(), 6)).decode() if len(gaps) else ""
+
+
+def unpack(packed: str, size: int) -> np.ndarray:
+    """Return the bool [size] that `pack` was given."""
+    found = np.zeros(size, bool)
+    if packed:
+        gaps = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<u4")
+        found[np.cumsum(gaps, dtype=np.int64)] = True
+    return found
 
 
 def input_digest(parts: list[str]) -> str:

@@ -22,7 +22,7 @@ from olm_data.shard import WINDOWS, ShardRecord
 from olm_data.store import Store
 
 MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
-JOB = "job.json"
+JOB, EXCLUDED = "job.json", "exclude-ids.npy"
 FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 

@@ -16,26 +16,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from olm_data.account import BAD_LOCATIONS, BAD_REASONS, NO_TOKENS, InputAccount, unaccounted
+from olm_data.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.encoders import TextEncoder
 from olm_data.overlap import Ahead
 from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
+from olm_data.select import IdSet
 from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.tokenizer import TokenizerSpec
-
-DIGEST_BYTES = 16
-"""Bytes of a document's digest, XXH3-128: fast, and for telling texts apart, not for security."""
 
 BATCHES_AHEAD = 2
 """A stage stops while it has made this many times `batch_bytes` that the next is not done with."""
@@ -100,6 +97,7 @@ class Pipeline:
     tokenizer: TokenizerSpec
     encoder: TextEncoder
     holdout: int
+    excluded: IdSet | None = None
 
     def run(
         self,
@@ -148,7 +146,7 @@ class Pipeline:
 
     def _read(self, units: list[Unit]) -> Generator[HashedBatch, None, None]:
         """Yield the documents of the units with their digests: first stage."""
-        for batch in read_units(self.inputs, units, self.read):
+        for batch in read_units(self.inputs, units, self.read, self.excluded):
             yield HashedBatch(batch, document_digests(batch.data, batch.offsets))
 
     def _encode(self, batches: Iterable[HashedBatch]) -> Generator[EncodedBatch, None, None]:
@@ -271,23 +269,6 @@ def _id_bytes(batch: EncodedBatch) -> int:
 
 def _raw_bytes(drops: Iterable[Drop]) -> int:
     return sum(len(drop.raw) for drop in drops)
-
-
-def document_digests(data: np.ndarray, offsets: np.ndarray) -> bytes:
-    """Return the XXH3-128 digest of each document, 16 bytes each, concatenated.
-
-    Args:
-        data: uint8 [n], text of the documents end to end.
-        offsets: int64 [d + 1] into `data`.
-    """
-    view, digest = np.ascontiguousarray(data).data, xxhash.xxh3_128_digest
-    at = offsets.tolist()
-    return b"".join([digest(view[a:b]) for a, b in pairwise(at)])
-
-
-def content_hashes(digests: bytes) -> np.ndarray:
-    """Return uint64 [d]: the first 8 bytes, little-endian, of each 16-byte digest."""
-    return np.frombuffer(digests, "<u8")[::2].astype(np.uint64)
 
 
 def runs(values: np.ndarray) -> list[tuple[int, int]]:

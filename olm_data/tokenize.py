@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.account import InputAccount, check_accounts, totals_by_input
+from olm_data.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.budget import check_budget
 from olm_data.encoders import ParityReport, choose_encoder
 from olm_data.errors import (
@@ -32,12 +32,13 @@ from olm_data.errors import (
     printable,
 )
 from olm_data.heartbeat import PARENT, RUN, Heartbeat, forget_ended
-from olm_data.manifest import MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
+from olm_data.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.progress import Progress
 from olm_data.publish import publish
 from olm_data.run_progress import RunProgress
 from olm_data.runners.base import Count, Runner
+from olm_data.select import IdSet
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.store import Store, absolute
@@ -61,6 +62,7 @@ class Summary:
         kept_shards: tasks that an earlier run had finished.
         inputs: what became of the records of each input, by its path; empty where
             `already_complete`.
+        ids_found: how many of the ids of `--exclude-ids` some record had; None if not asked.
     """
 
     output: str
@@ -75,6 +77,7 @@ class Summary:
     tokens_now: int
     kept_shards: int
     inputs: dict[str, InputAccount]
+    ids_found: int | None = None
 
 
 def tokenize(
@@ -138,6 +141,7 @@ class Made:
         seconds: wall time of the tasks.
         kept: tasks that an earlier run had finished.
         inputs: what became of the records of each input, by its path.
+        ids_found: as in `Summary`.
     """
 
     results: Sequence[TaskResult]
@@ -147,6 +151,7 @@ class Made:
     seconds: float
     kept: int
     inputs: dict[str, InputAccount]
+    ids_found: int | None
 
 
 def make_shards(
@@ -173,6 +178,9 @@ def make_shards(
     _check_room(store, plan, request.tokenizer.dtype.itemsize)
     if not store.exists(plan_name):
         store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+    excluded = request.source.excluded
+    if excluded is not None:
+        store.put(EXCLUDED, excluded.to_npy())
     job = TokenizeJob(
         plan=plan,
         inputs=request.source.inputs,
@@ -209,6 +217,7 @@ def make_shards(
             plan.inputs[index]["path"]: account
             for index, account in totals_by_input(accounts).items()
         },
+        ids_found=_ids_found(request.source.excluded, accounts),
     )
 
 
@@ -227,7 +236,17 @@ def summarise(output: str, manifests: Sequence[Manifest], made: Made) -> Summary
         tokens_now=int(made.counts[:, Count.TOKENS].sum()),
         kept_shards=made.kept,
         inputs=made.inputs,
+        ids_found=made.ids_found,
     )
+
+
+def _ids_found(excluded: IdSet | None, accounts: Sequence[InputAccount]) -> int | None:
+    if excluded is None:
+        return None
+    found = np.zeros(len(excluded), bool)
+    for account in accounts:
+        found |= unpack(account.excluded, len(found))
+    return int(found.sum())
 
 
 def _start(request: Request, plan: Plan, output: str) -> dict[str, Any]:
@@ -297,7 +316,8 @@ def _existing(store: Store, plan: Plan) -> Manifest | None:
 def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
     """Return the first documents of the input, some megabytes of them; None if there are none."""
     units = [Unit.from_json(list(unit)) for unit in plan.units]
-    for batch in read_units(request.source.inputs, units, request.source.options):
+    source = request.source
+    for batch in read_units(source.inputs, units, source.options, source.excluded):
         if batch.documents:
             return batch
     return None

@@ -24,15 +24,16 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from olm_data.account import InputAccount
+from olm_data.account import InputAccount, pack
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
-from olm_data.errors import InputError, OlmError
-from olm_data.manifest import VALIDATION
+from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.manifest import EXCLUDED, VALIDATION
 from olm_data.pipeline import Pipeline
 from olm_data.plan import Plan
 from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
+from olm_data.select import IdSet
 from olm_data.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord, ShardWriter
 from olm_data.sources import current_revision
 from olm_data.sources.base import InputFile, ReadOptions, Unit
@@ -91,8 +92,30 @@ class TokenizeJob:
         store = Store(self.output, staging_prefix=prefix)
         return [store] if self.holdout == 0 else [store, store.child(VALIDATION)]
 
+    @cached_property
+    def excluded(self) -> IdSet | None:
+        """The ids to leave out, read from the store once a process.
+
+        Raises:
+            ValidationError: they are not those of the plan.
+        """
+        if self.read.exclude is None:
+            return None
+        store = self.splits[0]
+        try:
+            ids = IdSet.from_npy(store.read(EXCLUDED))
+        except ValueError:
+            ids = None
+        if ids is None or ids.sha256 != self.read.exclude:
+            raise ValidationError(
+                "the ids to leave out are damaged",
+                where=store.url(EXCLUDED),
+                fix="run the same tokenize command again",
+            )
+        return ids
+
     def __getstate__(self) -> dict[str, Any]:
-        cached = ("text_encoder", "splits")
+        cached = ("text_encoder", "splits", "excluded")
         return {name: value for name, value in self.__dict__.items() if name not in cached}
 
     def to_json(self) -> dict[str, Any]:
@@ -164,14 +187,18 @@ class TokenizeJob:
                 stack.enter_context(splits[0].staging()),
             )
             try:
+                excluded = self.excluded and self.excluded.fresh()
                 pipeline = Pipeline(
                     inputs=self.inputs,
                     read=self.read,
                     tokenizer=self.tokenizer,
                     encoder=self.text_encoder,
                     holdout=self.holdout,
+                    excluded=excluded,
                 )
                 accounts = pipeline.run(units, writers, quarantine, report)
+                if excluded is not None:
+                    accounts[0].excluded = pack(excluded.found)
             except BaseException as error:
                 for writer in writers:
                     writer.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from fractions import Fraction
 from typing import Any
 
 from olm_data.account import BAD_REASONS, NO_TOKENS
@@ -11,7 +12,7 @@ from olm_data.manifest import Manifest
 from olm_data.plan import Plan
 from olm_data.progress import duration, rates, scaled
 from olm_data.quarantine import FOLDER
-from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch
+from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch, SourcePlan
 from olm_data.tokenize import Summary
 from olm_data.tokenize_request import Request
 from olm_data.tokenizer import TokenizerSpec
@@ -53,6 +54,7 @@ def plan_lines(
         f"{tokenizer.dtype.name} on disk",
         f"  ends       {rules(tokenizer)}",
         f"  holdout    {request.holdout}" if request.holdout else "  holdout    none",
+        *selection_lines(request.source),
         f"  plan       {plan.digest}",
     ]
     if sample is not None:
@@ -80,6 +82,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
         )
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
     lines += dropped_lines(manifest.dropped, totals.documents_in)
+    lines += chosen_lines(request.source, summary)
     lines += duplicate_lines(manifest, summary.validation)
     lines += input_lines(summary)
     if bad_records(manifest.dropped):
@@ -133,6 +136,54 @@ def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
         f"  dropped     {count:,} of {records:,} records: {reason} ({meaning[reason]})"
         for reason, count in dropped.items()
     ]
+
+
+def selection_lines(source: SourcePlan) -> list[str]:
+    """Return what the user's selection takes, a line each; [] where it takes all."""
+    options, lines = source.options, []
+    if options.where is not None:
+        lines.append(f"  where      {printable(options.where)}")
+    if source.excluded is not None:
+        lines.append(f"  exclude    {len(source.excluded):,} ids")
+    if options.sample is not None:
+        lines.append(f"  sample     {_percent(Fraction(options.sample))}, seed {options.seed}")
+    if source.limit is not None:
+        lines.append(f"  limit      {_limit(source)}")
+    return lines
+
+
+def chosen_lines(source: SourcePlan, summary: Summary) -> list[str]:
+    """Return how far each part of the selection reached, a line each."""
+    options, dropped, lines = source.options, summary.manifest.dropped, []
+    if source.excluded is not None and summary.ids_found is not None:
+        missing = len(source.excluded) - summary.ids_found
+        lines.append(
+            f"  exclude     {summary.ids_found:,} of {len(source.excluded):,} ids found"
+            + (f", {missing:,} are of no record read" if missing else "")
+        )
+    if options.sample is not None:
+        before = ("filtered", "excluded", *DROP_REASONS)
+        asked = summary.manifest.totals.documents_in - sum(dropped.get(r, 0) for r in before)
+        got = asked - dropped.get("unsampled", 0)
+        lines.append(
+            f"  sample      {_percent(Fraction(options.sample))} wanted, "
+            f"{_percent(Fraction(got, max(asked, 1)))} drawn: {got:,} of {asked:,} documents "
+            f"(each text by its hash, seed {options.seed})"
+        )
+    if source.limit is not None:
+        lines.append(f"  limit       {_limit(source)}")
+    return lines
+
+
+def _percent(share: Fraction) -> str:
+    return f"{float(share * 100):.4g}%"
+
+
+def _limit(source: SourcePlan) -> str:
+    last = source.inputs[-1]
+    if last.until is None:
+        return f"{source.limit:,} documents, more than there are"
+    return f"{source.limit:,} documents, up to {printable(last.path)}, {last.position} {last.until}"
 
 
 def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str]:
@@ -204,6 +255,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
             "documents": validation.totals.documents,
         },
         "special_hits": summary.special_hits,
+        "ids_found": summary.ids_found,
         "encoder": None if summary.proof is None else summary.proof.to_json(),
         "seconds": round(summary.seconds, 3),
         "text_bytes_now": summary.text_bytes_now,

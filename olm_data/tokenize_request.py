@@ -17,11 +17,11 @@ from typing import Any
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.plan import Plan, likely_text, make_plan, shard_text
+from olm_data.select import HASH_SPACE
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
 from olm_data.tokenizer import TokenizerSpec
 
-HASH_SPACE = 1 << 64
 DEFAULT_TOKENIZER = "gpt2"
 
 
@@ -97,7 +97,11 @@ class Request:
 
     def options(self) -> dict[str, Any]:
         """Return the options that change bytes, for plans and manifests."""
-        return self.source.options.to_json() | {"holdout": str(self.holdout)}
+        options = self.source.options.to_json() | {"holdout": str(self.holdout)}
+        if self.source.limit is not None:
+            last = self.source.inputs[-1]
+            options |= {"limit": self.source.limit, "last": [last.path, last.until]}
+        return options
 
     def plan(self) -> Plan:
         """Cut the inputs into units and group them into tasks.
@@ -124,11 +128,15 @@ class Request:
                     why="manifests are JSON, which has no spelling for it",
                     fix="rename the file",
                 )
-        target = shard_text(likely_text([(i.path, i.bytes) for i in inputs]), self.shard_tokens)
+        share = Fraction(self.source.options.sample or 1)
+        text = self.source.text_bytes
+        if text is None:
+            text = int(likely_text([(i.path, i.bytes) for i in inputs]) * share)
+        target = shard_text(text, self.shard_tokens)
         units = [
-            unit.to_json()
+            [unit.input, unit.start, unit.stop, max(int(unit.bytes * share), 1)]
             for index, item in enumerate(inputs)
-            for unit in plan_units(index, item, self.source.options, target)
+            for unit in plan_units(index, item, self.source.options, int(target / share))
         ]
         tokenizer = self.tokenizer
         return make_plan(

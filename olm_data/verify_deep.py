@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from olm_data.dataset import Dataset
+from olm_data.digests import content_hashes, document_digests
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.manifest import PLAN
-from olm_data.pipeline import content_hashes, delimit, document_digests
+from olm_data.pipeline import delimit
 from olm_data.runners.local import granted_cpus
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit

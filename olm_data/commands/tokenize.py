@@ -21,6 +21,10 @@ import click
 @click.option("--id-column", help="Column or field of the document's id.  [default: id, if any]")
 @click.option("--keep", help="More columns to keep beside each document: a,b.")
 @click.option("--where", help="Take only records that match: \"score >= 3 and language == 'en'\".")
+@click.option("--exclude-ids", help="Leave out the records whose ids stand in this file.")
+@click.option("--sample", help="Draw this share of the documents, by their text: 1%.")
+@click.option("--seed", type=int, help="Of the draw.  [default: 0]")
+@click.option("--limit", help="Stop after so many documents: 100K.")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
@@ -53,6 +57,10 @@ def tokenize(
     encoder: str,
     holdout: str,
     shard_tokens: str | None,
+    exclude_ids: str | None,
+    sample: str | None,
+    seed: int | None,
+    limit: str | None,
     special: Literal["plain", "allow", "error"],
     eos: str,
     bos: str,
@@ -74,11 +82,19 @@ def tokenize(
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
     from olm_data.runners.local import LocalRunner, granted_cpus
+    from olm_data.tokenize_select import select_documents
     from olm_data.tokenizer import load_tokenizer
 
     budget = asked.parse_budget(max_bad)
     share = asked.parse_share(holdout, "--holdout")
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
+    source = select_documents(
+        source,
+        exclude_ids=exclude_ids,
+        sample=None if sample is None else asked.parse_share(sample, "--sample"),
+        seed=seed,
+        limit=parse_count(limit) if limit else None,
+    )
     spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
     request = asked.Request(
         source=source,
@@ -96,8 +112,8 @@ def tokenize(
         if as_json:
             click.echo(json.dumps({"output": output, **plan.to_json()}))
         else:
-            sample = verb.first_documents(request, plan)
-            click.echo("\n".join(say.plan_lines(request, plan, output, sample)))
+            first = verb.first_documents(request, plan)
+            click.echo("\n".join(say.plan_lines(request, plan, output, first)))
         return
     workers = workers or granted_cpus()
     progress = Progress("tokenize", events=sys.stdout if as_json else None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+from olm_data.select import IdSet
 from olm_data.sources import arrow, hub, jsonl, parquet, txt
 from olm_data.sources.base import (
     DROP_REASONS,
@@ -27,6 +28,7 @@ from olm_data.sources.base import (
 from olm_data.sources.buffers import merge
 from olm_data.sources.files import current_revision
 from olm_data.sources.resolve import resolve_source
+from olm_data.sources.selected import chosen
 
 __all__ = [
     "DROP_REASONS",
@@ -70,12 +72,18 @@ def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes:
 
 
 def read_units(
-    inputs: Sequence[InputFile], units: Sequence[Unit], options: ReadOptions
+    inputs: Sequence[InputFile],
+    units: Sequence[Unit],
+    options: ReadOptions,
+    excluded: IdSet | None = None,
 ) -> Iterator[DocumentBatch]:
-    """Yield the documents of units, in their order; batches of small files are joined.
+    """Yield the chosen documents of units, in their order; batches of small files are joined.
 
     Each record of the input is in exactly one batch: as a document, in `dropped`, or counted in
     `skipped`.
+
+    Args:
+        excluded: ids to leave out, the set whose digest is `options.exclude`.
 
     Raises:
         InputError: a file is damaged, or has no such text column.
@@ -85,6 +93,7 @@ def read_units(
     def each() -> Iterator[DocumentBatch]:
         for unit in units:
             input = inputs[unit.input]
-            yield from _MODULES[input.format].read(input, unit, options)
+            for batch in _MODULES[input.format].read(input, unit, options):
+                yield chosen(batch, options, excluded)
 
     return merge(each(), options.batch_bytes)

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from olm_data.select import IdSet
 from olm_data.where import Node, parse
 
 Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
@@ -127,6 +128,9 @@ class ReadOptions:
         separator: how text files are split: None (one document a file), "blank-lines", or the
             string between documents.
         where: the condition a record must meet to be read further (see `where.py`), or None.
+        exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
+        sample: share of the documents to draw by their texts, a fraction's text, or None for all.
+        seed: of the draw.
         batch_bytes: batches end once they hold this much text; one document may be larger.
     """
 
@@ -135,6 +139,9 @@ class ReadOptions:
     keep: tuple[tuple[str, str], ...] = ()
     separator: str | None = None
     where: str | None = None
+    exclude: str | None = None
+    sample: str | None = None
+    seed: int = 0
     batch_bytes: int = 4 << 20
 
     @property
@@ -151,12 +158,18 @@ class ReadOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that change bytes, as a JSON object for plans and manifests."""
+        used = {
+            "where": self.where,
+            "exclude": self.exclude,
+            "sample": self.sample,
+            "seed": None if self.sample is None else self.seed,
+        }
         return {
             "text_column": self.text_column,
             "id_column": self.id_column,
             "keep": [list(pair) for pair in self.keep],
             "separator": self.separator,
-        } | ({} if self.where is None else {"where": self.where})
+        } | {name: value for name, value in used.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ReadOptions:
@@ -242,8 +255,14 @@ class SourcePlan:
         name: a short name fit for a default output folder, e.g. `fineweb-edu-sample-10BT`.
         inputs: in reading order (sorted by path inside each argument).
         options: how to read them, types of kept columns resolved.
+        excluded: the ids to leave out, or None.
+        limit: take this many documents, or None; `limited` has set the last input's `until`.
+        text_bytes: bytes of text there are, where they are known.
     """
 
     name: str
     inputs: tuple[InputFile, ...]
     options: ReadOptions
+    excluded: IdSet | None = None
+    limit: int | None = None
+    text_bytes: int | None = None

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
 from olm_data.dataset import Dataset
+from olm_data.digests import content_hashes, document_digests
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
-from olm_data.pipeline import content_hashes, delimit, document_digests, runs
+from olm_data.pipeline import delimit, runs
 from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenize_report import duplicate_lines, summary_json

@@ -16,6 +16,7 @@ from olm_data.runners.local import InlineRunner
 from olm_data.sources import resolve_source
 from olm_data.tokenize import Summary, tokenize
 from olm_data.tokenize_request import Request, parse_budget
+from olm_data.tokenize_select import select_documents
 from olm_data.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -47,14 +48,19 @@ def write_jsonl(path: Path, documents: Iterable[str | bytes]) -> Path:
 
 
 def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) -> Request:
-    """Return a request; options are those of `Request`, of reading, and eos/bos."""
+    """Return a request; options are those of `Request`, of reading, of selecting, and eos/bos."""
     reading = {
         name: options.pop(name)
         for name in ("text_column", "id_column", "keep", "separator", "where")
         if name in options
     }
     spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
-    source = resolve_source([str(item) for item in inputs], **reading)
+    chosen = {
+        name: options.pop(name)
+        for name in ("exclude_ids", "sample", "seed", "limit")
+        if name in options
+    }
+    source = select_documents(resolve_source([str(item) for item in inputs], **reading), **chosen)
     if "holdout" in options:
         options["holdout"] = Fraction(options["holdout"])
     return Request(source=source, tokenizer=spec, **options)

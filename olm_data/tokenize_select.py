@@ -1,0 +1,94 @@
+"""A selection asked for on the command line becomes part of a source.
+
+    source + --exclude-ids FILE, --sample SHARE, --seed N, --limit N
+        -> the same source, its options filled in, its inputs ending where the limit is reached
+
+`--limit` is found by reading the beginning of the inputs once, without encoding, so that it is part
+of the plan and the work can be shared out. Nothing past the last document is planned or counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from olm_data.errors import InputError, UsageError
+from olm_data.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN
+from olm_data.sources import plan_units, read_units
+from olm_data.sources.base import SourcePlan
+from olm_data.sources.selected import read_ids
+
+
+def select_documents(
+    source: SourcePlan,
+    *,
+    exclude_ids: str | None = None,
+    sample: Fraction | None = None,
+    seed: int | None = None,
+    limit: int | None = None,
+) -> SourcePlan:
+    """Return the source with the selection applied: where, exclude, sample, limit, in this order.
+
+    Args:
+        exclude_ids: a file of ids to leave out, one a line.
+        sample: share of the documents to draw, above 0 and below 1.
+        seed: of the draw; 0 by default.
+        limit: documents to take, counted after the rest of the selection.
+
+    Raises:
+        UsageError: a seed without a draw, or a share of 0.
+        InputError: ids to leave out where records have none, or a file that cannot be read.
+        StorageError: remote storage fails.
+    """
+    if seed is not None and sample is None:
+        raise UsageError("--seed has no effect without --sample", where=f"--seed {seed}")
+    if sample is not None and not 0 < sample < 1:
+        raise UsageError(
+            "a sample holds more than nothing and less than all",
+            where=f"--sample {sample}",
+            fix="write 1%, 0.01 or 1/100, or leave it out",
+        )
+    options = source.options
+    if sample is not None:
+        options = replace(options, sample=str(sample), seed=seed or 0)
+    if exclude_ids is not None:
+        whole_files = options.separator is None and any(f.format == "txt" for f in source.inputs)
+        if options.id_column is None and not whole_files:
+            raise InputError(
+                "the records have no ids to leave out by",
+                where=f"--exclude-ids {exclude_ids}",
+                fix="say which column or field holds them: --id-column NAME",
+            )
+        ids = read_ids(exclude_ids)
+        source = replace(source, excluded=ids)
+        options = replace(options, exclude=ids.sha256)
+    source = replace(source, options=options)
+    return source if limit is None else limited(source, limit)
+
+
+def limited(source: SourcePlan, limit: int) -> SourcePlan:
+    """Return the source that ends with its document number `limit`; all of it if it has fewer.
+
+    Reads that many documents.
+
+    Raises:
+        InputError: an input cannot be read.
+        StorageError: remote storage fails.
+    """
+    taken = text_bytes = 0
+    target = DEFAULT_SHARD_TOKENS * TEXT_BYTES_PER_TOKEN
+    for index, input in enumerate(source.inputs):
+        units = plan_units(index, input, source.options, target)
+        for batch in read_units(source.inputs, units, source.options, source.excluded):
+            wanted = limit - taken
+            if batch.documents >= wanted:
+                last = replace(input, until=int(batch.positions[wanted - 1]))
+                return replace(
+                    source,
+                    inputs=(*source.inputs[:index], last),
+                    limit=limit,
+                    text_bytes=text_bytes + int(batch.offsets[wanted]),
+                )
+            taken += batch.documents
+            text_bytes += len(batch.data)
+    return replace(source, limit=limit, text_bytes=text_bytes)

@@ -1,0 +1,371 @@
+"""Selection by id, by draw and by number: the same documents, however the input is cut."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
+
+from olm_data.account import pack, unpack
+from olm_data.dataset import Dataset
+from olm_data.digests import content_hashes, document_digests
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.runners.local import InlineRunner, LocalRunner
+from olm_data.select import IdSet, drawn, sample_key
+from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.tokenize_report import plan_lines, summary_lines
+from olm_data.tokenize_select import select_documents
+from olm_data.verify import verify
+
+COUNT = 90
+
+
+def hashes_of(documents: list[str]) -> np.ndarray:
+    data = [text.encode() for text in documents]
+    offsets = np.cumsum([0, *map(len, data)])
+    return content_hashes(document_digests(np.frombuffer(b"".join(data), np.uint8), offsets))
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+def test_the_draw_is_the_documented_function() -> None:
+    def mix64(x: int) -> int:
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    hashes = np.array([0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF], np.uint64)
+    for seed, key in ((0, KEYS[0]), (1, KEYS[1]), (-7, KEYS[2])):
+        assert int(sample_key(seed)) == key
+        for share in (Fraction(1, 100), Fraction(1, 2), Fraction(99, 100)):
+            expected = [mix64(int(h) ^ key) < int(share * 2**64) for h in hashes]
+            assert drawn(hashes, share, seed).tolist() == expected
+    assert [mix64(int(h) ^ KEYS[0]) for h in hashes] == DRAWS
+
+
+KEYS = [0x5A26BDCC8480753A, 0x7631E12BEAE44327, 0xDEA1FEEA3179A91E]
+DRAWS = [
+    0xE174E59D740E02B,
+    0xF208658FF4B78DEB,
+    0xF00FFA70A44BB33A,
+    0xB936DB3B579F996C,
+    0xBE3D93746FA19FBB,
+]
+
+
+def test_draws_of_other_seeds_and_the_holdout_are_independent() -> None:
+    hashes = hashes_of([f"document {n}" for n in range(20_000)])
+    a, b = drawn(hashes, Fraction(1, 10), 0), drawn(hashes, Fraction(1, 10), 1)
+    held = hashes < np.uint64(2**64 // 10)
+    for one in (a, b, held):
+        assert abs(one.mean() - 0.1) < 0.01
+    for one, other in ((a, b), (a, held), (b, held)):
+        assert abs((one & other).mean() - 0.01) < 0.004
+
+
+def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
+    hashes = hashes_of([f"document {n}" for n in range(3000)])
+    small, large = drawn(hashes, Fraction(1, 20), 3), drawn(hashes, Fraction(1, 5), 3)
+    assert small.any()
+    assert not (small & ~large).any()
+
+
+@settings(deadline=None)
+@given(st.sets(st.text(max_size=4)), st.lists(st.none() | st.text(max_size=4)))
+def test_a_set_of_ids_finds_its_members_and_notes_which(
+    members: set[str], ids: list[str | None]
+) -> None:
+    encoded = [one.encode(errors="replace") for one in members]
+    offsets = np.cumsum([0, *map(len, encoded)])
+    made = IdSet.of([document_digests(np.frombuffer(b"".join(encoded), np.uint8), offsets)] * 2)
+    kept = IdSet.from_npy(made.to_npy())
+    assert kept.sha256 == made.sha256
+    ids = [None if one is None else one.encode(errors="replace").decode() for one in ids]
+    known = {one.decode() for one in encoded}
+    assert kept.find(pa.array(ids, pa.string())[1:]).tolist() == [one in known for one in ids[1:]]
+    assert len(kept) == len(known)
+    assert kept.found.sum() == len(known & set(ids[1:]))
+    assert not kept.fresh().found.any()
+
+
+def test_ids_that_share_half_a_digest_are_told_apart() -> None:
+    pairs = np.array([[5, 1], [5, 2], [5, 4], [9, 0]], np.uint64)
+    ids = IdSet(pairs)
+    assert ids._find(np.array([[5, 4], [5, 3], [9, 0], [9, 1]], np.uint64)).tolist() == [1, 0, 1, 0]
+    assert ids.found.tolist() == [False, False, True, True]
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_what_was_found_survives_the_commit_record(found: list[bool]) -> None:
+    assert unpack(pack(np.array(found, bool)), len(found)).tolist() == found
+
+
+# --- any cut of the input ----------------------------------------------------------------------
+
+
+def rows(count: int = COUNT) -> list[dict[str, Any]]:
+    return [
+        {"id": f"r{n}", "text": "" if n % 13 == 5 else text, "n": n}
+        for n, text in enumerate(texts(count))
+    ]
+
+
+def inputs_of(folder: Path) -> dict[str, list[Path]]:
+    """The same ninety records in each format, in two files each."""
+    found: dict[str, list[Path]] = {"parquet": [], "arrow": [], "jsonl": [], "gz": []}
+    for half in range(2):
+        mine = rows()[45 * half : 45 * half + 45]
+        table = pa.Table.from_pylist(mine)
+        lines = b"".join(json.dumps(row).encode() + b"\n" for row in mine)
+        stem = folder / f"{half}"
+        pq.write_table(table, f"{stem}.parquet", row_group_size=8)
+        with pa.ipc.new_stream(f"{stem}.arrow", table.schema) as writer:
+            writer.write_table(table, max_chunksize=8)
+        stem.with_suffix(".jsonl").write_bytes(lines)
+        (folder / f"{half}.jsonl.gz").write_bytes(gzip.compress(lines))
+        for kind, end in zip(found, ("parquet", "arrow", "jsonl", "jsonl.gz"), strict=True):
+            found[kind].append(folder / f"{half}.{end}")
+    return found
+
+
+def expected(
+    where: bool, excluded: set[str], sample: Fraction | None, seed: int, limit: int | None
+) -> list[str]:
+    taken = [row for row in rows() if row["text"]]
+    taken = [row for row in taken if not where or row["n"] % 90 > 7]
+    taken = [row for row in taken if row["id"] not in excluded]
+    if sample is not None:
+        mask = drawn(hashes_of([row["text"] for row in taken]), sample, seed)
+        taken = [row for row, chosen in zip(taken, mask, strict=True) if chosen]
+    return [row["id"] for row in taken[:limit]]
+
+
+@settings(
+    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    kind=st.sampled_from(["parquet", "arrow", "jsonl", "gz"]),
+    where=st.booleans(),
+    excluded=st.none() | st.sets(st.sampled_from([*(f"r{n}" for n in range(95)), "x"]), min_size=1),
+    sample=st.none() | st.fractions(Fraction(1, 50), Fraction(49, 50)),
+    seed=st.integers(0, 3),
+    limit=st.none() | st.integers(1, 100),
+    target=st.sampled_from([1, 300, 1 << 30]),
+    batch_bytes=st.sampled_from([1, 200, 4 << 20]),
+)
+def test_any_selection_over_any_cut_takes_the_same_documents_and_counts_the_rest(
+    tmp_path: Path,
+    kind: str,
+    where: bool,
+    excluded: set[str] | None,
+    sample: Fraction | None,
+    seed: int,
+    limit: int | None,
+    target: int,
+    batch_bytes: int,
+) -> None:
+    if not (tmp_path / "0.parquet").exists():
+        inputs_of(tmp_path)
+    end = {"gz": "jsonl.gz"}.get(kind, kind)
+    if excluded is not None:
+        (tmp_path / "ids.txt").write_text("\n".join(sorted(excluded)))
+    source = resolve_source(
+        [str(tmp_path / f"{half}.{end}") for half in range(2)], where="n > 7" if where else None
+    )
+    source = select_documents(
+        source,
+        exclude_ids=None if excluded is None else str(tmp_path / "ids.txt"),
+        sample=sample,
+        seed=None if sample is None else seed,
+        limit=limit,
+    )
+    options = source.options.__class__(
+        **{name: getattr(source.options, name) for name in source.options.__slots__}
+        | {"batch_bytes": batch_bytes}
+    )
+    ids, lost, seen = [], 0, 0
+    for index, input in enumerate(source.inputs):
+        units = plan_units(index, input, options, target)
+        for batch in read_units(source.inputs, units, options, source.excluded):
+            assert batch.ids is not None or not batch.documents
+            ids += [] if batch.ids is None else batch.ids.to_pylist()
+            lost += len(batch.dropped) + sum(batch.skipped.values())
+            seen += batch.rows_in
+    assert ids == expected(where, excluded or set(), sample, seed, limit)
+    assert seen == len(ids) + lost
+    if limit is not None and len(ids) == limit:
+        assert seen == int(ids[-1][1:]) + 1  # nothing past the last one was read
+    else:
+        assert seen == COUNT
+
+
+# --- datasets ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    return inputs_of(tmp_path_factory.mktemp("selected"))
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    (folder / "ids.txt.gz").write_bytes(
+        gzip.compress(b"\xef\xbb\xbfr9\r\n\n  r20 \nnever\nr20\nr3")
+    )
+    return {
+        "where": "n > 3",
+        "exclude_ids": str(folder / "ids.txt.gz"),
+        "sample": Fraction(1, 2),
+        "seed": 5,
+        "limit": 25,
+        "holdout": "1/4",
+        "shard_tokens": 100,
+    }
+
+
+def test_a_selection_gives_the_same_bytes_for_any_workers_and_verifies(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    options, seen = everything(tmp_path), []
+    for number, runner in enumerate((InlineRunner(), LocalRunner(2))):
+        out = tmp_path / str(number)
+        made = make_dataset(sources["gz"], tiny_tokenizer, out, runner=runner, **options)
+        seen.append(digests(out))
+        assert made.ids_found == 2  # r3 is filtered first
+    assert seen[0] == seen[1]
+    wanted = expected(False, {"r9", "r20"} | {f"r{n}" for n in range(4)}, Fraction(1, 2), 5, 25)
+    dataset, held = Dataset.open(str(tmp_path / "0")), Dataset.open(str(tmp_path / "0/validation"))
+    got = [d.document(n).id for d in (dataset, held) for n in range(d.documents)]
+    assert sorted(map(str, got)) == sorted(wanted)
+    manifest = dataset.manifest
+    assert manifest.options["where"] == "n > 3"
+    assert (manifest.options["sample"], manifest.options["seed"]) == ("1/2", 5)
+    assert manifest.options["limit"] == 25
+    assert manifest.dropped["filtered"] == 4
+    assert manifest.dropped["excluded"] == 2
+    last = int(wanted[-1][1:])
+    assert manifest.totals.documents_in == last + 1
+    assert manifest.options["last"] == ["1.jsonl.gz" if last >= 45 else "0.jsonl.gz", last % 45]
+    assert verify(str(tmp_path / "0")).ok
+
+
+def test_a_selection_that_stops_half_way_goes_on_to_the_same_bytes(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "out", everything(tmp_path)
+    make_dataset(sources["parquet"], tiny_tokenizer, out, **options)
+    whole = digests(out)
+    for name in ("manifest.json", "shard-00000.json", "exclude-ids.npy"):
+        (out / name).unlink()
+    again = make_dataset(sources["parquet"], tiny_tokenizer, out, **options)
+    assert digests(out) == whole
+    assert again.ids_found == 2
+
+
+def test_another_selection_on_the_same_output_is_refused_and_named(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset(sources["jsonl"], tiny_tokenizer, tmp_path / "out", limit=20)
+    with pytest.raises(ConflictError, match="holds another dataset") as caught:
+        make_dataset(sources["jsonl"], tiny_tokenizer, tmp_path / "out", limit=30)
+    assert "limit: 20 there, 30 now" in str(caught.value)
+
+
+def test_a_limit_gives_the_same_dataset_whatever_follows(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    one = make_dataset(sources["jsonl"][:1], tiny_tokenizer, tmp_path / "a", limit=20)
+    two = make_dataset(sources["jsonl"], tiny_tokenizer, tmp_path / "b", limit=20)
+    assert one.manifest.digest == two.manifest.digest
+    assert one.manifest.totals.documents == 20
+
+
+def test_ids_of_text_files_are_their_paths(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"text of {name}")
+    (tmp_path / "ids.text").write_text("b.txt\n")
+    files = sorted(tmp_path.glob("*.txt"))
+    make_dataset(files, tiny_tokenizer, tmp_path / "out", exclude_ids=str(tmp_path / "ids.text"))
+    dataset = Dataset.open(str(tmp_path / "out"))
+    assert [dataset.document(n).id for n in range(dataset.documents)] == ["a.txt", "c.txt"]
+
+
+def test_damaged_ids_in_a_store_are_refused_by_a_worker(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+
+    class Damaging(InlineRunner):
+        def run(self, *arguments: Any, **options: Any) -> None:
+            (out / "exclude-ids.npy").write_bytes(b"\x93NUMPY")
+            super().run(*arguments, **options)
+
+    options = everything(tmp_path)
+    with pytest.raises(ValidationError, match="ids to leave out are damaged"):
+        make_dataset(sources["gz"], tiny_tokenizer, out, runner=Damaging(), **options)
+
+
+def test_the_plan_and_the_summary_say_what_was_chosen(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    options = everything(tmp_path)
+    request = make_request(sources["gz"], tiny_tokenizer, **options)
+    said = "\n".join(plan_lines(request, request.plan(), "out", None))
+    for line in (
+        "where      n > 3",
+        "exclude    4 ids",
+        "sample     50%, seed 5",
+        "limit      25 do",
+    ):
+        assert line in said
+    made = make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "out", **options)
+    said = "\n".join(summary_lines(request, made, 1))
+    assert "2 of 4 ids found, 2 are of no record read" in said
+    assert "filtered (the record does not match --where)" in said
+    assert "excluded (its id is in --exclude-ids)" in said
+    assert "sample      50% wanted" in said
+    assert "25 of " in said
+    assert "limit       25 documents, up to 1.jsonl.gz, line" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"seed": 3}, UsageError, "no effect without --sample"),
+        ({"sample": Fraction(0)}, UsageError, "more than nothing"),
+        ({"exclude_ids": "{}/0.jsonl"}, UsageError, "one text file"),
+        ({"exclude_ids": "{}/gone.txt"}, InputError, "no such file"),
+        ({"exclude_ids": "{}/empty.txt"}, InputError, "holds no id"),
+        ({"exclude_ids": "{}/odd.txt"}, InputError, "not valid UTF-8"),
+    ],
+)
+def test_a_selection_that_cannot_be_made_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path / "0.jsonl", texts(3))
+    (tmp_path / "empty.txt").write_text(" \n\n")
+    (tmp_path / "odd.txt").write_bytes(b"good\nalso\n\xff\n")
+    options = {n: v.format(tmp_path) if isinstance(v, str) else v for n, v in options.items()}
+    with pytest.raises(error, match=message) as caught:
+        select_documents(resolve_source([str(tmp_path / "0.jsonl")]), **options)
+    if "odd" in str(options):
+        assert "odd.txt, line 3" in str(caught.value)
+
+
+def test_records_without_ids_cannot_be_left_out_by_id(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    (tmp_path / "ids.txt").write_text("one")
+    source = resolve_source([str(tmp_path / "a.jsonl")])
+    with pytest.raises(InputError, match="no ids to leave out by") as caught:
+        select_documents(source, exclude_ids=str(tmp_path / "ids.txt"))
+    assert "--id-column" in str(caught.value.fix)
