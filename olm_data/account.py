@@ -17,12 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, ValidationError
 
 NO_TOKENS = "no_tokens"
 """Drop reason of this stage: the tokenizer makes no token of the text (it normalises all away)."""
 
-BAD_REASONS = frozenset({"malformed", "invalid_utf8", "no_text"})
+INVALID = "invalid_utf8"
+"""Drop reason that `--on-invalid` decides about."""
+
+BAD_REASONS = frozenset({"malformed", INVALID, "no_text"})
 """Drops that count against `--max-bad`; an empty document is no fault of the data."""
 
 BAD_LOCATIONS = 10
@@ -40,6 +43,7 @@ class InputAccount:
         held_out: documents of the validation split.
         dropped: records dropped, by reason.
         special_hits: strings in the text that spell a special token.
+        replaced: records read (no drops) in whose text U+FFFD was put by `--on-invalid replace`.
         bad: `[position, reason, detail]` of the first bad records.
         sha256: of the XXH3-128 digests of all documents' texts, concatenated in order.
         excluded: which ids of `--exclude-ids` the task met, see `pack`; on its first input.
@@ -51,6 +55,7 @@ class InputAccount:
     held_out: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     special_hits: int = 0
+    replaced: int = 0
     bad: list[list[Any]] = field(default_factory=list)
     sha256: str = ""
     excluded: str = ""
@@ -71,7 +76,11 @@ class InputAccount:
             "special_hits": self.special_hits,
             "bad": self.bad,
             "sha256": self.sha256,
-        } | ({"excluded": self.excluded} if self.excluded else {})
+        } | {
+            name: value
+            for name, value in (("excluded", self.excluded), ("replaced", self.replaced))
+            if value
+        }
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> InputAccount:
@@ -91,6 +100,7 @@ def totals_by_input(accounts: Sequence[InputAccount]) -> dict[int, InputAccount]
         total.held_out += account.held_out
         total.dropped.update(account.dropped)
         total.special_hits += account.special_hits
+        total.replaced += account.replaced
     return totals
 
 
@@ -128,6 +138,16 @@ def check_accounts(
     ):
         if counted != stored:
             raise unaccounted(f"{what}: {counted} by input, {stored} in the shard", where)
+
+
+def invalid_text(where: str) -> InputError:
+    """Return the error of `--on-invalid error`."""
+    return InputError(
+        "text that is not valid UTF-8, or holds a lone surrogate",
+        where=where,
+        why="--on-invalid error says to stop at the first",
+        fix="mend the input, or take --on-invalid skip (into the quarantine) or replace (U+FFFD)",
+    )
 
 
 def unaccounted(what: str, where: str) -> ValidationError:

@@ -22,7 +22,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from olm_data.account import BAD_LOCATIONS, BAD_REASONS, NO_TOKENS, InputAccount, unaccounted
+from olm_data.account import (
+    BAD_LOCATIONS,
+    BAD_REASONS,
+    INVALID,
+    NO_TOKENS,
+    InputAccount,
+    invalid_text,
+    unaccounted,
+)
 from olm_data.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.encoders import TextEncoder
 from olm_data.overlap import Ahead
@@ -31,7 +39,7 @@ from olm_data.runners.base import Report
 from olm_data.select import IdSet
 from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions, Unit
 from olm_data.tokenizer import TokenizerSpec
 
 BATCHES_AHEAD = 2
@@ -68,7 +76,7 @@ class EncodedBatch:
         digests: as in `HashedBatch`.
         text_bytes: bytes of all texts.
         special_hits: strings in the texts that spell a special token.
-        dropped, skipped, rows_in: as in `DocumentBatch`.
+        dropped, skipped, replaced, rows_in: as in `DocumentBatch`.
     """
 
     ids: np.ndarray
@@ -80,6 +88,7 @@ class EncodedBatch:
     special_hits: int
     dropped: tuple[Drop, ...]
     skipped: Mapping[tuple[int, str], int]
+    replaced: Mapping[int, int]
     rows_in: int
 
     @property
@@ -115,10 +124,11 @@ class Pipeline:
             an account for each input, in order of first appearance.
 
         Raises:
-            InputError: an input cannot be read, or the encoder refuses a document.
+            InputError: an input cannot be read, the encoder refuses a document, or text is not
+                UTF-8 and `on_invalid` is "error".
             ValidationError: a record read is neither a document nor a drop.
         """
-        accounts = _Accounts(units, self.inputs)
+        accounts = _Accounts(units, self.inputs, self.read.on_invalid)
         limit = BATCHES_AHEAD * self.read.batch_bytes
         with (
             Ahead(self._read(units), size=_text_bytes, limit=limit) as hashed,
@@ -179,6 +189,7 @@ class Pipeline:
             special_hits=hits,
             dropped=batch.dropped,
             skipped=batch.skipped,
+            replaced=batch.replaced,
             rows_in=batch.rows_in,
         )
 
@@ -206,8 +217,10 @@ class Pipeline:
 class _Accounts:
     """The accounts of a task's inputs while its batches come in."""
 
-    def __init__(self, units: Iterable[Unit], inputs: Sequence[InputFile]) -> None:
-        self._inputs = inputs
+    def __init__(
+        self, units: Iterable[Unit], inputs: Sequence[InputFile], on_invalid: OnInvalid
+    ) -> None:
+        self._inputs, self._on_invalid = inputs, on_invalid
         self._of: dict[int, InputAccount] = {}
         self._digests: dict[int, Any] = {}
         for unit in units:
@@ -225,9 +238,16 @@ class _Accounts:
             )
         for (index, reason), count in batch.skipped.items():
             self._of[index].dropped[reason] += count
+        for index, count in batch.replaced.items():
+            self._of[index].replaced += count
         for drop in batch.dropped:
             account = self._of[drop.input]
             account.dropped[drop.reason] += 1
+            if drop.reason == INVALID and self._on_invalid == "error":
+                source = self._inputs[drop.input]
+                raise invalid_text(
+                    f"{source.path}, {source.position} {drop.position}: {drop.detail}"
+                )
             if drop.reason in BAD_REASONS:
                 quarantine.add(drop)
                 if len(account.bad) < BAD_LOCATIONS:

@@ -33,6 +33,7 @@ class RunProgress:
         self._finished = np.zeros(len(self._planned), bool)
         self._bytes, self._tokens = Window(), Window()
         self.counts = np.zeros((len(self._planned), len(Count)), np.int64)
+        self.share = 0.0  # of the work of `todo` that is done
 
     def done(self, task: int) -> None:
         """Note that a task is finished."""
@@ -51,8 +52,9 @@ class RunProgress:
         speed = self._bytes.rate
         in_bytes = bool(sums[Count.TEXT_BYTES])
         facts = self._facts(sums, speed, len(running))
+        self.share = done / max(done + left, 1.0)
         self._progress.update(
-            done / max(done + left, 1.0),
+            self.share,
             numbers(facts, still=self._bytes.still),
             left=left / speed if speed and in_bytes else None,
             facts=facts,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.account import InputAccount, check_accounts, totals_by_input, unpack
-from olm_data.budget import check_budget
+from olm_data.budget import BudgetWatch, check_budget, check_valid
 from olm_data.encoders import ParityReport, choose_encoder
 from olm_data.errors import (
     ConflictError,
@@ -196,9 +196,10 @@ def make_shards(
     kept = len(results)
     if kept:
         progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
+    watchdog = BudgetWatch(plan, job.inputs, job.read, budget, results)
     forget_ended(store)
     with Heartbeat(store, PARENT, note=progress.note) as heartbeat:
-        counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress)
+        counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress, watchdog)
     store.child(RUN).clear()
     ordered = [results[task] for task in range(len(plan.tasks))]
     accounts = [
@@ -206,6 +207,8 @@ def make_shards(
     ]
     _check_accounts(plan, ordered)
     check_budget(accounts, plan, budget, store.root)
+    if job.read.on_invalid == "error":
+        check_valid(accounts, plan)
     return Made(
         results=ordered,
         accounts=accounts,
@@ -360,6 +363,7 @@ def _run(
     runner: Runner,
     results: dict[int, TaskResult],
     progress: Progress,
+    watchdog: BudgetWatch,
 ) -> tuple[np.ndarray, float]:
     """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
     sizes = [plan.text_bytes(task) for task in range(len(plan.tasks))]
@@ -370,9 +374,13 @@ def _run(
         results[task] = result
         shown.done(task)
 
+    def watch(counts: np.ndarray, running: Sequence[int]) -> None:
+        shown.watch(counts, running)
+        watchdog.check(counts, shown.share)
+
     with progress:
         if todo:
-            runner.run(job, todo, len(plan.tasks), done=done, watch=shown.watch, note=progress.note)
+            runner.run(job, todo, len(plan.tasks), done=done, watch=watch, note=progress.note)
         return shown.counts, progress.seconds
 
 

@@ -84,6 +84,9 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     lines += dropped_lines(manifest.dropped, totals.documents_in)
     lines += chosen_lines(request.source, summary)
     lines += duplicate_lines(manifest, summary.validation)
+    replaced = sum(account.replaced for account in summary.inputs.values())
+    if replaced:
+        lines.append(f"  replaced    {replaced:,} documents have U+FFFD for what was not UTF-8")
     lines += input_lines(summary)
     if bad_records(manifest.dropped):
         lines.append(
@@ -237,6 +240,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "quarantine": f"{summary.output}/{FOLDER}"
         if bad_records(summary.manifest.dropped)
         else None,
+        "replaced": sum(account.replaced for account in summary.inputs.values()),
         "inputs_with_drops": [
             {
                 "path": path,

@@ -40,6 +40,13 @@ import click
 @click.option("--eos", default="auto", show_default=True, help="After each document; or none.")
 @click.option("--bos", default="none", show_default=True, help="Token before each document.")
 @click.option(
+    "--on-invalid",
+    type=click.Choice(["skip", "replace", "error"]),
+    default="skip",
+    show_default=True,
+    help="Text that is not UTF-8: into the quarantine, mended with U+FFFD, or an error.",
+)
+@click.option(
     "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")

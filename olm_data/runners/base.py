@@ -56,7 +56,7 @@ Done = Callable[[int, Any], None]
 
 Watch = Callable[[np.ndarray, Sequence[int]], None]
 """`watch(counts, running)`: called now and then in the parent. counts is
-int64[tasks, len(Count)], a row for each task number."""
+int64[tasks, len(Count)], a row for each task number. It may raise: the run ends with that error."""
 
 Note = Callable[[str], None]
 """`note(text)`: a line for the user about something unusual, such as a worker that died."""

@@ -25,6 +25,7 @@ from olm_data.select import IdSet
 from olm_data.where import Node, parse
 
 Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
+OnInvalid = Literal["skip", "replace", "error"]
 PositionKind = Literal["row", "line", "byte"]
 
 DROP_REASONS: dict[str, str] = {
@@ -131,6 +132,9 @@ class ReadOptions:
         exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
         sample: share of the documents to draw by their texts, a fraction's text, or None for all.
         seed: of the draw.
+        on_invalid: what becomes of text that is not UTF-8 or holds a lone surrogate: "skip" drops
+            it, "replace" puts U+FFFD for what cannot be decoded. "error" reads like "skip"; whoever
+            counts the drops makes an error of the first.
         batch_bytes: batches end once they hold this much text; one document may be larger.
     """
 
@@ -142,6 +146,7 @@ class ReadOptions:
     exclude: str | None = None
     sample: str | None = None
     seed: int = 0
+    on_invalid: OnInvalid = "skip"
     batch_bytes: int = 4 << 20
 
     @property
@@ -163,6 +168,8 @@ class ReadOptions:
             "exclude": self.exclude,
             "sample": self.sample,
             "seed": None if self.sample is None else self.seed,
+            # an error changes no byte: it makes no dataset
+            "on_invalid": "replace" if self.on_invalid == "replace" else None,
         }
         return {
             "text_column": self.text_column,
@@ -220,6 +227,7 @@ class DocumentBatch:
         dropped: records of this stretch of the input that are no documents.
         rows_in: records seen: documents, dropped and skipped; blank lines are no records.
         skipped: (input, key of `SKIP_REASONS`) -> records the user's own selection left out.
+        replaced: input -> records in whose text U+FFFD stands for what could not be decoded.
     """
 
     data: np.ndarray
@@ -231,6 +239,7 @@ class DocumentBatch:
     dropped: tuple[Drop, ...] = field(default=())
     rows_in: int = 0
     skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
+    replaced: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def documents(self) -> int:

@@ -13,14 +13,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data.account import unaccounted
 from olm_data.errors import InputError, printable
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
 
@@ -38,6 +40,7 @@ def from_column(
     keep: pa.RecordBatch | None,
     where: str,
     batch_bytes: int,
+    on_invalid: OnInvalid,
     filtered: int = 0,
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of one text column, in order.
@@ -48,7 +51,7 @@ def from_column(
         positions: int64[d].
         ids, keep: as in `DocumentBatch`, d rows.
         where: the input, for messages.
-        batch_bytes: see `ReadOptions`.
+        batch_bytes, on_invalid: see `ReadOptions`.
         filtered: see `from_buffers`.
 
     Raises:
@@ -57,7 +60,7 @@ def from_column(
     text = _as_large_binary(column, where)
     present = np.asarray(text.is_valid())
     drops = [Drop("no_text", input_index, int(p), "the text is null") for p in positions[~present]]
-    rows_in = len(text)
+    rows_in = len(text) + filtered
     if drops:
         text, ids, keep = _filtered(present, text, ids, keep)
         positions = positions[present]
@@ -70,6 +73,7 @@ def from_column(
         dropped=drops,
         rows_in=rows_in,
         batch_bytes=batch_bytes,
+        on_invalid=on_invalid,
         filtered=filtered,
     )
 
@@ -85,8 +89,10 @@ def from_buffers(
     dropped: Sequence[Drop],
     rows_in: int,
     batch_bytes: int,
+    on_invalid: OnInvalid,
     filtered: int = 0,
     decoded: bool = False,
+    replaced: int = 0,
 ) -> Iterator[DocumentBatch]:
     """Yield documents given as buffers, without those that are empty or not UTF-8.
 
@@ -94,10 +100,18 @@ def from_buffers(
         data, offsets, positions, ids, keep, rows_in: as in `DocumentBatch`.
         dropped: records of this stretch already left out of `offsets`; they count in `rows_in`.
         filtered: records of this stretch that do not match `--where`; they count in `rows_in`.
+        batch_bytes, on_invalid: see `ReadOptions`.
         decoded: the text was made from strings, so it is UTF-8 for certain.
+        replaced: records of this stretch in whose text U+FFFD was put already.
+
+    Raises:
+        ValidationError: the numbers of records do not add up.
     """
-    text = _large_binary(data, offsets)
     bad = {} if decoded else _not_utf8(data, offsets)
+    if bad and on_invalid == "replace":
+        data, offsets = _mended(data, offsets, bad)
+        replaced, bad = replaced + len(bad), {}
+    text = _large_binary(data, offsets)
     empty = _blank(data, offsets)
     empty[list(bad)] = False
     drops = list(dropped)
@@ -114,6 +128,12 @@ def from_buffers(
         data, offsets = _buffers(text)
     drops.sort(key=lambda drop: drop.position)
     documents = len(offsets) - 1
+    if documents + len(drops) + filtered != rows_in:
+        raise unaccounted(
+            f"{rows_in:,} records read, but {documents:,} documents, {len(drops):,} drops and "
+            f"{filtered:,} filtered",
+            f"input {input_index}",
+        )
     first = 0
     while first < documents or drops or rows_in or filtered:
         stop = int(np.searchsorted(offsets, offsets[first] + batch_bytes, side="right")) - 1
@@ -131,7 +151,9 @@ def from_buffers(
             dropped=tuple(drops),
             rows_in=stop - first + len(drops) + filtered,
             skipped=skipped,
+            replaced={input_index: replaced} if replaced else {},
         )
+        replaced = 0
         first, drops, rows_in, filtered = stop, [], 0, 0
 
 
@@ -345,6 +367,17 @@ def _not_utf8(data: np.ndarray, offsets: np.ndarray) -> dict[int, str]:
     return bad
 
 
+def _mended(
+    data: np.ndarray, offsets: np.ndarray, bad: Iterable[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the buffers with U+FFFD for what cannot be decoded in the bad documents."""
+    texts = [data[a:b].tobytes() for a, b in pairwise(offsets.tolist())]
+    for k in bad:
+        texts[k] = texts[k].decode(errors="replace").encode()
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    return np.frombuffer(b"".join(texts), np.uint8), np.concatenate([[0], np.cumsum(sizes)])
+
+
 def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return bool[d]: the text is empty or white space only."""
     sizes = np.diff(offsets)
@@ -388,6 +421,7 @@ def _joined(batches: list[DocumentBatch]) -> DocumentBatch:
         dropped=tuple(drop for batch in batches for drop in batch.dropped),
         rows_in=sum(batch.rows_in for batch in batches),
         skipped=sum((Counter(batch.skipped) for batch in batches), Counter()),
+        replaced=sum((Counter(batch.replaced) for batch in batches), Counter()),
     )
 
 

@@ -77,6 +77,7 @@ def table_batches(
         keep=keep,
         where=input.path,
         batch_bytes=options.batch_bytes,
+        on_invalid=options.on_invalid,
         filtered=filtered,
     )
 

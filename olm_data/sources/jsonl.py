@@ -11,6 +11,7 @@ with a reason, never an error; a file in which no line at the start has the text
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import compress, pairwise
 from typing import Any
@@ -30,6 +31,7 @@ TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 HEAD_BYTES = 1 << 20
 CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _MISSING = msgspec.UNSET
 _FILTERED = ("filtered", "")
 
@@ -120,6 +122,7 @@ class _Records:
         rename = {attribute: name for name, attribute in self._attribute.items()}
         self._type = msgspec.defstruct("Record", fields, rename=rename, gc=False)
         self._decoder = msgspec.json.Decoder(self._type)
+        self._replaced = 0  # texts mended in the block at hand
 
     def decode(self, block: bytes, place: int) -> Iterator[DocumentBatch]:
         """Yield the documents of a block of whole lines.
@@ -149,7 +152,7 @@ class _Records:
                 records = self._all(block, view, starts, stops)
         positions = place + (number if by_line else starts)
         drops: list[Drop] = []
-        filtered = 0
+        filtered = self._replaced = 0
         if records is None:
             records = []
             for a, b, position in zip(
@@ -221,7 +224,11 @@ class _Records:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            return "invalid_utf8", f"character {error.start} of the text: {error.reason}"
+            if self._options.on_invalid != "replace":
+                return "invalid_utf8", f"character {error.start} of the text: {error.reason}"
+            self._replaced += 1
+            mended = json.loads(line.decode(errors="replace"))[name]
+            setattr(record, self._attribute[name], _SURROGATE.sub("\ufffd", mended))
         return record
 
     def _matching(self, records: list[Any]) -> np.ndarray:
@@ -268,8 +275,10 @@ class _Records:
             dropped=drops,
             rows_in=rows_in,
             batch_bytes=options.batch_bytes,
+            on_invalid=options.on_invalid,
             filtered=filtered,
             decoded=True,
+            replaced=self._replaced,
         )
 
     def _column(self, records: list[Any], name: str, kind: str) -> pa.Array:

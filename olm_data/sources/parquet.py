@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olm_data.errors import InputError
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import skipped_batch
 from olm_data.sources.columns import (
@@ -97,6 +98,12 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
                 yield from table_batches(batch, positions, unit.input, input, options, here)
+            if row - start != rows:
+                raise InputError(
+                    f"row group {group} holds {row - start:,} rows, its footer says {rows:,}",
+                    where=input.path,
+                    fix="copy or download the file again, or leave it out",
+                )
 
 
 def schema(input: InputFile) -> pa.Schema:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import cast, get_args
 
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.sources import arrow, hub, jsonl, named, parquet, pylib
-from olm_data.sources.base import InputFile, ReadOptions, SourcePlan
+from olm_data.sources.base import InputFile, OnInvalid, ReadOptions, SourcePlan
 from olm_data.sources.buffers import kind_of
 from olm_data.sources.columns import require_text
 from olm_data.sources.files import list_files
@@ -32,6 +34,7 @@ def resolve_source(
     keep: Sequence[str] | None = None,
     separator: str | None = None,
     where: str | None = None,
+    on_invalid: str | None = None,
 ) -> SourcePlan:
     """Find the inputs and how to read them.
 
@@ -45,6 +48,7 @@ def resolve_source(
         keep: columns to keep; None for the source's own.
         separator: for text files; see `ReadOptions`.
         where: the condition a record must meet; see `where.py`.
+        on_invalid: see `ReadOptions`; None for "skip".
 
     Raises:
         UsageError: arguments that do not go together, or an unknown name.
@@ -79,19 +83,23 @@ def resolve_source(
         subset, files = named.list_inputs(source, subset, root)
         name, text, identifier = _fit_name(f"{source}-{subset}"), entry.text, entry.id
         kept = list(entry.keep)
+    policy = on_invalid or "skip"
+    if policy not in get_args(OnInvalid):
+        raise UsageError(
+            f"--on-invalid {policy!r} is no policy", fix=suggest(policy, get_args(OnInvalid))
+        )
+    options = _options(
+        files,
+        text_column=text_column or text,
+        id_column=id_column,
+        own_id=identifier,
+        keep=keep,
+        own_keep=kept,
+        separator=separator,
+        where=where,
+    )
     return SourcePlan(
-        name=name,
-        inputs=tuple(files),
-        options=_options(
-            files,
-            text_column=text_column or text,
-            id_column=id_column,
-            own_id=identifier,
-            keep=keep,
-            own_keep=kept,
-            separator=separator,
-            where=where,
-        ),
+        name=name, inputs=tuple(files), options=replace(options, on_invalid=cast(OnInvalid, policy))
     )
 
 

@@ -70,6 +70,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 dropped=(),
                 rows_in=len(texts),
                 batch_bytes=options.batch_bytes,
+                on_invalid=options.on_invalid,
             )
 
 

@@ -51,7 +51,7 @@ def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) 
     """Return a request; options are those of `Request`, of reading, of selecting, and eos/bos."""
     reading = {
         name: options.pop(name)
-        for name in ("text_column", "id_column", "keep", "separator", "where")
+        for name in ("text_column", "id_column", "keep", "separator", "on_invalid", "where")
         if name in options
     }
     spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
