@@ -15,6 +15,7 @@ import hashlib
 import io
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -84,6 +85,7 @@ class Bucket:
         *,
         body: Callable[[], Any] | None = None,
         then: Callable[[Any], Any] = lambda response: response,
+        stopped: threading.Event | None = None,
         **parameters: Any,
     ) -> Any:
         """Make one request, again while its errors are transient.
@@ -93,6 +95,7 @@ class Bucket:
             key: object or prefix the request is about, for messages.
             body: makes the body, afresh for each attempt.
             then: takes the response and reads its body, so that this is tried again too.
+            stopped: once set, no further attempt is made.
             parameters: those of the client's method.
 
         Raises:
@@ -107,13 +110,16 @@ class Bucket:
             call = getattr(client(), operation)
             return then(call(Bucket=self.name, **parameters, **sent))
 
+        def again(error: Exception) -> bool:
+            return is_transient(error) and not (stopped is not None and stopped.is_set())
+
         def failed(error: Exception, number: int, seconds: float) -> None:
             if number > 1 or seconds > 5:  # a single hiccup is no news
                 _log.warning("%s: %s; trying again (%d)", url, said(error), number + 1)
 
         try:
             backoff = FIRST_CONTACT if self.hasty else BACKOFF
-            return retried(attempt, backoff, is_transient, failed)
+            return retried(attempt, backoff, again, failed)
         except Exception as error:
             problem = translated(error, url, operation, tries[0])
             if problem is None:  # not the store's doing
@@ -215,13 +221,11 @@ class Bucket:
     def _upload_parts(self, key: str, handle: int, size: int, part: int) -> bool:
         """Upload an open file in parts. Returns whether all of it is proved to have arrived."""
         id = self.request("create_multipart_upload", key, Key=key)["UploadId"]
-        stopped = False
+        stopped = threading.Event()
 
         def send(number: int) -> tuple[dict[str, Any], str, bool]:
             start = (number - 1) * part
             stop = min(size, start + part)
-            if stopped:
-                raise InterruptedError
             md5, crc = digests(Slice(handle, start, stop))
             response = self.request(
                 "upload_part",
@@ -230,6 +234,7 @@ class Bucket:
                 UploadId=id,
                 PartNumber=number,
                 body=lambda: Slice(handle, start, stop),
+                stopped=stopped,
             )
             sums = {k: v for k, v in response.items() if k.startswith("Checksum") and k[8:9] == "C"}
             told = {"PartNumber": number, "ETag": response["ETag"]} | sums
@@ -240,7 +245,8 @@ class Bucket:
                 try:
                     sent = list(pool.map(send, range(1, -(-size // part) + 1)))
                 except BaseException:
-                    stopped = True
+                    stopped.set()
+                    pool.shutdown(wait=False, cancel_futures=True)
                     raise
             etag = f"{_md5(b''.join(bytes.fromhex(md5) for _, md5, _ in sent))}-{len(sent)}"
             self._complete(key, id, [told for told, _, _ in sent], size, etag)

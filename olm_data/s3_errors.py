@@ -7,7 +7,8 @@ Only codes, numbers and names get into a message: never a URL with a query, a he
 
 from __future__ import annotations
 
-from typing import Any
+import errno
+from typing import Any, cast
 
 from olm_data.errors import StorageError
 from olm_data.s3_client import client, endpoint
@@ -63,6 +64,9 @@ def is_transient(error: Exception) -> bool:
     if isinstance(error, known.ClientError):
         code, status, _ = _answer(error)
         return code in _TRANSIENT or (status >= 500 and status not in _FINAL_STATUS)
+    cause = getattr(error, "kwargs", {}).get("error")
+    if isinstance(error, known.HTTPClientError) and _is_local(cause):
+        return False
     if isinstance(error, known.SSLError):
         return "CERTIFICATE_VERIFY_FAILED" not in str(error)
     return isinstance(
@@ -73,6 +77,13 @@ def is_transient(error: Exception) -> bool:
             *(ConnectionError, TimeoutError),
         ),
     )
+
+
+def _is_local(cause: object) -> bool:
+    """Whether the client wrapped an error of the file that it was sending."""
+    network = (ConnectionError, TimeoutError)
+    local = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.ENOMEM)
+    return isinstance(cause, OSError) and not isinstance(cause, network) and cause.errno in local
 
 
 def said(error: Exception) -> str:
@@ -100,6 +111,9 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
             where=url,
             fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
         )
+    cause = getattr(error, "kwargs", {}).get("error")
+    if isinstance(error, BotoCoreError) and _is_local(cause):
+        return cast(Exception, cause)
     if not (isinstance(error, BotoCoreError) or is_transient(error)):
         return None
     times = f" {attempts} times" if attempts > 1 else ""

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
-from olm_data.errors import ValidationError
+from olm_data.errors import ConflictError, ValidationError
 from olm_data.store import Store, io_errors
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def encode(self) -> bytes:
         """Return the record's bytes as stored."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+
+class _PlanOf(msgspec.Struct, frozen=True):
+    """Of a commit record, only whose it is."""
+
+    plan: str
 
 
 def docs_schema(keep: pa.Schema | None = None) -> pa.Schema:
@@ -202,8 +208,14 @@ class ShardWriter:
     ) -> ShardRecord:
         """Make the shard durable and visible: tokens, ends, docs, then the record.
 
-        An empty shard has a record but no other file.
+        An empty shard has a record but no other file. A late worker of the same plan writes the
+        same bytes again; over the shard of another plan nothing is written.
+
+        Raises:
+            ConflictError: the folder holds this shard of another plan.
         """
+        if self._stored_plan() not in (None, plan):
+            raise self._other_plan()
         ends = np.concatenate(self._ends) if self._ends else np.zeros(0, np.uint64)
         where = self.store.url(self.name)
         with io_errors(where):
@@ -241,8 +253,28 @@ class ShardWriter:
         if self._tokens:
             for kind, path in self._paths.items():
                 self.store.publish(self.name + kind, path, files[kind.split(".")[1]].sha256)
-        self.store.put(self.name + RECORD, record.encode())
+        try:
+            self.store.create(self.name + RECORD, record.encode())
+        except ConflictError as error:
+            if self._stored_plan() not in (None, plan):
+                raise self._other_plan() from error
+            self.store.put(self.name + RECORD, record.encode())  # damaged, or of a lost shard
         return record
+
+    def _stored_plan(self) -> str | None:
+        """Return the plan whose commit record is there, None where there is none to be read."""
+        try:
+            return msgspec.json.decode(self.store.read(self.name + RECORD), type=_PlanOf).plan
+        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _other_plan(self) -> ConflictError:
+        return ConflictError(
+            "the output holds this shard of another plan",
+            where=self.store.url(self.name + RECORD),
+            why="another run, with other inputs or options, writes there",
+            fix="stop that run, or choose another --output",
+        )
 
     def discard(self) -> None:
         """Close the unfinished files; the staging folder's owner removes them."""

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from olm_data.errors import ConflictError, OlmError, ResourceError, UsageError, refuse_secrets
 from olm_data.s3 import Bucket, split_url
+from olm_data.scratch import abandoned, scratch
 
 LOCK_NAME = ".lock"
 STAGING_PREFIX = ".staging-"
@@ -251,7 +252,8 @@ class Store:
             sha256: digest of the file, checked against what a remote store received.
         """
         if self.remote:
-            self.bucket.upload(self.key(name), path, sha256)
+            with io_errors(str(path)):
+                self.bucket.upload(self.key(name), path, sha256)
             return
         url = self.url(name)
         with io_errors(url, writing=True):
@@ -265,12 +267,13 @@ class Store:
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
         """Yield a local folder for unfinished files; it is removed at the end, whatever happens."""
+        if self.remote:
+            with scratch() as folder:
+                yield folder
+            return
         with io_errors(self.root, writing=True):
-            if self.remote:
-                folder = Path(tempfile.mkdtemp(prefix="olm-"))
-            else:
-                _make_folder(self.root)
-                folder = Path(tempfile.mkdtemp(prefix=self.staging_prefix, dir=self.root))
+            _make_folder(self.root)
+            folder = Path(tempfile.mkdtemp(prefix=self.staging_prefix, dir=self.root))
         try:
             yield folder
         finally:
@@ -287,6 +290,7 @@ class Store:
             ConflictError: another process on this machine writes here.
         """
         if self.remote:
+            abandoned(remove=True)
             yield
             return
         with io_errors(self.root, writing=True):

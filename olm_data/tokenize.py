@@ -34,6 +34,7 @@ from olm_data.errors import (
 from olm_data.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.preflight import preflight
 from olm_data.progress import Progress
 from olm_data.publish import publish
 from olm_data.run_progress import RunProgress
@@ -88,6 +89,7 @@ def tokenize(
     runner: Runner,
     budget: BadBudget,
     progress: Progress,
+    single_writer: bool = False,
 ) -> Summary:
     """Write the dataset of `request` to `output`, or finish writing it.
 
@@ -96,6 +98,7 @@ def tokenize(
         runner: where the tasks run.
         budget: how many bad records to accept.
         progress: shows how far it is.
+        single_writer: nobody else writes there; see `Store`.
 
     Raises:
         ConflictError: another process writes there, or another dataset is there.
@@ -105,7 +108,7 @@ def tokenize(
     """
     plan = request.plan()
     progress.event("start", **_start(request, plan, output))
-    store = Store(output)
+    store = Store(output, single_writer=single_writer)
     with ExitStack() as held:
         held.enter_context(store.exclusive())
         found = _existing(store, plan)
@@ -171,10 +174,12 @@ def make_shards(
         plan_name: the plan is stored under this name before any shard is written.
         splits: stores of the training split and, where documents are held out, of validation.
     """
+    store = splits[0]
+    for note in preflight(store):
+        progress.note(note)
     proof = _choose_encoder(request, plan, encoder)
     if proof.note:
         progress.note(proof.note)
-    store = splits[0]
     _check_room(store, plan, request.tokenizer.dtype.itemsize)
     if not store.exists(plan_name):
         store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
@@ -190,6 +195,7 @@ def make_shards(
         special=request.special,
         holdout=request.holdout_below,
         output=absolute(store.root),
+        single_writer=store.single_writer,
     )
     write_job(job, plan_name)
     results = _finished(plan, splits)

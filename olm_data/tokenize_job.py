@@ -66,6 +66,7 @@ class TokenizeJob:
         special: what to do with text that spells a special token.
         holdout: a document is held out if its content hash (uint64) is below this; 0 for none.
         output: root of the dataset's store; an absolute path if it is local.
+        single_writer: nobody else writes there; see `Store`.
         worker: name of the process that runs tasks beside the parent, or None in the parent's own
             processes. Not part of what is stored.
     """
@@ -78,6 +79,7 @@ class TokenizeJob:
     special: SpecialPolicy
     holdout: int
     output: str
+    single_writer: bool = False
     worker: str | None = None
 
     @cached_property
@@ -89,7 +91,8 @@ class TokenizeJob:
     def splits(self) -> list[Store]:
         """The stores of the splits: train, and validation if something is held out."""
         prefix = STAGING_PREFIX if self.worker is None else f"{WORKER_PREFIX}{self.worker}~"
-        store = Store(self.output, staging_prefix=prefix)
+        single = self.single_writer
+        store = Store(self.output, single_writer=single, staging_prefix=prefix)
         return [store] if self.holdout == 0 else [store, store.child(VALIDATION)]
 
     @cached_property
@@ -128,6 +131,7 @@ class TokenizeJob:
             "encoder": self.encoder,
             "special": self.special,
             "holdout": self.holdout,
+            "single_writer": self.single_writer,
         }
 
     @classmethod
@@ -148,6 +152,7 @@ class TokenizeJob:
             special=value["special"],
             holdout=value["holdout"],
             output=output,
+            single_writer=value["single_writer"],
         )
 
     def describe(self, task: int) -> str:

@@ -49,6 +49,11 @@ import click
 @click.option(
     "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
 )
+@click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Nobody else writes there: for stores without conditional writes.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
 @click.option(
     "--json",
@@ -72,6 +77,7 @@ def tokenize(
     eos: str,
     bos: str,
     max_bad: str,
+    single_writer: bool,
     dry_run: bool,
     as_json: bool,
     **reading: str | None,
@@ -126,7 +132,13 @@ def tokenize(
     progress = Progress("tokenize", events=sys.stdout if as_json else None)
     runner = LocalRunner(workers)
     done = verb.tokenize(
-        request, output, encoder=encoder, runner=runner, budget=budget, progress=progress
+        request,
+        output,
+        encoder=encoder,
+        runner=runner,
+        budget=budget,
+        progress=progress,
+        single_writer=single_writer,
     )
     if as_json:
         progress.event("done", **say.summary_json(done))

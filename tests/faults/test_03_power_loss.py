@@ -40,14 +40,14 @@ def test_03_a_shards_three_files_are_visible_before_its_record_and_all_before_th
 ) -> None:
     log = recorded(tiny_tokenizer, tmp_path)
     order = [line.split(" ")[1] for line in log if line.startswith(("replace", "link"))]
-    # files reach their name by `replace put`; the record of a shard is the put after its files
+    # files reach their name by `replace`; the record of a shard is created after its files
     shard = [i for i, name in enumerate(order) if re.match(r"shard-\d+\.tokens", name)]
     for i in shard:
         kinds = [name.split(".", 1)[1] if "." in name else name for name in order[i : i + 4]]
-        assert kinds == ["tokens.npy", "ends.npy", "docs.parquet", "put"]
+        assert kinds == ["tokens.npy", "ends.npy", "docs.parquet", "create"]
     assert order[0] == "create"  # plan.json
     assert order[-1] == "create"  # manifest.json
-    assert order.index("create", 1) > shard[-1] + 3
+    assert len(order) - 1 > shard[-1] + 3
 
 
 def test_03_each_file_of_a_shard_is_flushed_after_its_last_write(

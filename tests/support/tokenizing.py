@@ -74,6 +74,7 @@ def make_dataset(
     runner: Runner | None = None,
     encoder: str = "hf",
     max_bad: str = "0.1%",
+    single_writer: bool = False,
     log: io.StringIO | None = None,
     **options: Any,
 ) -> Summary:
@@ -85,6 +86,7 @@ def make_dataset(
         runner=runner or InlineRunner(),
         budget=parse_budget(max_bad),
         progress=Progress("tokenize", stream=log or io.StringIO()),
+        single_writer=single_writer,
     )
 
 

@@ -1,0 +1,75 @@
+"""FAULTS row 8: a stalled or very slow store is noticed, tried again, said, never awaited."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from support.s3_proxy import Proxy, delay, stall, throttled
+
+from olm_data import s3, s3_client
+from olm_data.errors import StorageError
+from olm_data.retry import Backoff
+from olm_data.store import Store
+
+
+@pytest.fixture
+def store(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(s3_client, "READ_TIMEOUT", 0.4)
+    return Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}")
+
+
+@pytest.mark.parametrize("operation", ["PUT", "GET", "HEAD", "LIST", "DELETE"])
+def test_08_a_stalled_request_is_given_up_and_made_again(
+    operation: str, store: Store, proxy: Proxy
+) -> None:
+    store.put("a", b"x")
+    proxy.clear()
+    proxy.inject(stall)
+    if operation == "PUT":
+        store.put("a", b"y")
+    elif operation == "GET":
+        assert store.read("a") == b"x"
+    elif operation == "HEAD":
+        assert store.size("a") == 1
+    elif operation == "LIST":
+        assert [entry.name for entry in store.entries()] == ["a"]
+    else:
+        store.delete("a")
+    assert len(proxy.seen) == 2
+
+
+def test_08_a_store_that_stays_silent_is_exit_6_and_the_waiting_is_said(
+    store: Store,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(s3, "BACKOFF", Backoff(attempts=4, first=0.001))
+    proxy.inject(stall, times=None)
+    with caplog.at_level(logging.WARNING), pytest.raises(StorageError) as caught:
+        store.read("a")
+    assert caught.value.exit_code == 6
+    assert "4 times: no answer in time" in str(caught.value)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{store.root}/a: no answer in time (ReadTimeoutError); trying again ({n})" for n in (3, 4)
+    ]
+
+
+def test_08_no_attempt_starts_after_the_time_that_all_may_take(
+    store: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "BACKOFF", Backoff(attempts=100, first=0.001, within=0.6))
+    proxy.inject(stall, times=None)
+    with pytest.raises(StorageError, match="2 times"):
+        store.read("a")
+
+
+def test_08_a_slow_answer_is_not_a_stalled_one(store: Store, proxy: Proxy) -> None:
+    store.put("a", bytes(10_000))
+    proxy.clear()
+    proxy.inject(throttled(10_000), delay(0.2))
+    assert store.read("a") == bytes(10_000)  # takes a second, more than the read timeout
+    assert store.read("a") == bytes(10_000)
+    assert len(proxy.seen) == 2

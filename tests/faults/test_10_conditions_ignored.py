@@ -1,0 +1,87 @@
+"""FAULTS row 10: a store that ignores or refuses conditional creates is found before work."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import olm_data
+from support.s3_proxy import Fault, Proxy, answer, ignore_condition
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.errors import ConflictError, StorageError
+from olm_data.runners.local import InlineRunner
+from olm_data.store import Store
+
+REFUSED = answer(501, "NotImplemented", "A header you provided implies functionality")
+
+
+class Never:
+    """A runner that must not be reached."""
+
+    def run(self, *_: Any, **__: Any) -> None:
+        raise AssertionError("work began")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(40))
+
+
+@pytest.mark.parametrize(("fault", "said"), [(ignore_condition, "ignores"), (REFUSED, "refuses")])
+def test_10_the_run_is_refused_before_work_and_leaves_nothing(
+    fault: Fault, said: str, proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
+    proxy.inject(fault, conditional=True, times=None)
+    with pytest.raises(StorageError, match=f"{said} conditional writes") as caught:
+        make_dataset([source], tiny_tokenizer, output, runner=Never())
+    assert caught.value.exit_code == 6
+    assert "--single-writer" in str(caught.value.fix)
+    assert Store(output).entries() == []
+
+
+@pytest.mark.parametrize("fault", [ignore_condition, REFUSED])
+def test_10_a_single_writer_may_go_on_and_makes_the_same_dataset(
+    fault: Fault, proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
+    proxy.inject(fault, conditional=True, times=None)
+    log = io.StringIO()
+    made = make_dataset([source], tiny_tokenizer, output, single_writer=True, log=log)
+    assert "nothing keeps a second run" in log.getvalue()
+    local = make_dataset([source], tiny_tokenizer, tmp_path / "local")
+    assert made.manifest.digest == local.manifest.digest
+    assert not any(seen.conditional for seen in proxy.seen)
+
+
+def test_10_a_single_writer_still_refuses_what_it_can_see(
+    proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
+
+    class Rival(InlineRunner):
+        """Somebody else writes there after all."""
+
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            super().run(job, tasks, total, **callbacks)
+            Store(output).put("manifest.json", b"theirs")
+
+    with pytest.raises(ConflictError):
+        make_dataset([source], tiny_tokenizer, output, single_writer=True, runner=Rival())
+    assert Store(output).read("manifest.json") == b"theirs"
+
+
+def test_10_the_option_works_from_the_command_line(
+    proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
+    proxy.inject(ignore_condition, conditional=True, times=None)
+    command = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
+    refused = olm_data(*command, "--workers", "1", "--encoder", "hf")
+    assert refused.returncode == 6, refused.stderr
+    assert "add --single-writer" in refused.stderr
+    done = olm_data(*command, "--workers", "1", "--encoder", "hf", "--single-writer")
+    assert done.returncode == 0, done.stderr
