@@ -22,6 +22,7 @@ import numpy as np
 
 from olm_data.canonical import sha256_file
 from olm_data.errors import ConflictError, ValidationError
+from olm_data.shard_shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.store import Store, io_errors
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class ShardWriter:
         vocab_size: every id must be below it.
         staging: local folder for unfinished files (see `Store.staging`).
         keep: Arrow schema of the kept columns, or None.
+        shuffle: seed of the order of the documents, or None for the order of `append`.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class ShardWriter:
         vocab_size: int,
         staging: Path,
         keep: pa.Schema | None = None,
+        shuffle: int | None = None,
     ) -> None:
         import pyarrow.parquet as pq
 
@@ -148,6 +151,7 @@ class ShardWriter:
         )
         self._paths = {kind: staging / (name + kind) for kind in (TOKENS, ENDS, DOCS)}
         self._schema = docs_schema(keep)
+        self._shuffle = shuffle
         self._ends: list[np.ndarray] = []
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = 0
@@ -225,6 +229,11 @@ class ShardWriter:
             _write_all(self._file, npy_header(self.dtype, self._tokens))
             os.fsync(self._file.fileno())
             self._file.close()
+            if self._shuffle is not None and len(ends):
+                order = document_order(self._shuffle, self.name, len(ends))
+                tokens = self._paths[TOKENS]
+                ends = shuffle_tokens(tokens, HEADER_BYTES, self.dtype, ends, order)
+                shuffle_rows(self._paths[DOCS], order, DOCS_ROW_GROUP)
             with open(self._paths[ENDS], "wb", buffering=0) as file:
                 _write_all(file, npy_header(np.dtype(np.uint64), len(ends)))
                 _write_all(file, ends.view(np.uint8).data)

@@ -194,6 +194,7 @@ def make_shards(
         encoder=proof.encoder,
         special=request.special,
         holdout=request.holdout_below,
+        shuffle=request.shuffle,
         output=absolute(store.root),
         single_writer=store.single_writer,
     )

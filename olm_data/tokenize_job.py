@@ -65,6 +65,7 @@ class TokenizeJob:
         encoder: name of the encoder plug-in, already chosen.
         special: what to do with text that spells a special token.
         holdout: a document is held out if its content hash (uint64) is below this; 0 for none.
+        shuffle: seed of the order of the documents in each shard, or None for input order.
         output: root of the dataset's store; an absolute path if it is local.
         single_writer: nobody else writes there; see `Store`.
         worker: name of the process that runs tasks beside the parent, or None in the parent's own
@@ -78,6 +79,7 @@ class TokenizeJob:
     encoder: str
     special: SpecialPolicy
     holdout: int
+    shuffle: int | None = None
     output: str
     single_writer: bool = False
     worker: str | None = None
@@ -132,6 +134,7 @@ class TokenizeJob:
             "special": self.special,
             "holdout": self.holdout,
             "single_writer": self.single_writer,
+            "shuffle": self.shuffle,
         }
 
     @classmethod
@@ -151,6 +154,7 @@ class TokenizeJob:
             encoder=value["encoder"],
             special=value["special"],
             holdout=value["holdout"],
+            shuffle=value["shuffle"],
             output=output,
             single_writer=value["single_writer"],
         )
@@ -182,6 +186,7 @@ class TokenizeJob:
                     vocab_size=self.tokenizer.vocab_size,
                     staging=stack.enter_context(split.staging()),
                     keep=self.read.keep_schema,
+                    shuffle=self.shuffle,
                 )
                 for split in splits
             ]

@@ -55,6 +55,7 @@ def plan_lines(
         f"  ends       {rules(tokenizer)}",
         f"  holdout    {request.holdout}" if request.holdout else "  holdout    none",
         *selection_lines(request.source),
+        *([] if request.shuffle is None else [f"  shuffle    documents, seed {request.shuffle}"]),
         f"  plan       {plan.digest}",
     ]
     if sample is not None:
@@ -161,8 +162,8 @@ def chosen_lines(source: SourcePlan, summary: Summary) -> list[str]:
     if source.excluded is not None and summary.ids_found is not None:
         missing = len(source.excluded) - summary.ids_found
         lines.append(
-            f"  exclude     {summary.ids_found:,} of {len(source.excluded):,} ids found"
-            + (f", {missing:,} are of no record read" if missing else "")
+            f"  exclude     {summary.ids_found:,} of {len(source.excluded):,} ids met"
+            + (f", {missing:,} belong to no record that came so far" if missing else "")
         )
     if options.sample is not None:
         before = ("filtered", "excluded", *DROP_REASONS)

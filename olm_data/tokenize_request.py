@@ -82,6 +82,7 @@ class Request:
         special: treatment of text that spells a special token.
         holdout: share of the documents that goes to the validation split.
         shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
+        shuffle: seed of the order of the documents in each shard, or None for input order.
     """
 
     source: SourcePlan
@@ -89,6 +90,7 @@ class Request:
     special: SpecialPolicy = "plain"
     holdout: Fraction = Fraction(0)
     shard_tokens: int | None = None
+    shuffle: int | None = None
 
     @property
     def holdout_below(self) -> int:
@@ -101,6 +103,8 @@ class Request:
         if self.source.limit is not None:
             last = self.source.inputs[-1]
             options |= {"limit": self.source.limit, "last": [last.path, last.until]}
+        if self.shuffle is not None:
+            options |= {"shuffle_documents": True, "seed": self.shuffle}
         return options
 
     def plan(self) -> Plan:

@@ -24,7 +24,7 @@ def select_documents(
     *,
     exclude_ids: str | None = None,
     sample: Fraction | None = None,
-    seed: int | None = None,
+    seed: int = 0,
     limit: int | None = None,
 ) -> SourcePlan:
     """Return the source with the selection applied: where, exclude, sample, limit, in this order.
@@ -32,16 +32,14 @@ def select_documents(
     Args:
         exclude_ids: a file of ids to leave out, one a line.
         sample: share of the documents to draw, above 0 and below 1.
-        seed: of the draw; 0 by default.
+        seed: of the draw.
         limit: documents to take, counted after the rest of the selection.
 
     Raises:
-        UsageError: a seed without a draw, or a share of 0.
+        UsageError: a share of 0.
         InputError: ids to leave out where records have none, or a file that cannot be read.
         StorageError: remote storage fails.
     """
-    if seed is not None and sample is None:
-        raise UsageError("--seed has no effect without --sample", where=f"--seed {seed}")
     if sample is not None and not 0 < sample < 1:
         raise UsageError(
             "a sample holds more than nothing and less than all",
@@ -50,7 +48,7 @@ def select_documents(
         )
     options = source.options
     if sample is not None:
-        options = replace(options, sample=str(sample), seed=seed or 0)
+        options = replace(options, sample=str(sample), seed=seed)
     if exclude_ids is not None:
         whole_files = options.separator is None and any(f.format == "txt" for f in source.inputs)
         if options.id_column is None and not whole_files:

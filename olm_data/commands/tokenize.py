@@ -23,8 +23,9 @@ import click
 @click.option("--where", help="Take only records that match: \"score >= 3 and language == 'en'\".")
 @click.option("--exclude-ids", help="Leave out the records whose ids stand in this file.")
 @click.option("--sample", help="Draw this share of the documents, by their text: 1%.")
-@click.option("--seed", type=int, help="Of the draw.  [default: 0]")
+@click.option("--seed", type=int, help="Of the draw and of the shuffle.  [default: 0]")
 @click.option("--limit", help="Stop after so many documents: 100K.")
+@click.option("--shuffle-documents", is_flag=True, help="Shuffle the documents of each shard.")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
 @click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
@@ -72,6 +73,7 @@ def tokenize(
     exclude_ids: str | None,
     sample: str | None,
     seed: int | None,
+    shuffle_documents: bool,
     limit: str | None,
     special: Literal["plain", "allow", "error"],
     eos: str,
@@ -92,6 +94,7 @@ def tokenize(
     from olm_data import tokenize as verb
     from olm_data import tokenize_report as say
     from olm_data import tokenize_request as asked
+    from olm_data.errors import UsageError
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
     from olm_data.runners.local import LocalRunner, granted_cpus
@@ -101,11 +104,15 @@ def tokenize(
     budget = asked.parse_budget(max_bad)
     share = asked.parse_share(holdout, "--holdout")
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
+    if seed is not None and sample is None and not shuffle_documents:
+        raise UsageError(
+            "--seed has no effect without --sample or --shuffle-documents", where=f"--seed {seed}"
+        )
     source = select_documents(
         source,
         exclude_ids=exclude_ids,
         sample=None if sample is None else asked.parse_share(sample, "--sample"),
-        seed=seed,
+        seed=seed or 0,
         limit=parse_count(limit) if limit else None,
     )
     spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
@@ -115,6 +122,7 @@ def tokenize(
         special=special,
         holdout=share,
         shard_tokens=parse_count(shard_tokens) if shard_tokens else None,
+        shuffle=(seed or 0) if shuffle_documents else None,
     )
     if output is None:
         output = asked.default_output(source, spec)

@@ -187,7 +187,7 @@ def test_any_selection_over_any_cut_takes_the_same_documents_and_counts_the_rest
         source,
         exclude_ids=None if excluded is None else str(tmp_path / "ids.txt"),
         sample=sample,
-        seed=None if sample is None else seed,
+        seed=seed,
         limit=limit,
     )
     options = source.options.__class__(
@@ -330,7 +330,7 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
         assert line in said
     made = make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "out", **options)
     said = "\n".join(summary_lines(request, made, 1))
-    assert "2 of 4 ids found, 2 are of no record read" in said
+    assert "2 of 4 ids met, 2 belong to no record" in said
     assert "filtered (the record does not match --where)" in said
     assert "excluded (its id is in --exclude-ids)" in said
     assert "sample      50% wanted" in said
@@ -341,7 +341,6 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"seed": 3}, UsageError, "no effect without --sample"),
         ({"sample": Fraction(0)}, UsageError, "more than nothing"),
         ({"exclude_ids": "{}/0.jsonl"}, UsageError, "one text file"),
         ({"exclude_ids": "{}/gone.txt"}, InputError, "no such file"),
