@@ -65,21 +65,29 @@ class Dataset:
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
     @classmethod
-    def open(cls, path: str, *, verify: Verify = "lazy", max_open: int | None = None) -> Dataset:
+    def open(
+        cls,
+        path: str,
+        *,
+        digest: str | None = None,
+        verify: Verify = "lazy",
+        max_open: int | None = None,
+    ) -> Dataset:
         """Open the dataset at a local path or URL; reads the manifest only.
 
         Args:
             path: folder of the dataset.
+            digest: which version, where inputs were added since; the newest by default.
             verify: `off`, `lazy` (each 64 KiB block of tokens on first touch) or `full` (whole
                 shard when it is opened).
             max_open: most shards kept open at a time.
 
         Raises:
-            InputError: there is no dataset.
+            InputError: there is no dataset, or no such version of it.
             ValidationError: the manifest is damaged, edited or of another version.
         """
         store = Store(path)
-        return cls(store, read_manifest(store), verify=verify, max_open=max_open)
+        return cls(store, read_manifest(store, digest), verify=verify, max_open=max_open)
 
     @property
     def tokens(self) -> int:

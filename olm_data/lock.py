@@ -123,6 +123,8 @@ class Lock(_File, frozen=True, kw_only=True):
     ) -> list[Dataset]:
         """Open each source's dataset, in the order of `sources`, and check it is the locked one.
 
+        Where inputs were added since, the version that the lock names is opened.
+
         Raises:
             InputError: there is no dataset at a source's location.
             ValidationError: another dataset lies there than the lock was made from.
@@ -131,6 +133,10 @@ class Lock(_File, frozen=True, kw_only=True):
         for source in self.sources:
             location = self.location(source.name)
             dataset = Dataset.open(location, verify=verify, max_open=max_open)
+            if source.dataset in [version.parent for version in dataset.manifest.additions]:
+                dataset = Dataset.open(
+                    location, digest=source.dataset, verify=verify, max_open=max_open
+                )
             differences = [
                 f"{what} {there}, in the lock {locked}"
                 for what, there, locked in (

@@ -17,12 +17,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from olm_data.errors import InputError, ValidationError, suggest
+from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.shard import WINDOWS, ShardRecord
 from olm_data.store import Store
 
 MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
 JOB, EXCLUDED = "job.json", "exclude-ids.npy"
+VERSIONS = "manifests"
+"""Sub-folder of the manifests that additions have replaced, each under its digest."""
+
 FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 
@@ -69,6 +72,21 @@ class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_split: int
 
 
+class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Inputs that were added to a dataset after it was first written.
+
+    `parent` is the digest of the version they were added to, `plan` that of the plan that made
+    their shards, `first_shard` and `first_input` are where they begin (shards by the number in
+    their name), `options` is how the inputs were read.
+    """
+
+    parent: str
+    plan: str
+    first_shard: int
+    first_input: int
+    options: dict[str, Any]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of `manifest.json`."""
 
@@ -84,6 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     totals: Totals
     dropped: dict[str, int]
     max_documents_in: dict[str, int]
+    added: list[Addition] | msgspec.UnsetType = msgspec.UNSET
     digest: str | msgspec.UnsetType = msgspec.UNSET
     tools: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
@@ -97,6 +116,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def encode(self) -> bytes:
         """Return the bytes of `manifest.json`."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+    @property
+    def additions(self) -> list[Addition]:
+        """What was added to the dataset, in order; [] for a dataset made in one run."""
+        return self.added or []
+
+    def plan_of(self, shard: str) -> str:
+        """Return the digest of the plan that made the shard of this name."""
+        number = int(shard.removeprefix("shard-"))
+        plans = [addition.plan for addition in self.additions if addition.first_shard <= number]
+        return plans[-1] if plans else self.plan
 
     def documents_bound(self, width: int) -> int:
         """Return a bound on the documents that a window of `width` tokens can touch."""
@@ -122,12 +152,14 @@ def build_manifest(
     dropped: dict[str, int],
     documents_in: int,
     tools: dict[str, str],
+    added: Sequence[Addition] = (),
 ) -> Manifest:
     """Assemble a manifest from the commit records of all shard tasks, in task order.
 
     Args:
         records: (record, sha256 of the record's file) of each task; empty shards are left out.
         documents_in: documents read from all inputs, dropped ones included.
+        added: what was added since the dataset was first written.
     """
     full = [(record, sha) for record, sha in records if record.tokens]
     documents = sum(record.documents for record, _ in full)
@@ -160,6 +192,7 @@ def build_manifest(
         ),
         dropped=dict(sorted(dropped.items())),
         max_documents_in=_stream_windows([record for record, _ in full]),
+        added=list(added) or msgspec.UNSET,
         tools=tools,
     )
     return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
@@ -189,14 +222,16 @@ def _stream_windows(records: Sequence[ShardRecord]) -> dict[str, int]:
     return bounds
 
 
-def read_manifest(store: Store) -> Manifest:
-    """Read and check `manifest.json`.
+def read_manifest(store: Store, digest: str | None = None) -> Manifest:
+    """Read and check `manifest.json`, or the manifest of an older version.
+
+    Args:
+        digest: of the version that is wanted; None for the newest.
 
     Raises:
-        InputError: there is no dataset at this place, or it is unfinished.
+        InputError: there is no dataset at this place, it is unfinished, or it has no such version.
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
-    url = store.url(MANIFEST)
     try:
         data = store.read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -212,6 +247,37 @@ def read_manifest(store: Store) -> Manifest:
             fix="check the path, or make one: olm-data tokenize INPUT --tokenizer FILE "
             f"--output {store.root}",
         ) from error
+    newest = decode_manifest(data, store.url(MANIFEST))
+    if digest is None or digest == newest.digest:
+        return newest
+    name = version_name(digest)
+    try:
+        found = decode_manifest(store.read(name), store.url(name))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        known = [str(newest.digest), *(item.parent for item in reversed(newest.additions))]
+        raise InputError(
+            "the dataset has no version of this digest",
+            where=f"{store.root}, {printable(digest)}",
+            fix=f"its versions, the newest first: {', '.join(known)}",
+        ) from error
+    if found.digest != digest:
+        raise ValidationError(
+            "this is the manifest of another version than its name says", where=store.url(name)
+        )
+    return found
+
+
+def version_name(digest: str) -> str:
+    """Return where the manifest of a version that an addition replaced is kept."""
+    return f"{VERSIONS}/{digest}.json"
+
+
+def decode_manifest(data: bytes, url: str) -> Manifest:
+    """Check the bytes of a manifest; `url` is where they lie.
+
+    Raises:
+        ValidationError: malformed, edited, of another version, or naming files outside the folder.
+    """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

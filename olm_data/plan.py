@@ -142,9 +142,14 @@ class Plan:
     tasks: Sequence[tuple[int, int]]
     digest: str
 
+    @property
+    def first_shard(self) -> int:
+        """Number of the first task's shard: 0, but for what is added to a dataset."""
+        return int(self.settings.get("first_shard", 0))
+
     def shard(self, task: int) -> str:
-        """Return the name of the shard that a task writes; additions go on where shards end."""
-        return shard_name(self.settings.get("first_shard", 0) + task)
+        """Return the name of the shard that a task writes."""
+        return shard_name(self.first_shard + task)
 
     def text_bytes(self, task: int) -> int:
         """Return the estimated bytes of text of a task."""

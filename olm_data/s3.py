@@ -164,25 +164,30 @@ class Bucket:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def put(self, key: str, data: bytes, *, create: bool = False) -> None:
+    def put(
+        self, key: str, data: bytes, *, create: bool = False, replaces: str | None = None
+    ) -> None:
         """Write a small object whole, and check what arrived.
 
         Args:
             create: only where there is none; else FileExistsError.
+            replaces: only in place of the version with this ETag; else FileExistsError.
 
         Raises:
-            FileExistsError: `create` is set and the object exists.
+            FileExistsError: the condition does not hold.
         """
         extra: dict[str, Any] = {}
-        if create:
+        conditional = create or replaces is not None
+        if conditional:
             writer = uuid.uuid4().hex
-            extra = {"IfNoneMatch": "*", "Metadata": {WRITER: writer}}
+            match = {"IfNoneMatch": "*"} if create else {"IfMatch": f'"{replaces}"'}
+            extra = match | {"Metadata": {WRITER: writer}}
         try:
             response = self.request(
                 "put_object", key, Key=key, body=lambda: io.BytesIO(data), **extra
             )
         except S3Failure as failure:
-            if not create or failure.code not in ("PreconditionFailed", "412"):
+            if not conditional or failure.code not in ("PreconditionFailed", "412"):
                 raise
             # The answer to an earlier attempt may have been lost: then the object there is ours.
             if failure.attempts == 1 or self._writer(key) != writer:

@@ -236,6 +236,34 @@ class Store:
                 fix="choose another output, or run the command again to see what is there",
             ) from error
 
+    def replace(self, name: str, data: bytes, before: bytes) -> None:
+        """Write `name` whole and durable, only if it still holds `before` (or holds `data`).
+
+        Raises:
+            ConflictError: it holds something else, or nothing.
+        """
+        etag = None
+        if self.remote and not self.single_writer:
+            found = self.bucket.head(self.key(name))
+            etag = None if found is None else found.etag
+        try:
+            there = self.read(name)
+            if there == data:
+                return
+            if there != before:
+                raise FileExistsError(self.url(name))
+            if etag is None:
+                self.put(name, data)
+            else:
+                self.bucket.put(self.key(name), data, replaces=etag)
+        except (FileExistsError, FileNotFoundError) as error:
+            raise ConflictError(
+                "somebody else has changed this file in the meantime",
+                where=self.url(name),
+                why="two writers on one output would lose one of the two results",
+                fix="run the command again: it starts from what is there now",
+            ) from error
+
     def _create_local(self, name: str, data: bytes) -> None:
         with io_errors(self.url(name), writing=True), self.staging() as staging:
             path = staging / "create"

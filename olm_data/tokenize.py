@@ -45,7 +45,7 @@ from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.store import Store, absolute
 from olm_data.stored_job import write_job
 from olm_data.tokenize_job import TaskResult, TokenizeJob, committed
-from olm_data.tokenize_request import BadBudget, Request
+from olm_data.tokenize_request import BadBudget, Request, refuse_identical
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ def tokenize(
     budget: BadBudget,
     progress: Progress,
     single_writer: bool = False,
+    allow_duplicates: bool = False,
 ) -> Summary:
     """Write the dataset of `request` to `output`, or finish writing it.
 
@@ -99,6 +100,7 @@ def tokenize(
         budget: how many bad records to accept.
         progress: shows how far it is.
         single_writer: nobody else writes there; see `Store`.
+        allow_duplicates: take two inputs with the same content for what they are.
 
     Raises:
         ConflictError: another process writes there, or another dataset is there.
@@ -118,6 +120,8 @@ def tokenize(
         if found is not None:
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
             return already_complete(output, found, validation, len(plan.tasks))
+        if not allow_duplicates:
+            refuse_identical(request.source)
         made = make_shards(
             request,
             plan,
@@ -188,7 +192,7 @@ def make_shards(
         store.put(EXCLUDED, excluded.to_npy())
     job = TokenizeJob(
         plan=plan,
-        inputs=request.source.inputs,
+        inputs=request.inputs,
         read=request.source.options,
         tokenizer=request.tokenizer,
         encoder=proof.encoder,
@@ -327,7 +331,7 @@ def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
     """Return the first documents of the input, some megabytes of them; None if there are none."""
     units = [Unit.from_json(list(unit)) for unit in plan.units]
     source = request.source
-    for batch in read_units(source.inputs, units, source.options, source.excluded):
+    for batch in read_units(request.inputs, units, source.options, source.excluded):
         if batch.documents:
             return batch
     return None

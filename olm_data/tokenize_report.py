@@ -81,6 +81,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
             f"  validation  {_size(held.totals.tokens, held.totals.documents, len(held.shards))}, "
             f"digest {str(held.digest)[:16]}, in {summary.output}/validation"
         )
+    lines += version_lines(manifest)
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
     lines += dropped_lines(manifest.dropped, totals.documents_in)
     lines += chosen_lines(request.source, summary)
@@ -190,6 +191,24 @@ def _limit(source: SourcePlan) -> str:
     return f"{source.limit:,} documents, up to {printable(last.path)}, {last.position} {last.until}"
 
 
+def version_lines(manifest: Manifest) -> list[str]:
+    """Return what a dataset's name is in any order of additions, and how it grew."""
+    lines = []
+    content = (manifest.tools or {}).get("content")
+    if content:
+        lines.append(f"  content     {content}: of the same texts in any order, files and shards")
+    if manifest.additions:
+        newest = manifest.additions[-1]
+        shards = [shard for shard in manifest.shards if manifest.plan_of(shard.name) == newest.plan]
+        lines.append(
+            f"  version     {len(manifest.additions) + 1}: "
+            f"{sum(shard.documents for shard in shards):,} documents, "
+            f"{sum(shard.tokens for shard in shards):,} tokens added to {newest.parent[:16]}, "
+            "which stays readable; the digest keeps the order of additions, content does not"
+        )
+    return lines
+
+
 def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str]:
     """Return how many documents are exact copies of an earlier one, in a line; [] if unknown."""
     tools = manifest.tools or {}
@@ -238,6 +257,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "dtype": summary.manifest.dtype,
         "dropped": summary.manifest.dropped,
         **_census(summary.manifest),
+        "versions": [item.parent for item in summary.manifest.additions]
+        + [summary.manifest.digest],
         "quarantine": f"{summary.output}/{FOLDER}"
         if bad_records(summary.manifest.dropped)
         else None,

@@ -19,7 +19,8 @@ from olm_data.errors import InputError, UsageError, printable
 from olm_data.plan import Plan, likely_text, make_plan, shard_text
 from olm_data.select import HASH_SPACE
 from olm_data.sources import plan_units, resolve_source
-from olm_data.sources.base import SourcePlan
+from olm_data.sources.base import InputFile, SourcePlan
+from olm_data.sources.identical import identical_inputs
 from olm_data.tokenizer import TokenizerSpec
 
 DEFAULT_TOKENIZER = "gpt2"
@@ -73,6 +74,23 @@ def parse_share(text: str, option: str, *, allow_one: bool = False) -> Fraction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Base:
+    """The dataset that new inputs are added to.
+
+    Attributes:
+        digest: of its newest version.
+        number: of this addition, from 1.
+        inputs: what it was made from, so that new inputs are numbered after them; never read.
+        shards: how many shard names its plans have used.
+    """
+
+    digest: str
+    number: int
+    inputs: tuple[InputFile, ...]
+    shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """What to make of which text. Everything that changes bytes is in here.
 
@@ -83,6 +101,7 @@ class Request:
         holdout: share of the documents that goes to the validation split.
         shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
         shuffle: seed of the order of the documents in each shard, or None for input order.
+        base: the dataset to add to, or None for a new one.
     """
 
     source: SourcePlan
@@ -91,6 +110,12 @@ class Request:
     holdout: Fraction = Fraction(0)
     shard_tokens: int | None = None
     shuffle: int | None = None
+    base: Base | None = None
+
+    @property
+    def inputs(self) -> tuple[InputFile, ...]:
+        """All inputs of the dataset: of the base, then the new ones."""
+        return self.source.inputs if self.base is None else self.base.inputs + self.source.inputs
 
     @property
     def holdout_below(self) -> int:
@@ -113,8 +138,9 @@ class Request:
         Raises:
             InputError: there is no input, or one is named twice.
         """
-        inputs = self.source.inputs
-        if not inputs:
+        inputs, first = self.inputs, 0 if self.base is None else len(self.base.inputs)
+        new = self.source.inputs
+        if not new:
             raise InputError("there is no input", fix="check the paths and patterns")
         twice = [path for path, n in Counter(item.path for item in inputs).items() if n > 1]
         if twice:
@@ -124,7 +150,7 @@ class Request:
                 why="its documents would be in the dataset twice",
                 fix="name each file once; to see text several times use max_epochs in the mixture",
             )
-        for item in inputs:
+        for item in new:
             if not item.path.isprintable() and _not_unicode(item.path):
                 raise InputError(
                     "the name of an input is not valid UTF-8",
@@ -135,14 +161,16 @@ class Request:
         share = Fraction(self.source.options.sample or 1)
         text = self.source.text_bytes
         if text is None:
-            text = int(likely_text([(i.path, i.bytes) for i in inputs]) * share)
+            text = int(likely_text([(i.path, i.bytes) for i in new]) * share)
         target = shard_text(text, self.shard_tokens)
         units = [
             [unit.input, unit.start, unit.stop, max(int(unit.bytes * share), 1)]
-            for index, item in enumerate(inputs)
+            for index, item in enumerate(new, first)
             for unit in plan_units(index, item, self.source.options, int(target / share))
         ]
-        tokenizer = self.tokenizer
+        tokenizer, base = self.tokenizer, {}
+        if self.base is not None:
+            base = {"parent": self.base.digest, "first_shard": self.base.shards}
         return make_plan(
             settings=self.options()
             | {
@@ -153,10 +181,16 @@ class Request:
                 "eos": tokenizer.eos,
                 "special": self.special,
                 "shard_text_bytes": target,
-            },
+            }
+            | base,
             inputs=[
-                {"path": i.path, "bytes": i.bytes, "revision": i.revision, "position": i.position}
-                for i in inputs
+                {
+                    "path": item.path,
+                    "bytes": item.bytes,
+                    "revision": item.revision if index >= first else "",
+                    "position": item.position,
+                }
+                for index, item in enumerate(inputs)
             ],
             units=units,
             target=target,
@@ -193,6 +227,25 @@ def find_source(
         )
     names = None if keep is None else [name for name in keep.split(",") if name]
     return resolve_source(inputs, source=source, keep=names, **reading)
+
+
+def refuse_identical(source: SourcePlan) -> None:
+    """Refuse inputs with the same content under two names. Reads them where sizes are equal.
+
+    Raises:
+        InputError: there are such inputs; names both.
+        StorageError: remote storage fails.
+    """
+    pairs = identical_inputs(source.inputs, source.options)
+    if pairs:
+        later, first = pairs[0]
+        more = f", and {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
+        raise InputError(
+            "two inputs have the same content",
+            where=printable(f"{first.path} and {later.path}{more}"),
+            why="their documents would be in the dataset twice",
+            fix="name one of them; or take both: --allow-duplicates",
+        )
 
 
 def _not_unicode(text: str) -> bool:

@@ -28,15 +28,16 @@ import numpy as np
 from olm_data.account import InputAccount, input_digest
 from olm_data.dataset import Dataset
 from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.history import check_chain, plan_digests, plan_name
 from olm_data.manifest import (
     MANIFEST,
-    PLAN,
     TOKENIZER,
     VALIDATION,
     Manifest,
     build_manifest,
     read_manifest,
 )
+from olm_data.plan import shard_name
 from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
 from olm_data.shard import RECORD, Blocks, ShardRecord
@@ -124,13 +125,16 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
         report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
         return
     for dataset in datasets:
-        _verify_dataset(dataset.store.root, report, how, top=False)
+        _verify_dataset(dataset.store.root, report, how, top=False, digest=dataset.digest)
 
 
-def _verify_dataset(root: str, report: VerifyReport, how: How, *, top: bool) -> None:
+def _verify_dataset(
+    root: str, report: VerifyReport, how: How, *, top: bool, digest: str | None = None
+) -> None:
+    """Verify the version of `digest` of a dataset, or its newest."""
     store = Store(root)
     try:
-        manifest = read_manifest(store)
+        manifest = read_manifest(store, digest)
     except InputError:
         if top:
             raise
@@ -155,6 +159,8 @@ def _verify_dataset(root: str, report: VerifyReport, how: How, *, top: bool) -> 
     if all(result.record for result in results):
         _check_manifest(store, manifest, [r.record for r in results if r.record], report)
     _check_plan(store, manifest, report)
+    for file, expected, found in check_chain(store, manifest):
+        report.add(file, "history", expected, found)
     spec = _check_tokenizer(store, manifest, report)
     if spec is not None and not report.findings:
         _round_trip(Dataset(store, manifest), spec, report)
@@ -232,6 +238,7 @@ def _check_manifest(
         dropped=manifest.dropped,
         documents_in=manifest.totals.documents_in,
         tools={},
+        added=manifest.additions,
     )
     for name in ("shards", "totals", "max_documents_in"):
         report.add(url, name, getattr(rebuilt, name), getattr(manifest, name))
@@ -244,24 +251,28 @@ def _check_manifest(
 
 
 def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
-    """Compare with plan.json, and the account of inputs with the records of all its tasks."""
+    """Compare with the plans, and the account of inputs with the records of all its tasks."""
     if manifest.options.get("split") != "train":
         return
-    data = read_or_report(store, PLAN, report)
-    if data is None:
-        return
-    try:
-        plan = json.loads(data)
-        report.add(store.url(PLAN), "digest", manifest.plan, plan["digest"])
-        tasks = len(plan["tasks"])
-    except (ValueError, KeyError, TypeError) as error:
-        report.add(store.url(PLAN), "content", "a plan", error)
-        return
+    names: list[str] = []
+    for number, digest in enumerate(plan_digests(manifest)):
+        url = store.url(plan_name(number))
+        data = read_or_report(store, plan_name(number), report)
+        if data is None:
+            return
+        try:
+            plan = json.loads(data)
+            report.add(url, "digest", digest, plan["digest"])
+            first = int(plan["settings"].get("first_shard", 0))
+            names += [shard_name(first + task) for task in range(len(plan["tasks"]))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            report.add(url, "content", "a plan", error)
+            return
     documents: Counter[int] = Counter()
     parts: dict[int, list[str]] = {}
 
-    def accounts_of(task: int) -> tuple[VerifyReport, list[InputAccount]]:
-        own, name = VerifyReport(store.root), f"shard-{task:05d}{RECORD}"
+    def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
+        own, name = VerifyReport(store.root), shard + RECORD
         try:
             found = read_or_report(store, name, own)
             units = [] if found is None else msgspec.json.decode(found, type=ShardRecord).units
@@ -271,7 +282,7 @@ def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
             return own, []
 
     with ThreadPoolExecutor(_threads(store)) as pool:
-        read = list(pool.map(accounts_of, range(tasks)))
+        read = list(pool.map(accounts_of, names))
     for own, accounts in read:
         report.findings += own.findings
         for account in accounts:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -25,8 +25,10 @@ from olm_data.dataset import Dataset
 from olm_data.digests import content_hashes, document_digests
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
-from olm_data.manifest import PLAN
+from olm_data.history import read_plans
+from olm_data.manifest import JOB
 from olm_data.pipeline import delimit
+from olm_data.plan import Plan
 from olm_data.runners.local import granted_cpus
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
@@ -36,7 +38,6 @@ from olm_data.tokenizer import TokenizerSpec
 from olm_data.verify_sample import choose
 from olm_data.verify_shard import VerifyReport
 
-JOB = "job.json"
 DEFAULT_SHARE = Fraction(1, 100)
 ENCODED_BYTES = 4 << 20
 """Text of each chosen shard that is encoded again."""
@@ -110,17 +111,19 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
         ValidationError: the plan cannot be read.
     """
     store, manifest = dataset.store, dataset.manifest
-    plan = _plan(store)
-    inputs = find_inputs(store, plan, deep.root)
+    plans = read_plans(store, manifest)
+    inputs = find_inputs(store, plans[-1], deep.root)
     rules = manifest.tokenizer
     encoder = make_encoder("hf", spec, rules.special)  # type: ignore[arg-type]  # from the manifest
-    options = ReadOptions(
-        text_column=manifest.options["text_column"], separator=manifest.options["separator"]
-    )
+    read = [manifest.options, *(addition.options for addition in manifest.additions)]
+    made = {
+        plan.digest: (plan, _options(options)) for plan, options in zip(plans, read, strict=True)
+    }
     chosen = choose(f"deep {deep.seed} {manifest.digest}", len(manifest.shards), deep.share)
 
     def compare(index: int) -> _Outcome:
         try:
+            plan, options = made[manifest.plan_of(manifest.shards[index].name)]
             return _Comparison(dataset, plan, inputs, options, encoder, deep.seed, index).run()
         except ValidationError as error:  # damage that a sample of the bytes did not meet
             where = error.where or store.url(manifest.shards[index].name)
@@ -142,7 +145,7 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
     )
 
 
-def find_inputs(store: Store, plan: dict[str, Any], root: str | None) -> list[InputFile | None]:
+def find_inputs(store: Store, plan: Plan, root: str | None) -> list[InputFile | None]:
     """Return where each input of the plan is now; None where it is gone.
 
     Args:
@@ -165,10 +168,10 @@ def find_inputs(store: Store, plan: dict[str, Any], root: str | None) -> list[In
             raise ValidationError("job.json is damaged", where=store.url(JOB)) from error
         places = [InputFile.from_json(item) for item in job["inputs"]]
         return [place if current_revision(place) else None for place in places]
-    return [_below(root.rstrip("/") or "/", item) for item in plan["inputs"]]
+    return [_below(root.rstrip("/") or "/", item) for item in plan.inputs]
 
 
-def _below(root: str, item: dict[str, Any]) -> InputFile | None:
+def _below(root: str, item: Mapping[str, Any]) -> InputFile | None:
     parts = [part for part in item["path"].split("/") if part]
     for first in range(len(parts)):
         place = describe(posixpath.join(root, *parts[first:]), item["bytes"], item["revision"])
@@ -177,18 +180,12 @@ def _below(root: str, item: dict[str, Any]) -> InputFile | None:
     return None
 
 
-def _plan(store: Store) -> dict[str, Any]:
-    try:
-        plan: dict[str, Any] = json.loads(store.read(PLAN))
-    except FileNotFoundError as error:
-        raise ValidationError(
-            "the plan is missing, so nothing tells which text made which shard",
-            where=store.url(PLAN),
-            fix="restore it from a copy, or verify without --deep",
-        ) from error
-    except ValueError as error:
-        raise ValidationError("the plan is damaged", where=store.url(PLAN)) from error
-    return plan
+def _options(options: Mapping[str, Any]) -> ReadOptions:
+    return ReadOptions(
+        text_column=options["text_column"],
+        separator=options["separator"],
+        on_invalid=options.get("on_invalid", "skip"),
+    )
 
 
 class _Comparison:
@@ -197,7 +194,7 @@ class _Comparison:
     def __init__(
         self,
         dataset: Dataset,
-        plan: dict[str, Any],
+        plan: Plan,
         inputs: Sequence[InputFile | None],
         options: ReadOptions,
         encoder: TextEncoder,
@@ -208,8 +205,8 @@ class _Comparison:
         info = dataset.manifest.shards[index]
         self._shard, self._where = dataset.open_shard(index), f"{dataset.store.root} {info.name}"
         self._first = int(dataset.document_ends[index]) - info.documents
-        start, stop = plan["tasks"][int(info.name.removeprefix("shard-"))]
-        self._units = [Unit.from_json(list(unit)) for unit in plan["units"][start:stop]]
+        start, stop = plan.tasks[int(info.name.removeprefix("shard-")) - plan.first_shard]
+        self._units = [Unit.from_json(list(unit)) for unit in plan.units[start:stop]]
         self._inputs = inputs
         table = self._shard.docs()
         self._input = table["input"].to_numpy()

@@ -151,7 +151,7 @@ def check_record(
         return None
     for name in ("name", "tokens", "documents", "text_bytes", "max_token_id"):
         report.add(url, name, getattr(info, name), getattr(record, name))
-    report.add(url, "plan", manifest.plan, record.plan)
+    report.add(url, "plan", manifest.plan_of(info.name), record.plan)
     digests = {kind: found.sha256 for kind, found in record.files.items()}
     wanted = {kind: value for kind, value in info.sha256.items() if kind != "record"}
     report.add(url, "files", wanted, digests)

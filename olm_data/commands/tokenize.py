@@ -55,6 +55,7 @@ import click
     is_flag=True,
     help="Nobody else writes there: for stores without conditional writes.",
 )
+@click.option("--allow-duplicates", is_flag=True, help="Take inputs with the same content.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
 @click.option(
     "--json",
@@ -80,6 +81,7 @@ def tokenize(
     bos: str,
     max_bad: str,
     single_writer: bool,
+    allow_duplicates: bool,
     dry_run: bool,
     as_json: bool,
     **reading: str | None,
@@ -130,6 +132,8 @@ def tokenize(
         click.echo(f"tokenizer {spec.name}, output {output}", err=True)
     if dry_run:
         plan = request.plan()
+        if not allow_duplicates:
+            asked.refuse_identical(source)
         if as_json:
             click.echo(json.dumps({"output": output, **plan.to_json()}))
         else:
@@ -147,6 +151,7 @@ def tokenize(
         budget=budget,
         progress=progress,
         single_writer=single_writer,
+        allow_duplicates=allow_duplicates,
     )
     if as_json:
         progress.event("done", **say.summary_json(done))

@@ -76,6 +76,7 @@ def make_dataset(
     max_bad: str = "0.1%",
     single_writer: bool = False,
     log: io.StringIO | None = None,
+    allow_duplicates: bool = False,
     **options: Any,
 ) -> Summary:
     """Tokenise `inputs` into `output`, in this process unless a runner is given."""
@@ -87,6 +88,7 @@ def make_dataset(
         budget=parse_budget(max_bad),
         progress=Progress("tokenize", stream=log or io.StringIO()),
         single_writer=single_writer,
+        allow_duplicates=allow_duplicates,
     )
 
 

@@ -1,0 +1,102 @@
+"""`olm-data add`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+
+@click.command()
+@click.argument("dataset")
+@click.argument("inputs", nargs=-1, metavar="[INPUT]...")
+@click.option("--source", help="A named dataset, hf:ORG/NAME[:CONFIG], or pylib.")
+@click.option("--subset", help="Which part of a named dataset.")
+@click.option("--root", help="A local mirror of a named dataset, with the same layout.")
+@click.option("--split", help="Split of an hf: dataset.  [default: train]")
+@click.option("--text-column", help="Column or JSON field of the text.  [default: the dataset's]")
+@click.option("--id-column", help="Column of the document's id; or none.  [default: the dataset's]")
+@click.option("--separator", help="Cut .txt files, as for tokenize.  [default: the dataset's]")
+@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
+@click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
+@click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
+@click.option(
+    "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
+)
+@click.option(
+    "--allow-duplicates", is_flag=True, help="Take inputs that the dataset has, or that are equal."
+)
+@click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Nobody else writes there: for stores without conditional writes.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print events and the result as JSON Lines.")
+def add(
+    dataset: str,
+    inputs: tuple[str, ...],
+    source: str | None,
+    separator: str | None,
+    workers: int | None,
+    encoder: str,
+    shard_tokens: str | None,
+    max_bad: str,
+    allow_duplicates: bool,
+    single_writer: bool,
+    dry_run: bool,
+    as_json: bool,
+    **reading: str | None,
+) -> None:
+    """Add new inputs to a finished dataset, as a new version. Old shards are not touched.
+
+    \b
+    olm-data add ./tokens/books more/*.jsonl.zst
+    olm-data add s3://b/tokens/web new.parquet --text-column content
+
+    The tokenizer, its BOS and EOS rule, the share held out and all else that changes bytes are the
+    dataset's. Run it again after an interruption: it goes on.
+    """
+    from olm_data import add as verb
+    from olm_data import tokenize_report as say
+    from olm_data import tokenize_request as asked
+    from olm_data.plan import parse_count
+    from olm_data.progress import Progress
+    from olm_data.runners.local import LocalRunner, granted_cpus
+    from olm_data.tokenize import first_documents
+
+    budget = asked.parse_budget(max_bad)
+    tokens = parse_count(shard_tokens) if shard_tokens else None
+    existing = verb.Existing.open(dataset, single_writer=single_writer)
+    found = existing.find_source(inputs, source=source, separator=separator, **reading)
+    if dry_run:
+        request = existing.request(found, tokens)
+        plan = request.plan()
+        if not allow_duplicates:
+            existing.refuse_known(found)
+            asked.refuse_identical(found)
+        if as_json:
+            click.echo(json.dumps({"output": dataset, **plan.to_json()}))
+        else:
+            sample = first_documents(request, plan)
+            click.echo("\n".join(say.plan_lines(request, plan, dataset, sample)))
+        return
+    workers = workers or granted_cpus()
+    progress = Progress("add", events=sys.stdout if as_json else None)
+    done = verb.add(
+        existing,
+        found,
+        shard_tokens=tokens,
+        encoder=encoder,
+        runner=LocalRunner(workers),
+        budget=budget,
+        progress=progress,
+        allow_duplicates=allow_duplicates,
+    )
+    if as_json:
+        progress.event("done", **say.summary_json(done))
+    else:
+        request = existing.request(found, tokens)
+        click.echo("\n".join(say.summary_lines(request, done, workers)))
+        click.echo(say.last_line(done), err=True)
