@@ -17,7 +17,10 @@ profile, size).
 from __future__ import annotations
 
 import json
+import math
+import sysconfig
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +32,7 @@ KINDS = ("prose", "code", "multilingual")
 PROFILES = {"tweets": 200, "web": 4_000, "books": 400_000}
 FORMATS = ("jsonl.zst", "jsonl", "parquet")
 SWAP_EVERY = 600  # characters
+PACKAGES = Path(sysconfig.get_path("stdlib"))
 PARTS = 16  # files: a compressed file is read by one process
 
 
@@ -41,27 +45,35 @@ def kind_of(path: Path) -> str:
 
 
 def text_of_kind(
-    folder: Path, kind: str, texts_of: Callable[[Path], Iterator[str]], enough: int
+    folder: Path, kinds: str, texts_of: Callable[[Path], Iterator[str]], enough: int
 ) -> str:
-    """Join the texts of the files of one kind under `folder`, in path order, up to `enough` bytes.
+    """Join the texts of all files of the kinds under `folder`, in path order.
 
-    `texts_of` yields the texts of one file (nothing for a file that holds none); kinds may be
-    joined by +.
+    Where they are more than `enough` characters, each file gives the same share of its beginning,
+    so that a small corpus is made of the same sorts of text as a large one.
+
+    Args:
+        folder: searched to its leaves, packages left out; PACKAGES means the texts that come with
+            every Python: the standard library, and the descriptions of installed packages as prose.
+        kinds: of KINDS, joined by +.
+        texts_of: yields the texts of one file, nothing for a file that holds none.
     """
-    texts: list[str] = []
-    for wanted in kind.split("+"):
-        size = 0
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            if "site-packages" in path.relative_to(folder).parts or kind_of(path) != wanted:
-                continue
-            if path.stem in ("README", "LICENSE"):
-                continue
-            for text in texts_of(path):
-                texts.append(text)
-                size += len(text.encode())
-            if size >= enough:
-                break
-    return "\n".join(texts)
+    wanted = kinds.split("+")
+    files = []
+    if folder == PACKAGES and "prose" in wanted:
+        files.append("\n".join(sorted(map(description, metadata.distributions()))))
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        if "site-packages" in path.relative_to(folder).parts or kind_of(path) not in wanted:
+            continue
+        if path.stem not in ("README", "LICENSE"):
+            files.append("\n".join(texts_of(path)))
+    share = min(1.0, enough / max(1, sum(map(len, files))))
+    return "\n".join(text[: math.ceil(len(text) * share)] for text in files)
+
+
+def description(package: metadata.Distribution) -> str:
+    """Return what a package says of itself in its metadata, without the headers."""
+    return (package.read_text("METADATA") or "").partition("\n\n")[2]
 
 
 def documents(text: str, mean_bytes: int, total_bytes: int) -> Iterator[str]:

@@ -13,6 +13,9 @@ largest of all runs: `memory` (anonymous and shared, shared pages once) and `rss
 `temp` is what a peer leaves in its temporary folder. `ids`: every document's ids against ours.
 x hf and x gigatoken: how many times faster ours is in this run (below 1: slower).
 
+Text is cut from --corpus, by default ../shared/data/corpora beside the checkout, else the Python
+standard library and package descriptions (which hold no many-language text); see `corpora`.
+
 A peer gets --format where it reads it, else its own (the table says which), its documented fast
 options, and an environment of its own under --peer-envs. A peer that cannot be installed, fails,
 or runs past --limit is a line with the reason; exit code 1 where a peer failed or ids differ.
@@ -115,7 +118,7 @@ def run_peers(args: argparse.Namespace, texts_of: Callable[[Path], Iterator[str]
         choose(kinds.replace("+", ","), list(corpora.KINDS), "--corpora")
     folder = args.corpus
     if folder is None:
-        folder = SHARED_CORPORA if SHARED_CORPORA.is_dir() else Path(os.__file__).parent
+        folder = SHARED_CORPORA if SHARED_CORPORA.is_dir() else corpora.PACKAGES
     print(f"text from {folder}; {args.workers} processes; {args.runs} runs; notes:")
     for peer in chosen:
         print(f"  {peer.name}: {peer.lacks}")

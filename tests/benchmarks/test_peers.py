@@ -54,6 +54,23 @@ def test_the_first_pass_is_the_text_itself_and_later_passes_bring_new_words(peer
         assert set(text.split()) - set(TEXT.split())
 
 
+def test_a_small_corpus_takes_the_same_share_of_every_file_of_the_kinds_asked_for(
+    peers: Any, tmp_path: Path
+) -> None:
+    corpora = peers("corpora")
+    for folder, letter in (("books", "b"), ("code-c", "c"), ("multilingual-x", "m"), ("web", "w")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "part.txt").write_text(letter * 1000)
+        (tmp_path / folder / "README").write_text("not a document")
+
+    def text(kinds: str, enough: int) -> str:
+        return str(corpora.text_of_kind(tmp_path, kinds, lambda p: iter([p.read_text()]), enough))
+
+    assert text("prose", 200) == "b" * 100 + "\n" + "w" * 100
+    assert text("prose+code", 10**6) == "\n".join(c * 1000 for c in "bcw")
+    assert text("multilingual", 10) == "m" * 10
+
+
 @given(st.text(max_size=50))
 def test_utf8_reach_counts_bytes(peers: Any, text: str) -> None:
     reach = peers("corpora").utf8_reach(text)
