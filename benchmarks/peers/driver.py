@@ -7,8 +7,9 @@
 
 What is equal for all: the documents, the tokenizer.json, the number of processes, the CPUs (as many
 as processes, by affinity), warm inputs on local disk, and that start-up counts. Peers take turns
-within each run. Wall time is the median of --runs; MB/s is text (UTF-8 bytes of the documents), so
-peers measured at different --megabytes can be compared. Tokens leave out EOS and BOS. Memory is the
+within each run. Wall time is the median of --runs; MB/s is text (UTF-8 bytes of the documents) over
+it. `start` is the wall time of a run over one short document a file: to compare peers measured at
+different --megabytes, take MB / (wall - start). Tokens leave out EOS and BOS. Memory is the
 largest of all runs: `memory` (anonymous and shared, shared pages once) and `rss`, see `measure`.
 `temp` is what a peer leaves in its temporary folder. `ids`: every document's ids against ours.
 x hf and x gigatoken: how many times faster ours is in this run (below 1: slower).
@@ -44,10 +45,10 @@ PEERS: tuple[Peer, ...] = tuple(
 )
 BENCHMARKS = Path(__file__).resolve().parents[1]
 SHARED_CORPORA = BENCHMARKS.parents[1] / "shared" / "data" / "corpora"
-COLUMNS = "{:16}{:>9}  {:10}{:>8}{:>8}{:>8}{:>9}{:>8}{:>8}{:>8}{:>7}{:>7}  {}"
+COLUMNS = "{:16}{:>9}  {:10}{:>8}{:>8}{:>8}{:>8}{:>9}{:>8}{:>8}{:>8}{:>7}{:>7}  {}"
 HEADS = (
-    "peer", "version", "input", "wall s", "MB/s", "Mtok/s", "mem MB", "rss MB", "out MB", "temp MB",
-    "x hf", "x giga", "ids",
+    "peer", "version", "input", "start s", "wall s", "MB/s", "Mtok/s", "mem MB", "rss MB", "out MB",
+    "temp MB", "x hf", "x giga", "ids",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class Result:
     peer: Peer
     version: str = ""
     input: str = ""
+    start: float = 0.0
     runs: list[measure.Usage] = field(default_factory=list)
     output_bytes: int = 0
     scratch_bytes: int = 0
@@ -72,12 +74,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of one table, as files of each format needed."""
+    """The documents of one table, as files of each format needed; `tiny`: one short one a file."""
 
     name: str
     bytes: int
     documents: int
     files: dict[str, list[str]]
+    tiny: dict[str, list[str]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -159,13 +162,14 @@ def make_corpus(
     """Cut documents and write them in each format."""
     mean = corpora.PROFILES[profile]
     documents = list(corpora.documents(text, mean, megabytes * 10**6))
-    files = {}
+    tiny = [document[:100] for document in documents[: corpora.PARTS]]
+    files: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for kind in sorted(formats):
-        folder = work / kind
-        folder.mkdir()
-        files[kind] = corpora.write_parts(documents, kind, folder)
+        for texts, paths in zip((documents, tiny), files, strict=True):
+            folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=work))
+            paths[kind] = corpora.write_parts(texts, kind, folder)
     size = sum(len(document.encode()) for document in documents)
-    return Corpus(name, size, len(documents), files)
+    return Corpus(name, size, len(documents), *files)
 
 
 def measure_corpus(
@@ -185,20 +189,18 @@ def measure_corpus(
     tokenizer.write_bytes(spec.encoder_json(strip_special=False))
     borders = frozenset(token for token in (spec.eos, spec.bos) if token is not None)
     results = [Result(peer, input=format_for(peer, args.format)) for peer in chosen]
-    for turn in range(args.runs):
+    for turn in range(args.runs + 1):
         for result in results:
-            peer, environment = result.peer, pythons[result.peer.name]
+            environment = pythons[result.peer.name]
             if isinstance(environment, NotInstalled):
                 result.failure = f"not installed: {environment}"
             if result.failure or isinstance(environment, NotInstalled):
                 continue
             python, result.version = environment
-            place = work / "run"
-            place.mkdir()
-            for name in ("output", "scratch"):
-                (place / name).mkdir()
+            place = Path(tempfile.mkdtemp(prefix="run-", dir=work))
+            files = corpus.files if turn else corpus.tiny
             task = Task(
-                inputs=corpus.files[result.input],
+                inputs=files[result.input],
                 tokenizer=str(tokenizer),
                 output=str(place / "output"),
                 scratch=str(place / "scratch"),
@@ -207,16 +209,23 @@ def measure_corpus(
                 eos_text=spec.eos_token,
                 vocab_size=spec.vocab_size,
             )
-            print(f"{corpus.name}: run {turn + 1}, {peer.name}", file=sys.stderr, flush=True)
-            run_once(result, python, task, place, args.limit, borders)
+            what = f"run {turn}" if turn else "start"
+            print(f"{corpus.name}: {what}, {result.peer.name}", file=sys.stderr, flush=True)
+            usage = run_once(result, python, task, place, args.limit)
+            if usage and not turn:
+                result.start = usage.seconds
+            elif usage:
+                note(result, usage, task, borders)
             shutil.rmtree(place)
     return results
 
 
 def run_once(
-    result: Result, python: Path, task: Task, place: Path, limit: float, borders: frozenset[int]
-) -> None:
-    """Run a peer once and note what it did, or why it failed."""
+    result: Result, python: Path, task: Task, place: Path, limit: float
+) -> measure.Usage | None:
+    """Run a peer once; None where it failed, with the reason in `result`."""
+    for folder in (task.output, task.scratch):
+        Path(folder).mkdir()
     path = place / "task.json"
     task.save(path)
     granted = os.sched_getaffinity(0)
@@ -233,7 +242,12 @@ def run_once(
     if usage.code:
         why = f"killed after {limit:.0f} s" if usage.seconds >= limit else last_line(usage.tail)
         result.failure = f"exit code {usage.code}: {why}"
-        return
+        return None
+    return usage
+
+
+def note(result: Result, usage: measure.Usage, task: Task, borders: frozenset[int]) -> None:
+    """Note a run's usage; of the first one also the sizes and the documents of its output."""
     output = Path(task.output)
     if not result.runs:
         result.output_bytes = measure.folder_bytes(output)
@@ -285,6 +299,7 @@ def print_table(corpus: Corpus, results: list[Result]) -> bool:
                 result.peer.name,
                 result.version,
                 result.input,
+                f"{result.start:.2f}",
                 f"{result.seconds:.2f}",
                 f"{corpus.bytes / result.seconds / 1e6:.1f}",
                 f"{result.prints.tokens / result.seconds / 1e6:.2f}",
