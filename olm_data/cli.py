@@ -16,7 +16,18 @@ import click
 from olm_data import __version__
 from olm_data.errors import OlmError
 
-COMMANDS = ("train-tokenizer", "tokenize", "work", "add", "mix", "verify", "peek", "report")
+COMMANDS = (
+    "train-tokenizer",
+    "tokenize",
+    "work",
+    "add",
+    "mix",
+    "verify",
+    "peek",
+    "report",
+    "doctor",
+    "gc",
+)
 """In the order of a working day. Each is `olm_data.commands.<name>`, imported when it is named."""
 
 

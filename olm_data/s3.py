@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -318,6 +319,11 @@ class Bucket:
                 "KeyMarker": page["NextKeyMarker"],
                 "UploadIdMarker": page["NextUploadIdMarker"],
             }
+
+    def now(self) -> datetime:
+        """Return the store's own clock, by the date of an answer."""
+        answer = self.request("list_objects_v2", "", MaxKeys=1)
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
     def _writer(self, key: str) -> str | None:
         found: str | None = self.request("head_object", key, Key=key)["Metadata"].get(WRITER)

@@ -380,7 +380,7 @@ def _translated(error: OSError, where: str) -> OlmError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = None
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage(_existing_parent(where)).free
+            free = shutil.disk_usage(existing_parent(where)).free
         room = "" if free is None else f"; {free:,} bytes are free there"
         return ResourceError(
             f"no space left to write{room}",
@@ -400,7 +400,8 @@ def _translated(error: OSError, where: str) -> OlmError:
     )
 
 
-def _existing_parent(path: str) -> Path:
+def existing_parent(path: str) -> Path:
+    """Return the nearest folder above a path (or itself) that exists."""
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent

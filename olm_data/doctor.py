@@ -1,0 +1,251 @@
+"""`olm-data doctor`: can a dataset be written here, and what is this place like? Asked by doing it.
+
+    place -> Patient(store, probe names) -> checks in order, each writes and reads -> Finding, ...
+
+A check that cannot go on ends the examination: what follows would only repeat it. Everything
+written begins with `.olm-probe-` and is removed. Never: a guess from names or versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+from olm_data.errors import OlmError, ResourceError, StorageError
+from olm_data.preflight import Probe, conditional_create
+from olm_data.s3_client import client, endpoint
+from olm_data.s3_errors import CHECKSUM_SETTING
+from olm_data.store import Store, existing_parent
+
+State = Literal["ok", "note", "fail"]
+LARGE = 8 << 20  # bytes, for the throughput
+LOW_ROOM = 10 << 30
+MOST_SKEW, SKEW_WORTH_A_NOTE = 900, 60  # seconds; S3 refuses above the first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found: `fail` stops work there, `note` is good to know."""
+
+    check: str
+    state: State
+    seen: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as a JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about a place; `exit_code` is 0 where nothing failed."""
+
+    place: str
+    remote: bool
+    findings: list[Finding]
+
+    @property
+    def exit_code(self) -> int:
+        """6 or 5 where work would fail, else 0."""
+        failed = any(finding.state == "fail" for finding in self.findings)
+        return (StorageError if self.remote else ResourceError).exit_code if failed else 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {
+            "place": self.place,
+            "ok": self.exit_code == 0,
+            "findings": [finding.to_json() for finding in self.findings],
+        }
+
+
+def examine(place: str) -> Report:
+    """Try out a folder or `s3://bucket/prefix` as the output of a run.
+
+    Raises:
+        UsageError: the URL holds credentials, or is of an unknown kind.
+    """
+    store = Store(place)
+    checks = _REMOTE if store.remote else _LOCAL
+    findings: list[Finding] = []
+    with tempfile.TemporaryDirectory() as folder:
+        if not store.remote:
+            store = Store(str(existing_parent(store.root)))
+        with Probe(store) as probe:
+            for check in checks:
+                name = (check.__doc__ or "").split(":")[0]
+                try:
+                    findings += [Finding(name, *rest) for rest in check(probe, Path(folder))]
+                except OlmError as error:
+                    why = f" ({error.why})" if error.why else ""
+                    findings.append(Finding(name, "fail", f"{error.what}{why}", error.fix or ""))
+                    break
+        findings += [Finding("delete", "note", note, "") for note in probe.notes]
+    return Report(place, store.remote, findings)
+
+
+Found = Iterator[tuple[State, str] | tuple[State, str, str]]
+
+
+def _write(probe: Probe, folder: Path) -> Found:
+    """write: a small file, whole and durable."""
+    begun = perf_counter()
+    probe.store.put(probe.name, b"probe")
+    yield "ok", f"{1000 * (perf_counter() - begun):.1f} ms for a small file"
+
+
+def _read(probe: Probe, folder: Path) -> Found:
+    """read: what was written, whole and in part."""
+    seen = (probe.store.read(probe.name), probe.store.read(probe.name, 1, 3))
+    if seen == (b"probe", b"ro"):
+        yield "ok", "whole and in part"
+    else:
+        yield "fail", f"other bytes come back: {seen}", "do not use this store"
+
+
+def _listing(probe: Probe, folder: Path) -> Found:
+    """list: a new file is listed at once."""
+    listed = probe.name in probe.store.sizes(probe.name)
+    yield ("ok", "a new file is listed at once") if listed else ("note", "a new file comes later")
+
+
+def _create(probe: Probe, folder: Path) -> Found:
+    """conditional create: two writers at one name, one is refused."""
+    probe.store.delete(probe.name)
+    verdict = conditional_create(probe)
+    fix = "make sure that nobody else writes there, and use tokenize --single-writer"
+    yield ("ok", "a second create is refused") if verdict == "honoured" else ("fail", verdict, fix)
+
+
+def _delete(probe: Probe, folder: Path) -> Found:
+    """delete: a deleted file is gone."""
+    probe.store.delete(probe.name)
+    if probe.store.exists(probe.name):
+        yield "note", "a deleted file is still seen"
+    else:
+        yield "ok", "a deleted file is gone"
+
+
+def _address(probe: Probe, folder: Path) -> Found:
+    """address: where requests go, and the round trip of one."""
+    bucket, times = probe.store.bucket, []
+    for _ in range(5):
+        begun = perf_counter()
+        next(bucket.list(probe.store.key(probe.name)), None)
+        times.append(perf_counter() - begun)
+    yield "ok", f"{endpoint()}, bucket {bucket.name}, {1000 * statistics.median(times):.1f} ms away"
+
+
+def _clock(probe: Probe, folder: Path) -> Found:
+    """clock: this machine's against the store's."""
+    skew = abs((datetime.now(UTC) - probe.store.bucket.now()).total_seconds())
+    fix = "set this machine's clock: S3 refuses requests that are 15 minutes off"
+    state: State = "ok" if skew < SKEW_WORTH_A_NOTE else "note" if skew < MOST_SKEW else "fail"
+    yield state, f"{skew:.0f} s from the store's", "" if state == "ok" else fix
+
+
+def _checksums(probe: Probe, folder: Path) -> Found:
+    """checksums: what the client sends with every write, and what proves an upload."""
+    sent = client().meta.config.request_checksum_calculation
+    answer = probe.store.bucket.head(probe.store.key(probe.name))
+    md5 = answer is not None and answer.etag == "8c8d357b5e872bbacd45197626bd5759"  # of "probe"
+    proof = "ETags are md5" if md5 else "ETags are no md5: by CRC-32, or reading back"
+    if sent == "when_required":
+        yield "note", f"not sent ({CHECKSUM_SETTING}); {proof}"
+    else:
+        yield "ok", f"accepted; {proof}"
+
+
+def _multipart(probe: Probe, folder: Path) -> Found:
+    """multipart: an upload in parts is finished, and another given up without a trace."""
+    bucket, key = probe.store.bucket, probe.store.key(probe.name)
+    id = bucket.request("create_multipart_upload", key, Key=key)["UploadId"]
+    named = {"Key": key, "UploadId": id}
+    part = bucket.request("upload_part", key, PartNumber=1, Body=b"part", **named)
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+    bucket.request("complete_multipart_upload", key, MultipartUpload=parts, **named)
+    if bucket.get(key) != b"part":
+        yield "fail", "a finished upload holds other bytes", "do not use this store"
+    id = bucket.request("create_multipart_upload", key, Key=key)["UploadId"]
+    listed = [upload for upload in bucket.uploads(key) if upload.id == id]
+    for upload in listed:
+        bucket.abort(upload)
+    if not listed:
+        yield "note", "unfinished uploads are not listed", "set a lifecycle rule: gc is blind here"
+    elif any(upload.id == id for upload in bucket.uploads(key)):
+        yield "note", "an aborted upload is still listed", "set a lifecycle rule"
+    else:
+        yield "ok", "finished, listed and given up"
+
+
+def _throughput(probe: Probe, folder: Path) -> Found:
+    """throughput: one large file there and back."""
+    path = folder / "large"
+    path.write_bytes(os.urandom(LARGE))
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    begun = perf_counter()
+    probe.store.publish(probe.name, path, sha256)
+    between = perf_counter()
+    same = hashlib.sha256(probe.store.read(probe.name)).hexdigest() == sha256
+    ended = perf_counter()
+    rates = (
+        f"{LARGE / 1e6 / (between - begun):.0f} MB/s up, {LARGE / 1e6 / (ended - between):.0f} down"
+    )
+    yield ("ok", rates) if same else ("fail", "other bytes come back", "do not use this store")
+
+
+def _room(probe: Probe, folder: Path) -> Found:
+    """room: free bytes where unfinished shards lie."""
+    place = folder if probe.store.remote else Path(probe.store.root)
+    free = shutil.disk_usage(place).free
+    fix = "make room, or set TMPDIR to a larger disk" if probe.store.remote else "make room"
+    state: State = "note" if free < LOW_ROOM else "ok"
+    yield (
+        state,
+        f"{free:,} bytes free in {place.parent if probe.store.remote else place}",
+        (fix if state == "note" else ""),
+    )
+
+
+def _lock(probe: Probe, folder: Path) -> Found:
+    """lock: a second writer on this machine is refused."""
+    import fcntl
+
+    path = Path(probe.store.url(probe.name))
+    with open(path, "w") as one, open(path) as two:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield "ok", "a second writer is refused"
+        else:
+            yield "note", "locks do nothing here", "make sure that only one run writes there"
+
+
+def _files(probe: Probe, folder: Path) -> Found:
+    """open files: how many this process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft != resource.RLIM_INFINITY and soft < 4096
+    said = "any number" if soft == resource.RLIM_INFINITY else f"{soft:,} open files"
+    yield ("note", said, f"ulimit -n {hard}") if few else ("ok", said)
+
+
+Check = Callable[[Probe, Path], Found]
+_REMOTE: tuple[Check, ...] = (
+    *(_address, _clock, _write, _checksums, _read, _listing, _create, _multipart, _throughput),
+    *(_delete, _room, _files),
+)
+_LOCAL: tuple[Check, ...] = (
+    *(_write, _read, _listing, _create, _lock, _throughput, _delete, _room, _files),
+)

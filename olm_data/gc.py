@@ -1,0 +1,160 @@
+"""`olm-data gc`: what killed runs left behind, found and deleted; never a byte of a dataset.
+
+    output -> staging folders, probes, heartbeats, unfinished uploads  } older than an age
+    this machine's TMPDIR -> folders of dead writers                   } -> list -> delete
+
+Only names that this program gives, only below the output's own prefix, only what is older than the
+age by the clock of the store itself. Never: a shard, a manifest, another program's upload.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from olm_data.errors import InputError, UsageError
+from olm_data.heartbeat import RUN
+from olm_data.preflight import PROBE
+from olm_data.s3 import Upload
+from olm_data.scratch import abandoned
+from olm_data.store import STAGING_PREFIX, WORKER_PREFIX, Store
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+# What `Store.publish` uploads in parts: files of a shard. Heartbeats and probes are small.
+_OUR_FILE = re.compile(r"(\A|/)(shard-[^/]+|\.olm-probe-[^/]+)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stale:
+    """One thing to delete.
+
+    Attributes:
+        kind: staging, probe, heartbeat, upload or scratch.
+        name: path or URL.
+        bytes: its size; 0 for an upload, whose parts are not counted by the store.
+        seconds: how long nobody has touched it; None where its writer is known to be dead.
+        upload: the unfinished upload, if it is one.
+    """
+
+    kind: str
+    name: str
+    bytes: int
+    seconds: float | None
+    upload: Upload | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        value = asdict(self)
+        del value["upload"]
+        return value
+
+
+def parse_age(text: str) -> float:
+    """Return the seconds that `1d`, `12h`, `30m` or `0s` spells.
+
+    Raises:
+        UsageError: it spells none.
+    """
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if not found:
+        raise UsageError(f"--older-than {text!r} is no age", fix="write 1d, 12h, 30m or 0s")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def find(place: str, older_than: float) -> list[Stale]:
+    """Return what killed runs left in an output, and in this machine's temporary folder.
+
+    Args:
+        place: folder or `s3://bucket/prefix` of a dataset.
+        older_than: least age in seconds.
+
+    Raises:
+        InputError: there is no such folder.
+        StorageError: the store fails.
+    """
+    store = Store(place)
+    if store.remote:
+        found = [*_remote(store), *_scratch()]
+    elif os.path.isdir(store.root):
+        found = list(_local(store))
+    else:
+        raise InputError("there is no such folder", where=place)
+    old = [item for item in found if item.seconds is None or item.seconds >= older_than]
+    return sorted(old, key=lambda item: item.name)
+
+
+def remove(place: str, stale: list[Stale]) -> None:
+    """Delete what `find` returned. What is gone meanwhile, or in use again, is left alone."""
+    store = Store(place)
+    for item in stale:
+        if item.upload is not None:
+            store.bucket.abort(item.upload)
+        elif item.kind == "staging":
+            shutil.rmtree(item.name, ignore_errors=True)
+        elif item.kind != "scratch":
+            store.delete(item.name.removeprefix(store.url("")))
+    if any(item.kind == "scratch" for item in stale):
+        abandoned(remove=True)
+
+
+def _remote(store: Store) -> Iterator[Stale]:
+    now = store.bucket.now().timestamp()
+    for entry in store.entries():
+        kind = _kind(entry.name)
+        if kind:
+            age = now - entry.modified
+            yield Stale(kind=kind, name=store.url(entry.name), bytes=entry.size, seconds=age)
+    for upload in store.bucket.uploads(store.key("")):
+        if _OUR_FILE.search(upload.key):
+            age = now - upload.started.timestamp()
+            name = store.bucket.url(upload.key)
+            yield Stale(kind="upload", name=name, bytes=0, seconds=age, upload=upload)
+
+
+def _local(store: Store) -> Iterator[Stale]:
+    now, root = time.time(), Path(store.root)
+    for place, folders, names in os.walk(root):
+        for folder in [n for n in folders if n.startswith((STAGING_PREFIX, WORKER_PREFIX))]:
+            folders.remove(folder)
+            path = Path(place, folder)
+            size, last = _size_and_age(path)
+            yield Stale(kind="staging", name=str(path), bytes=size, seconds=now - last)
+        for name in names:
+            path = Path(place, name)
+            kind = _kind(str(path.relative_to(root)))
+            if kind:
+                stat = path.lstat()
+                age = now - stat.st_mtime
+                yield Stale(kind=kind, name=str(path), bytes=stat.st_size, seconds=age)
+
+
+def _scratch() -> Iterator[Stale]:
+    """Folders whose writers are dead, which the kernel tells: their age does not matter."""
+    for path in abandoned():
+        size, _ = _size_and_age(path)
+        yield Stale(kind="scratch", name=str(path), bytes=size, seconds=None)
+
+
+def _kind(name: str) -> str | None:
+    """Return what kind of leftover a file's name says it may be."""
+    folder, _, base = name.rpartition("/")
+    if base.startswith(PROBE):
+        return "probe"
+    if folder.rpartition("/")[2] == RUN and base.endswith(".json"):
+        return "heartbeat"
+    return None
+
+
+def _size_and_age(path: Path) -> tuple[int, float]:
+    """Return the bytes below a folder and when something in it was last written."""
+    size, last = 0, path.lstat().st_mtime
+    for file in path.rglob("*"):
+        stat = file.lstat()
+        size, last = size + stat.st_size, max(last, stat.st_mtime)
+    return size, last

@@ -1,0 +1,153 @@
+"""FAULTS row 12: `gc` lists and deletes what killed runs left, of ours only, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+from support.command import olm_data
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.errors import InputError, UsageError
+from olm_data.gc import find, parse_age, remove
+from olm_data.store import Store
+from olm_data.verify import verify
+
+
+@pytest.fixture
+def output(s3: dict[str, str], tmp_path: Path) -> str:
+    return f"s3://{s3['bucket']}/{tmp_path.name}/out"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A temporary folder of this test's own."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def begin_upload(s3: dict[str, str], key: str) -> str:
+    """Leave an unfinished upload as a killed process does."""
+    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
+    id = client.create_multipart_upload(Bucket=s3["bucket"], Key=key)["UploadId"]
+    client.upload_part(Bucket=s3["bucket"], Key=key, UploadId=id, PartNumber=1, Body=b"part")
+    return id
+
+
+def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
+    s3: dict[str, str], output: str, tiny_tokenizer: Path, tmp_path: Path, scratch: Path
+) -> None:
+    make_dataset([write_jsonl(tmp_path / "a.jsonl", texts(20))], tiny_tokenizer, output)
+    store = Store(output)
+    before = [entry.name for entry in store.entries()]
+    store.put(".olm-probe-0123", b"probe")
+    store.put("run/host-7.json", b"{}")
+    store.put("run/notes.txt", b"not ours")
+    ours = begin_upload(s3, store.key("shard-00001.tokens.npy"))
+    theirs = begin_upload(s3, store.key("backup.tar"))
+    beside = begin_upload(s3, store.key("").rstrip("/") + "-2/shard-00001.tokens.npy")
+    assert find(output, parse_age("1d")) == []  # too young
+    found = find(output, 0)
+    kinds = {item.name.rpartition("/")[2]: item.kind for item in found}
+    assert kinds == {
+        ".olm-probe-0123": "probe",
+        "host-7.json": "heartbeat",
+        "shard-00001.tokens.npy": "upload",
+    }
+    assert [item.upload.id for item in found if item.upload] == [ours]
+    remove(output, found)
+    assert find(output, 0) == []
+    left = {upload.id for upload in store.bucket.uploads(store.key("").rstrip("/"))}
+    assert left == {theirs, beside}
+    assert [entry.name for entry in store.entries() if entry.name != "run/notes.txt"] == before
+    assert verify(output).ok
+
+
+def test_12_a_dry_run_lists_and_deletes_nothing(output: str, scratch: Path) -> None:
+    store = Store(output)
+    store.put(".olm-probe-0123", b"probe")
+    listed = olm_data("gc", output, "--older-than", "0s", "--dry-run")
+    assert listed.returncode == 0, listed.stderr
+    assert f"would delete probe {output}/.olm-probe-0123 (5 bytes" in listed.stdout
+    assert store.exists(".olm-probe-0123")
+    done = olm_data("gc", output, "--older-than", "0s", "--json")
+    assert [item["kind"] for item in json.loads(done.stdout)["found"]] == ["probe"]
+    assert not store.exists(".olm-probe-0123")
+
+
+HOLD = """
+import os, signal, sys
+from olm_data.store import Store
+with Store("s3://bucket/x").staging() as folder:
+    (folder / "shard").write_bytes(bytes(1000))
+    print(folder, flush=True)
+    signal.pause()
+"""
+
+
+def test_12_the_local_copies_of_a_killed_writer_are_found_and_those_of_a_living_one_are_not(
+    output: str, scratch: Path, repository: Path
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    command = [sys.executable, "-c", HOLD]
+    with (
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as dead,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as alive,
+    ):
+        folders = [process.stdout.readline().strip() for process in (dead, alive)]
+        assert find(output, 0) == []
+        dead.send_signal(signal.SIGKILL)
+        dead.wait()
+        assert [(item.kind, item.name) for item in find(output, 1e9)] == [("scratch", folders[0])]
+        remove(output, find(output, 0))
+        assert [str(path) for path in scratch.iterdir()] == [folders[1]]
+        alive.send_signal(signal.SIGKILL)
+        alive.wait()
+    with Store(output).exclusive():  # the next run clears them, too
+        assert list(scratch.iterdir()) == []
+
+
+def test_12_in_a_local_folder_staging_folders_probes_and_heartbeats_go_and_data_stays(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    source = write_jsonl(tmp_path / "a.jsonl", texts(30))
+    make_dataset([source], tiny_tokenizer, out, holdout="0.3")
+    for folder in (out / ".staging-1", out / "validation" / ".staging-2", out / ".worker-3"):
+        folder.mkdir()
+        (folder / "x").write_bytes(b"12345")
+        os.utime(folder / "x", (0, 0))
+        os.utime(folder, (0, 0))
+    (out / ".staging-young").mkdir()
+    (out / "run").mkdir()
+    (out / "run" / "host-1.json").write_text("{}")
+    os.utime(out / "run" / "host-1.json", (0, 0))
+    found = find(str(out), parse_age("1d"))
+    assert [(item.kind, Path(item.name).name, item.bytes) for item in found] == [
+        ("staging", ".staging-1", 5),
+        ("staging", ".worker-3", 5),
+        ("heartbeat", "host-1.json", 2),
+        ("staging", ".staging-2", 5),
+    ]
+    remove(str(out), found)
+    assert find(str(out), parse_age("1d")) == []
+    assert (out / ".staging-young").exists()
+    assert verify(str(out)).ok
+
+
+def test_12_an_age_or_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    assert [parse_age(text) for text in ("0s", "30m", "12h", "1d")] == [0, 1800, 43_200, 86_400]
+    for text in ("", "1", "-1d", "1 d", "1w", "d", "99999999d"):
+        with pytest.raises(UsageError):
+            parse_age(text)
+    with pytest.raises(InputError):
+        find(str(tmp_path / "absent"), 0)
