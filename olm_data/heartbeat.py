@@ -148,7 +148,7 @@ class Heartbeat:
         self._store.put(f"{self._name}.json", json.dumps(content).encode())
 
 
-class _Watched:
+class _Watched(Runner):
     def __init__(self, runner: Runner, heartbeat: Heartbeat) -> None:
         self._runner, self._heartbeat = runner, heartbeat
 

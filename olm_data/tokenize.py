@@ -17,14 +17,14 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from olm_data.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.budget import BudgetWatch, check_budget, check_valid
-from olm_data.encoders import ParityReport, choose_encoder
+from olm_data.encoders import ParityReport, choose_encoder, likely_encoder
 from olm_data.errors import (
     ConflictError,
     ResourceError,
@@ -178,40 +178,42 @@ def make_shards(
         plan_name: the plan is stored under this name before any shard is written.
         splits: stores of the training split and, where documents are held out, of validation.
     """
-    store = splits[0]
+    store, total = splits[0], len(plan.tasks)
     for note in preflight(store):
         progress.note(note)
-    proof = _choose_encoder(request, plan, encoder)
-    if proof.note:
-        progress.note(proof.note)
-    _check_room(store, plan, request.tokenizer.dtype.itemsize)
-    if not store.exists(plan_name):
-        store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
-    excluded = request.source.excluded
-    if excluded is not None:
-        store.put(EXCLUDED, excluded.to_npy())
     job = TokenizeJob(
         plan=plan,
         inputs=request.inputs,
         read=request.source.options,
         tokenizer=request.tokenizer,
-        encoder=proof.encoder,
+        encoder=likely_encoder(encoder),
         special=request.special,
         holdout=request.holdout_below,
         shuffle=request.shuffle,
         output=absolute(store.root),
         single_writer=store.single_writer,
     )
-    write_job(job, plan_name)
     results = _finished(plan, splits)
     kept = len(results)
-    if kept:
-        progress.note(f"{kept} of {len(plan.tasks)} shards were finished before; they are kept")
-    watchdog = BudgetWatch(plan, job.inputs, job.read, budget, results)
-    forget_ended(store)
-    with Heartbeat(store, PARENT, note=progress.note) as heartbeat:
-        counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress, watchdog)
-    store.child(RUN).clear()
+    with runner.ready(job, total - kept, total):
+        proof = _choose_encoder(request, plan, encoder)
+        if proof.note:
+            progress.note(proof.note)
+        _check_room(store, plan, request.tokenizer.dtype.itemsize)
+        if not store.exists(plan_name):
+            store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+        excluded = request.source.excluded
+        if excluded is not None:
+            store.put(EXCLUDED, excluded.to_npy())
+        job = replace(job, encoder=proof.encoder)
+        write_job(job, plan_name)
+        if kept:
+            progress.note(f"{kept} of {total} shards were finished before; they are kept")
+        watchdog = BudgetWatch(plan, job.inputs, job.read, budget, results)
+        forget_ended(store)
+        with Heartbeat(store, PARENT, note=progress.note) as heartbeat:
+            counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress, watchdog)
+        store.child(RUN).clear()
     ordered = [results[task] for task in range(len(plan.tasks))]
     accounts = [
         InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units

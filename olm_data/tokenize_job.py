@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
@@ -158,6 +158,11 @@ class TokenizeJob:
             output=output,
             single_writer=value["single_writer"],
         )
+
+    def prepare(self) -> None:
+        """Load the encoder. See `runners.base.Job.prepare`."""
+        with suppress(OlmError):  # the first task raises it again, and is asked where
+            _ = self.text_encoder
 
     def describe(self, task: int) -> str:
         """Return the task's inputs in words."""

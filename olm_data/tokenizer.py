@@ -22,6 +22,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from olm_data.canonical import digest
@@ -121,7 +122,7 @@ class TokenizerSpec:
         special added tokens are left out (the vocabulary keeps their ids), for encoders that
         otherwise parse them inside text.
         """
-        model = json.loads(self.json_bytes)
+        model = msgspec.json.decode(self.json_bytes)
         added = model.get("added_tokens") or []
         for token in added:
             token["special"] = bool(token.get("special")) or token["content"] in self.special_tokens
@@ -129,7 +130,7 @@ class TokenizerSpec:
             added = [token for token in added if not token["special"]]
         model["added_tokens"] = added
         model["truncation"] = model["padding"] = None
-        return json.dumps(model, ensure_ascii=False).encode()
+        return msgspec.json.encode(model)
 
     def to_manifest(self, special: str) -> dict[str, Any]:
         """Return the manifest's `tokenizer` object; `special` is the policy for specials."""
@@ -246,7 +247,7 @@ def spec_from_bytes(
         InputError: `data` is not a tokenizer the reference library can load.
     """
     tokenizer = open_reference(data, plain=True, name=name)
-    model = json.loads(data)
+    model = msgspec.json.decode(data)
     special = {t["content"]: t["id"] for t in model.get("added_tokens") or [] if t.get("special")}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     eos_token = _choose_eos(eos, special, _config_eos(config, name), name)
@@ -262,7 +263,7 @@ def spec_from_bytes(
             special[token] = vocabulary[token]
     unk_token = model.get("model", {}).get("unk_token")
     ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in PROBE_TEXTS]
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         name=name,
         json_bytes=data,
         sha256=sha256(data).hexdigest(),
@@ -279,6 +280,11 @@ def spec_from_bytes(
             for row, text in zip(ids, PROBE_TEXTS, strict=True)
         ),
     )
+    added = model.get("added_tokens") or []
+    if all(token.get("special") or token["content"] not in special for token in added):
+        # the file marks EOS and BOS itself: `reference` would load just this once more
+        vars(spec)["reference"] = tokenizer
+    return spec
 
 
 def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Tokenizer:

@@ -8,6 +8,10 @@ from typing import Literal
 
 import click
 
+WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize_job", "tokenizers")
+FAST_MODULES = ("awkward", "gigatoken")
+"""What a worker needs, imported once for all of them."""
+
 
 @click.command()
 @click.argument("inputs", nargs=-1, metavar="[INPUT]...")
@@ -93,9 +97,16 @@ def tokenize(
     olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
     olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
     """
+    from olm_data import tokenize_request as asked
+    from olm_data.runners import fork_server
+
+    budget = asked.parse_budget(max_bad)
+    share = asked.parse_share(holdout, "--holdout")
+    source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
+    if not dry_run:  # before the rest is imported: on another core, workers import the same
+        fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
     from olm_data import tokenize as verb
     from olm_data import tokenize_report as say
-    from olm_data import tokenize_request as asked
     from olm_data.errors import UsageError
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
@@ -103,9 +114,6 @@ def tokenize(
     from olm_data.tokenize_select import select_documents
     from olm_data.tokenizer import load_tokenizer
 
-    budget = asked.parse_budget(max_bad)
-    share = asked.parse_share(holdout, "--holdout")
-    source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
     if seed is not None and sample is None and not shuffle_documents:
         raise UsageError(
             "--seed has no effect without --sample or --shuffle-documents", where=f"--seed {seed}"

@@ -30,6 +30,7 @@ __all__ = [
     "SpecialPolicy",
     "TextEncoder",
     "choose_encoder",
+    "likely_encoder",
     "make_encoder",
 ]
 
@@ -47,6 +48,13 @@ def make_encoder(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) ->
     """
     reference = None if name == "hf" else partial(HfEncoder, tokenizer, special)
     return TextEncoder(_plug_in(name, tokenizer, special), tokenizer, special, reference)
+
+
+def likely_encoder(requested: str) -> str:
+    """Return the encoder that `choose_encoder` will most likely choose, without loading it."""
+    if requested != "auto":
+        return requested
+    return "hf" if find_spec("gigatoken") is None else "gigatoken"
 
 
 def choose_encoder(

@@ -28,8 +28,10 @@ class HfEncoder:
         # The library's own switch against its thread pool, read at each call: parallelism here is
         # one encoder a process, and a pool would multiply with that.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        self._tokenizer = open_reference(
-            tokenizer.encoder_json(strip_special=False), plain=special != "allow"
+        self._tokenizer = (
+            open_reference(tokenizer.encoder_json(strip_special=False), plain=False)
+            if special == "allow"
+            else tokenizer.reference
         )
         # Without a pre-tokenizer merges may reach across any cut: such a document stays whole.
         self._can_cut = self._tokenizer.pre_tokenizer is not None

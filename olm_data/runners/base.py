@@ -10,6 +10,7 @@ number of workers, and more than once. Whatever must survive is on disk when `Jo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -63,7 +64,14 @@ Note = Callable[[str], None]
 
 
 class Job(Protocol):
-    """The work of one run. It crosses process borders by pickle, once a worker."""
+    """The work of one run. It crosses process borders by pickle, once a worker.
+
+    Jobs are values: equal jobs do the same work.
+    """
+
+    def prepare(self) -> None:
+        """Load what tasks need; called once in a worker before its first task. Never raises what
+        a task would raise: the task that needs it does. There may be nothing to load."""
 
     def run(self, task: int, report: Report) -> Any:
         """Do task number `task` and return a small picklable result."""
@@ -74,6 +82,15 @@ class Job(Protocol):
 
 class Runner(Protocol):
     """Runs tasks. Implementations: `local.LocalRunner`, `local.InlineRunner`."""
+
+    def ready(self, job: Job, workers: int, total: int) -> AbstractContextManager[None]:
+        """Get up to `workers` workers ready for a job that will probably be run, while the caller
+        goes on. A runner may do nothing; what was got ready in vain is gone after the block.
+
+        Args:
+            total: as for `run`.
+        """
+        return nullcontext()
 
     def run(
         self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note

@@ -7,8 +7,10 @@
 A worker may die at any moment (the kernel's out-of-memory killer, a crash in native code): the
 parent sees which task it had, starts a new worker and gives the task out again, at most `retries`
 times. When the parent dies, even by SIGKILL, its workers end at once. Processes come from a fork
-server, so that no process with threads is ever forked. Never: queues or locks shared by workers
-(a killed holder would block the others), named shared memory, state kept between runs.
+server (`fork_server.py`), so that no process with threads is ever forked. Workers may be started
+before it is sure that there is work for them, to load what they need meanwhile. Never: queues or
+locks shared by workers (a killed holder would block the others), named shared memory, state kept
+between runs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,13 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Count, Done, Job, Note, Watch
+from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
 
 
-class InlineRunner:
+class InlineRunner(Runner):
     """Runs the tasks one after the other in this process: for tests, profilers and debuggers."""
 
     def run(
@@ -50,7 +52,7 @@ class InlineRunner:
             watch(counts, [])
 
 
-class LocalRunner:
+class LocalRunner(Runner):
     """Runs the tasks in worker processes.
 
     Args:
@@ -60,21 +62,33 @@ class LocalRunner:
 
     def __init__(self, workers: int, *, retries: int = 2) -> None:
         self.workers, self.retries = workers, retries
+        self._crew: _Crew | None = None
+
+    @contextmanager
+    def ready(self, job: Job, workers: int, total: int) -> Iterator[None]:
+        """See `base.Runner.ready`."""
+        self._crew = _Crew(job, total)
+        try:
+            self._crew.start(min(workers, self.workers))
+            yield
+        finally:
+            self._dismiss()
 
     def run(
         self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
     ) -> None:
         """See `base.Runner.run`."""
-        context = multiprocessing.get_context("forkserver")
-        shared = context.RawArray(ctypes.c_int64, total * len(Count))
-        counts = np.frombuffer(memoryview(shared), np.int64).reshape(total, len(Count))
+        if self._crew is None or (self._crew.job, self._crew.total) != (job, total):
+            self._dismiss()
+            self._crew = _Crew(job, total)
+        crew, counts = self._crew, self._crew.counts
         todo = deque(tasks)
         deaths: dict[int, int] = {}
         pool: list[_Worker] = []
         try:
             while todo or pool:
                 while todo and len(pool) < self.workers:
-                    pool.append(_Worker(context, job, shared))
+                    pool.append(crew.take())
                     pool[-1].give(todo.popleft())
                 ready = set(wait([w.pipe for w in pool], timeout=TICK_SECONDS))
                 for worker in [w for w in pool if w.pipe in ready]:
@@ -100,6 +114,13 @@ class LocalRunner:
         finally:
             for worker in pool:
                 worker.kill()
+            self._dismiss()
+
+    def _dismiss(self) -> None:
+        """End the workers that were got ready and have no task."""
+        crew, self._crew = self._crew, None
+        while crew is not None and crew.idle:
+            crew.idle.pop().kill()
 
     def _after_death(
         self, worker: _Worker, deaths: int, job: Job, peak_kib: int, note: Note
@@ -119,6 +140,28 @@ class LocalRunner:
             fix="run again with fewer --workers, or on a machine with more memory; "
             "finished shards are kept",
         )
+
+
+class _Crew:
+    """The workers of one job: what they share, and those that wait for their first task."""
+
+    def __init__(self, job: Job, total: int) -> None:
+        self.job, self.total = job, total
+        self.idle: list[_Worker] = []
+        self._context = multiprocessing.get_context("forkserver")
+        self._shared = self._context.RawArray(ctypes.c_int64, total * len(Count))
+        shape = total, len(Count)
+        self.counts = np.frombuffer(memoryview(self._shared), np.int64).reshape(shape)
+
+    def start(self, workers: int) -> None:
+        for _ in range(workers):
+            self.idle.append(_Worker(self._context, self.job, self._shared))
+
+    def take(self) -> _Worker:
+        """Return a worker that waits, or a new one."""
+        if not self.idle:
+            self.start(1)
+        return self.idle.pop()
 
 
 class _Worker:
@@ -182,6 +225,7 @@ def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()
     counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, len(Count))
+    job.prepare()
     while True:
         try:
             task = pipe.recv()

@@ -15,8 +15,6 @@ import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from fsspec.utils import glob_translate
-
 from olm_data.errors import InputError, printable
 from olm_data.s3 import Bucket, S3Object, split_url
 from olm_data.s3_errors import S3Failure
@@ -41,6 +39,8 @@ def listed(url: str) -> list[Listed]:
     name, key = split_url(url)
     bucket = Bucket(name, hasty=True)
     if glob.has_magic(key):
+        from fsspec.utils import glob_translate  # slow to import
+
         literal = re.split(r"[*?\[]", key)[0]
         pattern = re.compile(glob_translate(key))
         found = [item for item in bucket.list(literal) if pattern.match(item.key)]

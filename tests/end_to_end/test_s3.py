@@ -119,7 +119,7 @@ def test_killed_while_writing_to_s3_a_rerun_gives_the_same_bytes(
     assert Dataset.open(f"{prefix}/out").digest == Dataset.open(str(tmp_path / "local")).digest
 
 
-class Never:
+class Never(InlineRunner):
     """A runner that must not be reached."""
 
     def run(self, *_: Any, **__: Any) -> None:

@@ -12,11 +12,12 @@ from support.killed_worker import DieOnce
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
+from olm_data.runners.base import Runner
 from olm_data.runners.local import LocalRunner
 
 
 @dataclass
-class Dying:
+class Dying(Runner):
     """A local runner whose job kills its worker in the middle of a task."""
 
     folder: Path

@@ -10,9 +10,10 @@ import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
+from olm_data.runners.local import InlineRunner
 
 
-class Never:
+class Never(InlineRunner):
     """A runner that must not be reached."""
 
     def run(self, *_: Any, **__: Any) -> None:

@@ -360,7 +360,7 @@ def test_no_staging_folder_and_no_lock_is_left(
 def test_the_plan_is_written_before_any_shard(
     inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    class Stop:
+    class Stop(InlineRunner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
             assert (tmp_path / "out" / "plan.json").exists()
             assert not list((tmp_path / "out").glob("shard-*"))

@@ -8,16 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olm_data.errors import InputError
-from olm_data.runners.base import Report
+from olm_data.runners.base import Job, Report
 
 
 @dataclass(frozen=True)
-class Squares:
-    """Returns the square of the task number; can die, or raise, on one task."""
+class Squares(Job):
+    """Returns the square of the task number; can die or raise on one task, and note `prepare`."""
 
     folder: str
     deaths: int = 0
     fault: str = ""
+    prepared: str = ""
+
+    def prepare(self) -> None:
+        if self.prepared:
+            with open(self.prepared, "ab") as file:
+                file.write(b"x")
 
     def run(self, task: int, report: Report) -> int:
         report(documents=1, text_bytes=10, tokens=100)

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olm_data.runners.base import Report
+from olm_data.runners.base import Job, Report
 
 TASK = 3
 """The task that kills."""
 
 
 @dataclass
-class DieOnce:
+class DieOnce(Job):
     """Wraps a job; the worker of task 3 dies after its first batch, `deaths` times in all."""
 
     job: Any

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,62 @@ def test_a_worker_out_of_memory_says_which_input(tmp_path: Path) -> None:
     assert caught.value.where == "input-2.jsonl"
 
 
+def test_workers_got_ready_do_the_work_of_an_equal_job_and_prepare_once(tmp_path: Path) -> None:
+    runner, job = LocalRunner(2), Squares(str(tmp_path), prepared=str(tmp_path / "prepared"))
+    with runner.ready(job, 2, 4):
+        results, _, notes = run(runner, replace(job), [0, 1, 2, 3], 4)
+    assert results == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert (tmp_path / "prepared").read_bytes() == b"xx"
+    assert notes == []
+
+
+def test_workers_got_ready_for_another_job_are_not_used(tmp_path: Path) -> None:
+    runner, job = LocalRunner(2), Squares(str(tmp_path))
+    with runner.ready(Squares(str(tmp_path), fault="defect"), 2, 3):
+        assert run(runner, job, [0, 1, 2], 3)[0] == {0: 0, 1: 1, 2: 4}
+    with runner.ready(job, 2, 3):
+        assert run(runner, job, [0, 1, 2, 3], 4)[0] == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_workers_got_ready_in_vain_are_gone_after_the_block(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    with LocalRunner(2).ready(Squares(str(tmp_path)), 5, 3):
+        started = set(multiprocessing.active_children()) - before
+        assert len(started) == 2
+    assert not any(worker.is_alive() for worker in started)
+
+
+def test_the_fork_server_has_one_thread_and_the_modules_it_was_told(
+    tmp_path: Path, repository: Path
+) -> None:
+    script = tmp_path / "look.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing, os, sys
+            from pathlib import Path
+            from olm_data.runners import fork_server
+
+            def look(pipe):
+                status = Path(f"/proc/{os.getppid()}/status").read_text()
+                threads = status.split("Threads:")[1].split()[0]
+                pipe.send((threads, "pyarrow.parquet" in sys.modules, "numpy" in sys.modules))
+
+            if __name__ == "__main__":
+                fork_server.start(["numpy", "pyarrow.parquet", "not_installed"])
+                context = multiprocessing.get_context("forkserver")
+                ours, theirs = context.Pipe()
+                context.Process(target=look, args=(theirs,)).start()
+                theirs.close()
+                print(*ours.recv(), "OPENBLAS_NUM_THREADS" in os.environ)
+            """
+        )
+    )
+    env = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    env["PYTHONPATH"] = str(repository)
+    assert subprocess.check_output([sys.executable, str(script)], env=env) == b"1 True True False\n"
+
+
 def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
@@ -100,6 +158,9 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Pa
             from olm_data.runners.local import LocalRunner
 
             class Hang:
+                def prepare(self):
+                    pass
+
                 def run(self, task, report):
                     os.write(1, b"%d\\n" % os.getpid())
                     threading.Event().wait()

@@ -1,0 +1,49 @@
+"""The process that worker processes are forked from: started early, with the modules loaded.
+
+    command line -> start(modules) -> fork server: one thread, imports while the parent goes on
+                                        fork -> worker, worker, ... (no import left to do)
+
+Only the standard library is imported here, so that the server can start before anything else is
+loaded. Never: a fork of a process that has a second thread; libraries that start one when they are
+imported are told not to.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import forkserver
+
+ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's library starts its threads when it is imported
+    "OMP_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of an allocator inside pyarrow
+}
+"""The libraries' own switches, for the server and the workers: parallelism is the runner's."""
+
+
+def start(modules: Sequence[str]) -> None:
+    """Start the fork server of this process, unless it runs; return while it imports `modules`.
+
+    A module that is not installed is left out.
+    """
+    # "__main__" is what the server loads unless told otherwise; each worker would load it again
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", *modules])
+    with _environment(ONE_THREAD):
+        forkserver.ensure_running()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
