@@ -27,9 +27,11 @@ class NamedSource:
     Attributes:
         repository: the dataset repository on the hub.
         subsets: subset -> glob of its files in the repository; `{}` in a glob stands for the
-            subset's name, and a subset may itself be a pattern. The first one is the default.
+            subset's name, and a subset may itself be a pattern. The first one is the default,
+            unless it is a pattern: then there is none.
         text, id: columns (id None where records have none).
         keep: columns kept beside each document unless the user says otherwise.
+        elsewhere: where the files come from, if the repository only lists their addresses.
     """
 
     repository: str
@@ -37,6 +39,7 @@ class NamedSource:
     text: str
     id: str | None
     keep: tuple[str, ...]
+    elsewhere: str = ""
 
 
 _FINEWEB = {
@@ -50,13 +53,26 @@ _DCLM = {
     "default": "global-shard_*/local-shard_*/*.jsonl.zst",
     "global-shard_*": "{}/local-shard_*/*.jsonl.zst",
 }
-_C4 = dict.fromkeys(("en", "realnewslike", "en.noblocklist", "en.noclean"), "{}/c4-train.*.json.gz")
+_C4 = dict.fromkeys(
+    ("en", "realnewslike", "en.noblocklist", "en.noclean"), "{}/c4-train.*.json.gz"
+) | dict.fromkeys(("??", "???", "??-Latn"), "multilingual/c4-{}.tfrecord-*.json.gz")
 _WIKIPEDIA = dict.fromkeys(("20231101.en", "20231101.*"), "{}/train-*.parquet")
 _FINEMATH = dict.fromkeys(
     ("finemath-4plus", "finemath-3plus", "infiwebmath-4plus", "infiwebmath-3plus"),
     "{}/*.parquet",
 )
+_MATH = {"default": "data/train-*.parquet"}
 _STACK = dict.fromkeys(("python", "*"), "data/{}/*.parquet")
+_FINEWEB_2 = {"*_*": "data/{}/train/*.parquet"}
+_STARCODER = dict.fromkeys(("python", "*"), "{}/train-*.parquet")
+_COSMOPEDIA = {"default": "data/*/train-*.parquet", "*": "data/{}/train-*.parquet"}
+_SLIMPAJAMA = {
+    "default": "train/chunk*/example_train_*.jsonl.zst",
+    "validation": "validation/chunk*/example_holdout_*.jsonl.zst",
+    "test": "test/chunk*/example_holdout_*.jsonl.zst",
+}
+# Files are named by what they hold (`books-0000.json.gz`), in a folder each or all in one.
+_DOLMA = {"default": "**/*.json.gz", "*": "**/{}-[0-9]*.json.gz"}
 _STORIES = {"default": "data/train-*.parquet", "validation": "data/validation-*.parquet"}
 
 # name: repository, subsets, text column, id column, kept columns
@@ -65,14 +81,30 @@ CATALOGUE: dict[str, NamedSource] = {
     for name, repository, subsets, text, id, keep in (
         ("fineweb-edu", "HuggingFaceFW/fineweb-edu", _FINEWEB, "text", "id", ("url", "score")),
         ("fineweb", "HuggingFaceFW/fineweb", _FINEWEB, "text", "id", ("url", "dump")),
+        ("fineweb-2", "HuggingFaceFW/fineweb-2", _FINEWEB_2, "text", "id", ("url", "language")),
         ("dclm", "mlfoundations/dclm-baseline-1.0", _DCLM, "text", "url", ()),
+        ("slimpajama", "cerebras/SlimPajama-627B", _SLIMPAJAMA, "text", None, ("meta",)),
         ("c4", "allenai/c4", _C4, "text", "url", ("timestamp",)),
         ("wikipedia", "wikimedia/wikipedia", _WIKIPEDIA, "text", "id", ("url", "title")),
         ("finemath", "HuggingFaceTB/finemath", _FINEMATH, "text", "url", ("score",)),
+        ("open-web-math", "open-web-math/open-web-math", _MATH, "text", "url", ("date",)),
+        ("cosmopedia", "HuggingFaceTB/cosmopedia", _COSMOPEDIA, "text", None, ("format",)),
+        ("starcoder", "bigcode/starcoderdata", _STARCODER, "content", "id", ()),
         ("the-stack", "bigcode/the-stack-dedup", _STACK, "content", "hexsha", ("lang",)),
         ("tinystories", "roneneldan/TinyStories", _STORIES, "text", None, ()),
     )
 }
+CATALOGUE["dolma"] = NamedSource(
+    repository="allenai/dolma",
+    subsets=_DOLMA,
+    text="text",
+    id="id",
+    keep=("source",),
+    elsewhere="download the addresses in its urls/v1_7.txt into a folder",
+)
+
+
+_EXAMPLES = {"fineweb-2": "deu_Latn"}
 
 
 def find(name: str) -> NamedSource:
@@ -98,13 +130,21 @@ def subset_glob(name: str, subset: str | None) -> tuple[str, str]:
         UsageError: the source has no such subset.
     """
     source = find(name)
-    subset = subset or next(iter(source.subsets))
+    if subset is None:
+        subset = next(iter(source.subsets))
+        if "*" in subset:
+            raise UsageError(
+                f"the source {name} has no default subset",
+                why=f"its subsets are: {', '.join(source.subsets)}",
+                fix=f"say --subset {_EXAMPLES[name]}",
+            )
     for known, pattern in source.subsets.items():
         if fnmatchcase(subset, known) and "/" not in subset:
             return subset, pattern.replace("{}", glob.escape(subset))
     raise UsageError(
         f"the source {name} has no subset {subset!r}",
-        where=f"--subset {subset}",
+        where=f"--subset {printable(subset)}",
+        why=f"its subsets are: {', '.join(source.subsets)}",
         fix=suggest(subset, source.subsets),
     )
 
@@ -122,6 +162,12 @@ def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, l
     """
     source = find(name)
     subset, pattern = subset_glob(name, subset)
+    if root is None and source.elsewhere:
+        raise InputError(
+            f"the hub repository of {name} holds no text, only the addresses of its files",
+            where=source.repository,
+            fix=f"{source.elsewhere}, then say --root FOLDER",
+        )
     if root is None:
         return subset, list_files([f"hf://datasets/{source.repository}/{pattern}"])
     root = root.rstrip("/")

@@ -69,5 +69,6 @@ def read_plan(plan: SourcePlan, target_bytes: int = 1 << 30) -> Read:
             assert batch.keep.schema == plan.options.keep_schema
             result.kept += batch.keep.to_pylist()
         result.drops += batch.dropped
-        result.skipped.update({reason: n for (_, reason), n in batch.skipped.items()})
+        for (_, reason), count in batch.skipped.items():
+            result.skipped[reason] += count
     return result

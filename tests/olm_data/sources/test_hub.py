@@ -212,30 +212,3 @@ SUBSETS: dict[str, Any] = {
 @pytest.mark.parametrize(("asked", "pattern"), SUBSETS.items(), ids=str)
 def test_subsets_of_the_catalogue_are_globs_of_the_repository(asked: Any, pattern: str) -> None:
     assert named.subset_glob(*asked)[1] == pattern
-
-
-def test_a_mirror_of_each_catalogue_entry_is_read_with_its_own_columns(tmp_path: Path) -> None:
-    import gzip
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    import zstandard
-
-    for name, entry in named.CATALOGUE.items():
-        root = tmp_path / name
-        file = root / named.subset_glob(name, None)[1].replace("*", "00000")
-        file.parent.mkdir(parents=True)
-        names = dict.fromkeys([entry.text, *([entry.id] if entry.id else []), *entry.keep])
-        record = {column: f"{name} {column}" for column in names}
-        line = json.dumps(record).encode() + b"\n"
-        if file.suffix == ".parquet":
-            pq.write_table(pa.table({k: [v] for k, v in record.items()}), file)
-        elif file.suffix == ".gz":
-            file.write_bytes(gzip.compress(line))
-        else:
-            file.write_bytes(zstandard.ZstdCompressor().compress(line))
-        read = read_source(source=name, root=str(root))
-        assert read.texts == [f"{name} {entry.text}"]
-        assert read.ids == [f"{name} {entry.id}" if entry.id else None]
-        assert read.kept == ([{k: f"{name} {k}" for k in entry.keep}] if entry.keep else [])
-        assert read.places[0][0].startswith(entry.repository)
