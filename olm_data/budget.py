@@ -141,6 +141,8 @@ class BudgetWatch:
         Raises:
             InputError: it is lost; finished shards stay.
         """
+        if len(self._results) == len(self._plan.tasks):
+            return  # the exact judgement comes next
         bad = self._bad_before + int(counts[:, Count.BAD].sum())
         now = int(counts[:, [Count.DOCUMENTS, Count.DROPPED]].sum())
         records = self._records_before + now
