@@ -19,7 +19,14 @@ from olm_data.errors import InputError
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.columns import require_decidable, require_text, table_batches
 from olm_data.sources.files import open_binary, reading
+from olm_data.sources.limits import Expansion
+from olm_data.where import columns as columns_of
 
+_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -53,7 +60,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         InputError: the file is damaged or has no such text column.
     """
     whole = "://" in input.url
-    row = 0
+    row, unpacked, text = 0, Expansion(input), Expansion(input)
     with _open(input) as (found, batches):
         require_text(found.names, input, options)
         require_decidable(found, input, options)
@@ -66,10 +73,39 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             if whole or number >= unit.start:
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 with reading(input):
-                    batch.validate(full=False)
-                yield from table_batches(batch, positions, unit.input, input, options)
+                    _validate(batch, options)
+                unpacked.add(batch.nbytes, input.bytes)
+                for found_batch in table_batches(batch, positions, unit.input, input, options):
+                    text.add(len(found_batch.data), input.bytes)
+                    yield found_batch
             row += len(batch)
             number += 1
+
+
+def _validate(batch: pa.RecordBatch, options: ReadOptions) -> None:
+    """Check all offsets of the columns that are read: they come from outside, and lead anywhere.
+
+    The text is checked as bytes: that it is UTF-8 is counted later, document by document.
+
+    Raises:
+        pa.ArrowInvalid: an offset leads out of its buffer.
+    """
+    batch.validate(full=False)
+    names = {options.text_column, options.id_column, *(name for name, _ in options.keep)}
+    if options.condition is not None:
+        names.update(columns_of(options.condition))
+    for name in names & set(batch.schema.names):
+        column = batch.column(name)
+        if isinstance(column, pa.DictionaryArray):
+            values = _as_bytes(column.dictionary)
+            values.validate(full=True)
+            column = pa.DictionaryArray.from_arrays(column.indices, values, safe=False)
+        _as_bytes(column).validate(full=True)
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    kind = _BYTES.get(column.type)
+    return column if kind is None else column.view(kind)
 
 
 def schema(input: InputFile) -> pa.Schema:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from olm_data.account import unaccounted
 from olm_data.errors import InputError, printable
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions
+from olm_data.sources.limits import MAX_BATCH_BYTES
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
 
@@ -57,6 +58,21 @@ def from_column(
     Raises:
         InputError: the column holds something else than text.
     """
+    if len(column) > 1 and _decoded_bytes(column) > MAX_BATCH_BYTES:
+        half = len(column) // 2
+        for part, left_out in ((slice(0, half), filtered), (slice(half, None), 0)):
+            yield from from_column(
+                column[part],
+                input_index=input_index,
+                positions=positions[part],
+                ids=None if ids is None else ids[part],
+                keep=None if keep is None else keep[part],
+                where=where,
+                batch_bytes=batch_bytes,
+                on_invalid=on_invalid,
+                filtered=left_out,
+            )
+        return
     text = _as_large_binary(column, where)
     present = np.asarray(text.is_valid())
     drops = [Drop("no_text", input_index, int(p), "the text is null") for p in positions[~present]]
@@ -279,6 +295,12 @@ def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
 
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if _decoded_bytes(column) > MAX_BATCH_BYTES:
+        raise InputError(
+            f"the column {name!r} unpacks to too much: it may be a bomb",
+            where=where,
+            fix="leave the column out (--keep, --id-column)",
+        )
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -301,6 +323,24 @@ def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
     )
 
 
+def _decoded_bytes(column: pa.Array) -> int:
+    """Return the bytes a dictionary column of text becomes when it is decoded; 0 for others."""
+    if not isinstance(column, pa.DictionaryArray) or not _is_text(column.type.value_type):
+        return 0
+    lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+    return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or kind in (pa.string_view(), pa.binary_view())
+    )
+
+
 def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -309,14 +349,7 @@ def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.large_binary())
-    textual = (
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-        or kind in (pa.string_view(), pa.binary_view())
-    )
-    if not textual:
+    if not _is_text(kind):
         raise InputError(
             f"the text column is of type {kind}, not text", where=where, fix="see --text-column"
         )

@@ -32,6 +32,7 @@ from olm_data.errors import (
 from olm_data.hub import dataset_commit, hub_filesystem, is_connection
 from olm_data.sources import s3_files
 from olm_data.sources.base import Format, InputFile, PositionKind
+from olm_data.sources.limits import Bounded
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -162,7 +163,8 @@ def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
 def open_stream(input: InputFile) -> Iterator[Any]:
     """Open an input decompressed, to be read once from the start with `.read(n)`.
 
-    gzip and zstd, several frames too; a frame that wants a window above 128 MiB is refused.
+    gzip and zstd, several frames too; a frame that wants a window above 128 MiB is refused, and so
+    is one that unpacks to more than text can (see `limits`).
 
     Raises:
         InputError: the file is truncated, damaged or no such file; names it and the byte.
@@ -181,7 +183,8 @@ def open_stream(input: InputFile) -> Iterator[Any]:
                 fix="copy or write it again",
             )
         with reading(input, file):
-            yield pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+            unpacked = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+            yield Bounded(unpacked, file, input)
 
 
 @contextlib.contextmanager

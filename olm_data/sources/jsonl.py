@@ -24,6 +24,7 @@ from olm_data.errors import InputError, printable, suggest
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import batch_of, from_buffers, plain_values
 from olm_data.sources.files import codec_of, open_binary, open_stream, reading
+from olm_data.sources.limits import check_record
 from olm_data.where import columns, kind_of_value
 from olm_data.where_eval import matches
 
@@ -303,14 +304,15 @@ def _plain_blocks(input: InputFile, unit: Unit) -> Iterator[tuple[bytes, int]]:
         if start >= unit.stop:
             return
         file.seek(start)
-        yield from _blocks(file, start, unit.stop)
+        yield from _blocks(file, input, start, unit.stop)
 
 
-def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
+def _blocks(file: Any, input: InputFile, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
     """Yield blocks of whole lines from `start` to the end of the line that holds byte stop - 1."""
     pending: list[bytes] = []
     place = at = start
     while at < stop:
+        check_record(at - place, input, place)
         chunk = file.read(min(_chunk(at - place), stop - at))
         if not chunk:
             break
@@ -327,6 +329,7 @@ def _blocks(file: Any, start: int, stop: int) -> Iterator[tuple[bytes, int]]:
             pending.append(chunk)
     # The last line goes on past `stop`, up to its line break or the end of the file.
     while any(pending):
+        check_record(at - place, input, place)
         chunk = file.read(_chunk(at - place))
         cut = chunk.find(b"\n") + 1
         pending.append(chunk[:cut] if cut else chunk)
@@ -342,7 +345,7 @@ def _compressed_blocks(input: InputFile) -> Iterator[tuple[bytes, int]]:
     """Yield (whole lines, number of the first) of a compressed file."""
     line = 0
     with open_stream(input) as stream:
-        for block, _ in _blocks(stream, 0, 1 << 62):
+        for block, _ in _blocks(stream, input, 0, 1 << 62):
             yield block, line
             line += block.count(b"\n")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from olm_data.sources.columns import (
     table_batches,
 )
 from olm_data.sources.files import open_binary, reading
+from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
 from olm_data.where import columns as columns_of
 from olm_data.where_eval import Span, can_match, span_of
 
@@ -62,7 +64,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     Raises:
         InputError: the file is damaged or has no such text column.
     """
-    with _open(input) as file:
+    expansion, stored = Expansion(input), 0
+    with open_binary(input, ahead=False) as raw:
+        file = _parquet(input, raw)
         names = file.schema_arrow.names
         require_text(names, input, options)
         require_decidable(file.schema_arrow, input, options)
@@ -86,6 +90,11 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
             step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
+            chunk = _chunk(file, group, options.text_column)
+            stored += chunk.total_compressed_size
+            Expansion(input).add(chunk.total_uncompressed_size, chunk.total_compressed_size)
+            with reading(input, raw):
+                step = max(1, min(step, _rows_at_once(raw, chunk)))
             batches = file.iter_batches(
                 batch_size=step, row_groups=[group], columns=columns, use_threads=False
             )
@@ -97,7 +106,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
-                yield from table_batches(batch, positions, unit.input, input, options, here)
+                for found in table_batches(batch, positions, unit.input, input, options, here):
+                    expansion.add(len(found.data), stored)
+                    yield found
             if row - start != rows:
                 raise InputError(
                     f"row group {group} holds {row - start:,} rows, its footer says {rows:,}",
@@ -115,10 +126,23 @@ def schema(input: InputFile) -> pa.Schema:
 @contextmanager
 def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
     with open_binary(input, ahead=False) as raw:
-        with reading(input, raw):
-            # A remote file is read in few large requests; a local one needs no look-ahead.
-            file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
-        yield file
+        yield _parquet(input, raw)
+
+
+def _parquet(input: InputFile, raw: Any) -> pq.ParquetFile:
+    with reading(input, raw):
+        # A remote file is read in few large requests; a local one needs no look-ahead.
+        return pq.ParquetFile(raw, pre_buffer="://" in input.url)
+
+
+def _rows_at_once(raw: Any, chunk: Any) -> int:
+    """Return how many rows of a column chunk can be decoded at a time in bounded memory.
+
+    Each row may be the largest value of the dictionary, and the footer says nothing about values.
+    """
+    places = [chunk.dictionary_page_offset, chunk.data_page_offset]
+    raw.seek(min((place for place in places if place is not None and place > 0), default=0))
+    return MAX_BATCH_BYTES // max(dictionary_bytes(raw.read(16)), 1)
 
 
 def _chosen(file: pq.ParquetFile, group: int, options: ReadOptions) -> np.ndarray:
@@ -144,12 +168,16 @@ def _group_rows(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
 
 
-def _text_bytes(file: pq.ParquetFile, column: str) -> list[int]:
-    """Return the uncompressed bytes of the text column in each row group."""
+def _chunk(file: pq.ParquetFile, group: int, column: str) -> Any:
+    """Return the metadata of a column in a row group; of the first one where it is nested."""
     metadata = file.metadata
     paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
-    index = paths.index(column) if column in paths else 0
+    return metadata.row_group(group).column(paths.index(column) if column in paths else 0)
+
+
+def _text_bytes(file: pq.ParquetFile, column: str) -> list[int]:
+    """Return the uncompressed bytes of the text column in each row group."""
     return [
-        metadata.row_group(g).column(index).total_uncompressed_size
-        for g in range(metadata.num_row_groups)
+        _chunk(file, group, column).total_uncompressed_size
+        for group in range(file.metadata.num_row_groups)
     ]

@@ -20,6 +20,7 @@ from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import batch_of, from_buffers
 from olm_data.sources.files import codec_of, open_stream
 from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
+from olm_data.sources.limits import check_record
 
 BLANK_LINES = "blank-lines"
 _BOM = b"\xef\xbb\xbf"
@@ -43,9 +44,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     """
     with open_stream(input) as stream:
         if options.separator is None:
-            pieces: Iterator[tuple[list[bytes], list[int]]] = iter([_whole(stream)])
+            pieces: Iterator[tuple[list[bytes], list[int]]] = iter([_whole(stream, input)])
         else:
-            pieces = _split(stream, options.separator)
+            pieces = _split(stream, input, options.separator)
         for texts, starts in pieces:
             if input.until is not None:
                 wanted = bisect_right(starts, input.until)
@@ -74,15 +75,19 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             )
 
 
-def _whole(stream: Any) -> tuple[list[bytes], list[int]]:
-    chunks = []
+def _whole(stream: Any, input: InputFile) -> tuple[list[bytes], list[int]]:
+    chunks, size = [], 0
     while chunk := stream.read(_CHUNK):
         chunks.append(chunk)
+        size += len(chunk)
+        check_record(size, input, 0)
     text = b"".join(chunks)
     return ([text[3:]], [3]) if text.startswith(_BOM) else ([text], [0])
 
 
-def _split(stream: Any, separator: str) -> Iterator[tuple[list[bytes], list[int]]]:
+def _split(
+    stream: Any, input: InputFile, separator: str
+) -> Iterator[tuple[list[bytes], list[int]]]:
     """Yield runs of documents and their byte offsets; what is between two separators is a document.
 
     A file that ends with a separator has no document after it, and blank lines at the start of a
@@ -92,6 +97,7 @@ def _split(stream: Any, separator: str) -> Iterator[tuple[list[bytes], list[int]
     pattern = _BLANK_LINES if blank_lines else re.compile(re.escape(separator.encode()))
     pending, place, at_start = b"", 0, True
     while chunk := stream.read(max(_CHUNK, len(pending))):
+        check_record(len(pending), input, place)
         buffer = pending + chunk
         if place == 0 and buffer.startswith(_BOM):
             buffer, place = buffer[3:], 3

@@ -1,0 +1,161 @@
+"""Row 24: a small file that unpacks to a huge text is refused early, with little memory: exit 4."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command import olm_data
+from support.reading import read_source
+
+from olm_data.errors import InputError
+from olm_data.sources import limits
+from olm_data.sources.limits import dictionary_bytes
+
+PIECE = 16 << 20
+PIECES = 256  # 4 GiB of text each
+LINE = b'{"text": "' + b"a" * 2000 + b'"}\n'
+LINES = LINE * (PIECE // len(LINE))
+
+
+def gz(piece: bytes) -> bytes:
+    return gzip.compress(piece, 9, mtime=0) * PIECES
+
+
+def zst(piece: bytes) -> bytes:
+    return zstandard.ZstdCompressor(level=3).compress(piece) * PIECES
+
+
+def one_value(path: Path) -> None:
+    column = pa.array([b"a" * (100 << 20)], pa.binary())
+    pq.write_table(pa.table({"text": column}), path, compression="zstd", use_dictionary=False)
+
+
+def dictionary() -> pa.DictionaryArray:
+    """20,000 rows of one value of 200 kB that does not compress: 4 GB from 200 kB."""
+    value = np.random.default_rng(0).integers(97, 123, 200_000, np.uint8).tobytes()
+    indices = pa.array(np.zeros(20_000, np.int32))
+    return pa.DictionaryArray.from_arrays(indices, pa.array([value], pa.binary()))
+
+
+def many_rows(path: Path) -> None:
+    pq.write_table(pa.table({"text": dictionary()}), path, dictionary_pagesize_limit=1 << 20)
+
+
+def arrow_rows(path: Path) -> None:
+    table = pa.table({"text": dictionary()})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+BOMBS: dict[str, Callable[[Path], object]] = {
+    "line.jsonl.gz": lambda path: path.write_bytes(gz(b"a" * PIECE)),
+    "lines.jsonl.gz": lambda path: path.write_bytes(gz(LINES)),
+    "line.jsonl.zst": lambda path: path.write_bytes(zst(b"a" * PIECE)),
+    "lines.jsonl.zst": lambda path: path.write_bytes(zst(LINES)),
+    "text.txt.zst": lambda path: path.write_bytes(zst(b"a\n" * (PIECE // 2))),
+    "value.parquet": one_value,
+    "rows.parquet": many_rows,
+    "rows.arrow": arrow_rows,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_refused_by_name_in_bounded_memory(name: str, tmp_path: Path) -> None:
+    BOMBS[name](tmp_path / name)
+    assert (tmp_path / name).stat().st_size < 10 << 20
+    script = f"""
+import resource
+from olm_data.errors import InputError
+from olm_data.sources import plan_units, read_units, resolve_source
+import pyarrow.parquet, pyarrow.compute
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+text = 0
+try:
+    plan = resolve_source([{str(tmp_path / name)!r}])
+    units = [u for i, f in enumerate(plan.inputs) for u in plan_units(i, f, plan.options, 1 << 20)]
+    for batch in read_units(plan.inputs, units, plan.options):
+        text += len(batch.data)
+except InputError as error:
+    print(text, (peak() - before) * 1024, error.exit_code, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    text, grown, code, said = done.stdout.split(" ", 3)
+    assert code == "4"
+    assert name in said
+    assert "bomb" in said
+    assert int(text) <= 1 << 30
+    assert int(grown) < 3 * limits.MAX_BATCH_BYTES
+
+
+def test_the_command_exits_4(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    BOMBS["line.jsonl.zst"](tmp_path / "a.jsonl.zst")
+    done = olm_data(
+        *("tokenize", "a.jsonl.zst", "--tokenizer", tiny_tokenizer, "--output", "out"),
+        *("--workers", "1"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 4
+    assert "a.jsonl.zst" in done.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_nested_compression_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz.gz").write_bytes(gzip.compress(gzip.compress(b"{}")))
+    with pytest.raises(InputError, match="format"):
+        read_source(str(tmp_path / "a.jsonl.gz.gz"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.txt", "c.jsonl.gz"])
+def test_a_line_or_document_above_the_limit_is_refused_with_its_place(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_RECORD_BYTES", 5_000_000)
+    text = b'{"text": "first"}\n{"text": "' + b"a b " * 3_000_000 + b'"}'
+    (tmp_path / name).write_bytes(gzip.compress(text, 1) if name.endswith("gz") else text)
+    with pytest.raises(InputError, match="longer than 5,000,000 bytes") as caught:
+        read_source(str(tmp_path / name))
+    assert name in str(caught.value.where)
+
+
+def test_honest_text_that_compresses_well_is_read(tmp_path: Path) -> None:
+    line = b'{"text": "%07d ' + b"GET /index.html HTTP/1.1 200 " * 20 + b'"}'
+    text = b"\n".join(line % k for k in range(120_000))
+    packed = gzip.compress(text, 6)
+    assert len(text) > limits.FREE_BYTES
+    assert len(text) > 50 * len(packed)
+    (tmp_path / "a.jsonl.gz").write_bytes(packed)
+    assert len(read_source(str(tmp_path / "a.jsonl.gz")).texts) == 120_000
+
+
+@pytest.mark.parametrize("size", [10, 5000, 1 << 20])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_the_size_of_a_dictionary_is_read_from_its_page_header(
+    size: int, version: str, tmp_path: Path
+) -> None:
+    column = pa.array([b"x" * size] * 10, pa.binary())
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": column}), path, data_page_version=version)
+    place = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
+    assert dictionary_bytes(path.read_bytes()[place : place + 16]) == size + 4  # length prefix
+    pq.write_table(pa.table({"text": column}), path, use_dictionary=False)
+    place = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset
+    assert dictionary_bytes(path.read_bytes()[place : place + 16]) == 0
+
+
+@given(header=st.binary(max_size=20))
+def test_any_bytes_for_a_page_header_give_a_size(header: bytes) -> None:
+    assert dictionary_bytes(header) >= 0
