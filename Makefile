@@ -39,5 +39,5 @@ $(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-torch pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[train,fast,s3,hub,report,dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[train,fast,s3,hub,ray,report,dev]' -c constraints.txt
 	@touch $@

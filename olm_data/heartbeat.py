@@ -14,8 +14,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,10 +85,12 @@ class Heartbeat:
         self._store, self._name, self._note = output.child(RUN), name, note
         self._started = time.time()
         self._counts = np.zeros((0, len(Count)), np.int64)
-        self._running: Sequence[int] = ()
+        self._running: dict[int, np.ndarray] = {}
+        self._past = np.zeros(len(Count), np.int64)
         self._done: set[int] = set()
+        self._due = time.monotonic()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, daemon=True)
+        self._thread = threading.Thread(target=self._beat_on, args=(self._stop,), daemon=True)
         self._failed = False
 
     def __enter__(self) -> Heartbeat:
@@ -116,10 +119,30 @@ class Heartbeat:
 
     def saw(self, counts: np.ndarray, running: Sequence[int]) -> None:
         """Note the counts (kept by reference, int64[tasks, len(Count)]) and the running tasks."""
-        self._counts, self._running = counts, list(running)
+        self._counts, self._running = counts, {task: counts[task] for task in running}
 
-    def _beat_on(self) -> None:
-        while not self._stop.wait(BEAT_SECONDS):
+    @contextmanager
+    def during(self, task: int, row: np.ndarray) -> Iterator[None]:
+        """Tell of a task, with its counts int64 [len(Count)], while the body runs.
+
+        For a process that gets its tasks one by one and does not know its last: instead of the
+        heartbeat's own block. Between tasks nothing is written.
+        """
+        self._counts, self._running = row[None, :], {task: row}
+        stop = threading.Event()
+        thread = threading.Thread(target=self._beat_on, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self._past = summed(np.stack([self._past, row]))
+            self._counts, self._running = self._counts[:0], {}
+        self._done.add(task)
+
+    def _beat_on(self, stop: threading.Event) -> None:
+        while not stop.wait(max(0.0, self._due - time.monotonic())):
             self._write("running")
 
     def _write(self, state: str, error: dict[str, Any] | None = None) -> None:
@@ -131,7 +154,7 @@ class Heartbeat:
             self._failed = True
 
     def _put(self, state: str, error: dict[str, Any] | None = None) -> None:
-        counts, running = self._counts, self._running
+        self._due = time.monotonic() + BEAT_SECONDS
         content = {
             "format": "olm-heartbeat",
             "version": 1,
@@ -141,8 +164,8 @@ class Heartbeat:
             "time": time.time(),
             "state": state,
             "done": spell_tasks(sorted(self._done.copy())),
-            "running": {str(task): counts[task].tolist() for task in running},
-            "counts": summed(counts).tolist(),
+            "running": {str(task): row.tolist() for task, row in self._running.items()},
+            "counts": summed(np.vstack([self._past, self._counts])).tolist(),
             "error": error,
         }
         self._store.put(f"{self._name}.json", json.dumps(content).encode())
@@ -175,13 +198,17 @@ def summed(counts: np.ndarray) -> np.ndarray:
     return sums
 
 
-def read_beats(output: Store, prefix: str = "") -> list[Beat]:
+def read_beats(output: Store, prefix: str = "", skip: Collection[str] = ()) -> list[Beat]:
     """Return the heartbeats whose names start with `prefix`, by name; damaged ones are left out.
+
+    Args:
+        skip: names not to read.
 
     Costs a listing of `run/` and a read of each heartbeat, 16 at a time.
     """
     store = output.child(RUN)
-    names = sorted(name for name in store.sizes(prefix) if name.endswith(".json"))
+    names = [name for name in store.sizes(prefix) if name.endswith(".json")]
+    names = sorted(name for name in names if name.removesuffix(".json") not in skip)
     with ThreadPoolExecutor(_READERS) as pool:
         found = pool.map(lambda name: _read_beat(store, name), names)
         return [beat for beat in found if beat is not None]

@@ -63,11 +63,7 @@ def load_job(output: str) -> TokenizeJob:
         plan = json.loads(store.read(value["plan_file"]))
         tokenizer_json = store.read(TOKENIZER)
     except FileNotFoundError as error:
-        raise InputError(
-            "there is no run to work on",
-            where=output,
-            fix=f"olm-data tokenize ... --output {output} begins one",
-        ) from error
+        raise no_run(output) from error
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(store, f"{type(error).__name__}: {error}") from error
     try:
@@ -84,6 +80,15 @@ def load_job(output: str) -> TokenizeJob:
             raise
         raise _damaged(store, f"{type(error).__name__}: {error}") from error
     return job
+
+
+def no_run(output: str) -> InputError:
+    """Return the error that there is no run at `output`."""
+    return InputError(
+        "there is no run here",
+        where=output,
+        fix=f"olm-data tokenize ... --output {output} begins one",
+    )
 
 
 def _damaged(store: Store, why: str) -> ValidationError:

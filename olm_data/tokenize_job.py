@@ -16,7 +16,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
 from typing import Any
@@ -159,6 +159,11 @@ class TokenizeJob:
             single_writer=value["single_writer"],
         )
 
+    @property
+    def identity(self) -> str:
+        """The plan's digest."""
+        return self.plan.digest
+
     def prepare(self) -> None:
         """Load the encoder. See `runners.base.Job.prepare`."""
         with suppress(OlmError):  # the first task raises it again, and is asked where
@@ -167,6 +172,10 @@ class TokenizeJob:
     def describe(self, task: int) -> str:
         """Return the task's inputs in words."""
         return self.plan.describe(task)
+
+    def beside(self, worker: str) -> TokenizeJob:
+        """Return the job for a process beside the parent's own. See `runners.base.StoredJob`."""
+        return replace(self, worker=worker)
 
     def finished(self, task: int) -> TaskResult | None:
         """Return what some process has committed of the task, or None. See `committed`."""

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import UsageError
 from olm_data.heartbeat import RUN, Heartbeat
+from olm_data.manifest import JOB
 from olm_data.plan import parse_tasks
 from olm_data.runners.base import Note
 from olm_data.runners.local import LocalRunner
 from olm_data.store import Store, absolute
-from olm_data.stored_job import load_job
+from olm_data.stored_job import load_job, no_run
 
 _READERS = 16
 
@@ -68,20 +69,25 @@ def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: No
         OlmError: as `TokenizeJob.run`; finished tasks are kept.
     """
     output = absolute(output)
-    job = replace(load_job(output), worker=name)
-    total = len(job.plan.tasks)
-    if tasks and max(tasks) >= total:
-        raise UsageError(f"the plan has {total:,} tasks, there is no task {max(tasks):,}")
-    with ThreadPoolExecutor(_READERS) as pool:
-        finished = list(pool.map(lambda task: job.finished(task) is not None, tasks))
-    todo = [task for task, there in zip(tasks, finished, strict=True) if not there]
-    ignore: Any = lambda *_: None  # noqa: E731
-    try:
-        with Heartbeat(Store(output), name, note=note) as heartbeat:
+    if not Store(output).exists(JOB):  # nothing is written to a place that is no run's
+        raise no_run(output)
+    with Heartbeat(Store(output), name, note=note) as heartbeat:
+        job = load_job(output).beside(name)
+        total = len(job.plan.tasks)
+        if tasks and max(tasks) >= total:
+            raise UsageError(f"the plan has {total:,} tasks, there is no task {max(tasks):,}")
+        with ThreadPoolExecutor(_READERS) as pool:
+            finished = list(pool.map(lambda task: job.finished(task) is not None, tasks))
+        todo = [task for task, there in zip(tasks, finished, strict=True) if not there]
+        try:
             if todo:
                 runner = heartbeat.around(LocalRunner(workers))
-                runner.run(job, todo, total, done=ignore, watch=ignore, note=note)
-    finally:
-        for split in job.splits:  # processes that were killed cannot clean up themselves
-            split.clear_staging()
+                runner.run(job, todo, total, done=_ignore, watch=_ignore, note=note)
+        finally:
+            for split in job.splits:  # processes that were killed cannot clean up themselves
+                split.clear_staging()
     return Worked(len(todo), len(tasks) - len(todo))
+
+
+def _ignore(*_: Any) -> None:
+    """The heartbeat has seen it already."""

@@ -8,6 +8,8 @@ from typing import Literal
 
 import click
 
+from olm_data.commands.running import Running, make_runner, runner_options
+
 WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize_job", "tokenizers")
 FAST_MODULES = ("awkward", "gigatoken")
 """What a worker needs, imported once for all of them."""
@@ -31,7 +33,7 @@ FAST_MODULES = ("awkward", "gigatoken")
 @click.option("--limit", help="Stop after so many documents: 100K.")
 @click.option("--shuffle-documents", is_flag=True, help="Shuffle the documents of each shard.")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
-@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
+@runner_options
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
 @click.option("--holdout", default="0", show_default=True, help="Share of documents held out.")
 @click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
@@ -71,7 +73,7 @@ def tokenize(
     inputs: tuple[str, ...],
     tokenizer: str | None,
     output: str | None,
-    workers: int | None,
+    running: Running,
     encoder: str,
     holdout: str,
     shard_tokens: str | None,
@@ -103,14 +105,15 @@ def tokenize(
     budget = asked.parse_budget(max_bad)
     share = asked.parse_share(holdout, "--holdout")
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
-    if not dry_run:  # before the rest is imported: on another core, workers import the same
+    if (
+        not dry_run and running.runner == "local"
+    ):  # before the rest is imported: on another core, workers import the same
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
     from olm_data import tokenize as verb
     from olm_data import tokenize_report as say
     from olm_data.errors import UsageError
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
-    from olm_data.runners.local import LocalRunner, granted_cpus
     from olm_data.tokenize_select import select_documents
     from olm_data.tokenizer import load_tokenizer
 
@@ -148,9 +151,8 @@ def tokenize(
             first = verb.first_documents(request, plan)
             click.echo("\n".join(say.plan_lines(request, plan, output, first)))
         return
-    workers = workers or granted_cpus()
+    runner = make_runner(running)
     progress = Progress("tokenize", events=sys.stdout if as_json else None)
-    runner = LocalRunner(workers)
     done = verb.tokenize(
         request,
         output,
@@ -164,5 +166,5 @@ def tokenize(
     if as_json:
         progress.event("done", **say.summary_json(done))
     else:
-        click.echo("\n".join(say.summary_lines(request, done, workers)))
+        click.echo("\n".join(say.summary_lines(request, done, runner.workers)))
         click.echo(say.last_line(done), err=True)

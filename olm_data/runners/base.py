@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import IntEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -80,8 +80,31 @@ class Job(Protocol):
         """Return words that say which input a task reads, for messages."""
 
 
+@runtime_checkable
+class StoredJob(Job, Protocol):
+    """A job that workers elsewhere load from storage (`stored_job.load_job`).
+
+    Attributes:
+        output: where it is stored and its tasks' commit records go; absolute.
+        identity: differs between jobs that write other bytes.
+    """
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def identity(self) -> str: ...
+
+    def beside(self, worker: str) -> Self:
+        """Return the job for a process of that name, which works beside the parent's own."""
+
+    def finished(self, task: int) -> Any | None:
+        """Return what `run` returned for a task that some process has committed, or None."""
+
+
 class Runner(Protocol):
-    """Runs tasks. Implementations: `local.LocalRunner`, `local.InlineRunner`."""
+    """Runs tasks. Implementations: `local.LocalRunner`, `local.InlineRunner`, `slurm.SlurmRunner`,
+    `ray.RayRunner`."""
 
     def ready(self, job: Job, workers: int, total: int) -> AbstractContextManager[None]:
         """Get up to `workers` workers ready for a job that will probably be run, while the caller

@@ -21,7 +21,6 @@ import os
 import resource
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +32,7 @@ import numpy as np
 
 from olm_data.errors import ResourceError
 from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
+from olm_data.runners.outcome import attempt, result_of
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
@@ -47,7 +47,7 @@ class InlineRunner(Runner):
         """See `base.Runner.run`."""
         counts = np.zeros((total, len(Count)), np.int64)
         for task in tasks:
-            reporter = _Reporter(counts[task])
+            reporter = Reporter(counts[task])
             done(task, job.run(task, reporter))
             watch(counts, [])
 
@@ -181,10 +181,7 @@ class _Worker:
 
     def take(self) -> Any:
         """Return the result of the task given last; raise its error, or EOFError after a death."""
-        error, trace, result = self.pipe.recv()
-        if error is not None:
-            raise error from _RemoteTrace(trace)
-        return result
+        return result_of(self.pipe.recv())
 
     def epitaph(self) -> str:
         self.process.join()
@@ -204,11 +201,7 @@ class _Worker:
         self.pipe.close()
 
 
-class _RemoteTrace(Exception):
-    """Carries the text of a worker's traceback, shown with --debug."""
-
-
-class _Reporter:
+class Reporter:
     """Adds a task's progress to its row of the counts; also records the peak memory."""
 
     def __init__(self, row: np.ndarray) -> None:
@@ -231,35 +224,7 @@ def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
             task = pipe.recv()
         except EOFError:
             return
-        try:
-            answer: tuple[Exception | None, str, Any] = (
-                None,
-                "",
-                job.run(task, _Reporter(counts[task])),
-            )
-        except MemoryError:
-            answer = (
-                ResourceError(
-                    "not enough memory",
-                    where=job.describe(task),
-                    fix="run again with fewer --workers; finished shards are kept",
-                ),
-                traceback.format_exc(),
-                None,
-            )
-        except BaseException as error:  # the border of the process: all must reach the parent,
-            answer = (_portable(error), traceback.format_exc(), None)  # panics of Rust code too
-        pipe.send(answer)
-
-
-def _portable(error: BaseException) -> Exception:
-    """Return `error` if it is an ordinary exception of a module any process has."""
-    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in (
-        "builtins",
-        "olm_data",
-    ):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+        pipe.send(attempt(job, task, Reporter(counts[task])))
 
 
 def _end_with_parent() -> None:

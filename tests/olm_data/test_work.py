@@ -159,7 +159,7 @@ def test_tasks_that_do_not_exist_are_refused(
     total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
     with pytest.raises(UsageError, match=f"there is no task {total}"):
         work(str(tmp_path / "out"), [total], workers=1, name="w", note=print)
-    with pytest.raises(InputError, match="no run") as caught:
+    with pytest.raises(InputError, match="there is no run") as caught:
         work(str(tmp_path / "none"), [0], workers=1, name="w", note=print)
     assert "olm-data tokenize" in str(caught.value.fix)
 

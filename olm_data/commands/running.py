@@ -1,0 +1,82 @@
+"""Options of commands that run tasks: where they run, and how many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from olm_data.runners.local import LocalRunner
+    from olm_data.runners.ray import RayRunner
+    from olm_data.runners.slurm import SlurmRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """What the options say. `runner`: local, slurm or ray."""
+
+    runner: str
+    workers: int | None
+    slurm: tuple[str, ...]
+    ray_address: str | None
+
+
+def runner_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which gets them as `running`."""
+
+    @click.option("--workers", type=click.IntRange(1), help="Tasks at a time.  [default: all CPUs]")
+    @click.option(
+        "--runner",
+        type=click.Choice(["local", "slurm", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where tasks run: processes here, a Slurm job array, a Ray cluster.",
+    )
+    @click.option(
+        "--slurm", multiple=True, help="An option of sbatch: time=4:00:00. May be repeated."
+    )
+    @click.option("--ray-address", help="A Ray cluster.  [default: RAY_ADDRESS, or one made here]")
+    @wraps(command)
+    def with_running(
+        *args: Any,
+        runner: str,
+        workers: int | None,
+        slurm: tuple[str, ...],
+        ray_address: str | None,
+        **rest: Any,
+    ) -> Any:
+        running = Running(runner=runner, workers=workers, slurm=slurm, ray_address=ray_address)
+        return command(*args, running=running, **rest)
+
+    return with_running
+
+
+def make_runner(running: Running) -> LocalRunner | SlurmRunner | RayRunner:
+    """Return the runner that the options name.
+
+    Raises:
+        UsageError: options that do not go together, or are none.
+    """
+    from olm_data.errors import UsageError
+
+    for option, given, of in (
+        ("--slurm", running.slurm, "slurm"),
+        ("--ray-address", running.ray_address, "ray"),
+    ):
+        if given and running.runner != of:
+            raise UsageError(f"{option} is for --runner {of}", fix=f"add --runner {of}")
+    if running.runner == "slurm":
+        from olm_data.runners.slurm import SlurmRunner
+
+        return SlurmRunner(running.workers, options=running.slurm)
+    if running.runner == "ray":
+        from olm_data.runners.ray import RayRunner
+
+        return RayRunner(running.workers, address=running.ray_address)
+    from olm_data.runners.local import LocalRunner, granted_cpus
+
+    return LocalRunner(running.workers or granted_cpus())
