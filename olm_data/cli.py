@@ -23,6 +23,7 @@ COMMANDS = (
     "add",
     "mix",
     "verify",
+    "stats",
     "peek",
     "report",
     "doctor",

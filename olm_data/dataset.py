@@ -22,17 +22,23 @@ _MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
 
 
 @dataclass(frozen=True)
-class Document:
-    """One document: its tokens (BOS and EOS included) and where it came from."""
+class Origin:
+    """Where a document came from, and its kept columns."""
 
     number: int
-    tokens: np.ndarray
     id: str | None
     input: str
     position: int
     position_kind: str
     text_bytes: int
     columns: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Document(Origin):
+    """One document: where it came from, and its tokens, BOS and EOS included."""
+
+    tokens: np.ndarray
 
 
 class Dataset:
@@ -185,13 +191,17 @@ class Dataset:
 
     def document(self, number: int) -> Document:
         """Return document `number` with its provenance."""
+        origin = self.origin(number)
+        return Document(**vars(origin), tokens=self.read(*self.document_span(number)))
+
+    def origin(self, number: int) -> Origin:
+        """Return where document `number` came from; reads none of its tokens."""
         i, local = self._document_shard(number)
         row = self.shard(i).document_row(local)
         source = self.manifest.inputs[row["input"]]
         known = ("id", "input", "position", "text_bytes", "content_hash")
-        return Document(
+        return Origin(
             number=number,
-            tokens=self.read(*self.document_span(number)),
             id=row["id"],
             input=source.path,
             position=row["position"],

@@ -1,32 +1,33 @@
 """`olm-data peek`: look at the documents of a dataset, or at the rows a mixture trains on.
 
     dataset, document number -> DocumentView      text, ids, where it came from
+    dataset, id | string     -> DocumentView, ... found by peek_find.py
     lock or dataset, row     -> RowView           the pieces of documents the row is made of
 
-Text is shown so that it cannot forge what is around it: control characters are escaped and each
-line of it stands behind a bar. Reads through `Dataset`, so what is shown has been verified.
+Reads through `Dataset`, so what is shown has been verified. How it is shown is peek_render.py's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from olm_data.dataset import Dataset, Document
+from olm_data.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.lock import Lock
 from olm_data.manifest import TOKENIZER
 from olm_data.packing import row_span, rows_in
+from olm_data.peek_find import Watch, find_id, find_text
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
 
-SHOWN_IDS = 16
-SHOWN_TEXT = 1200
-FIRST_DOCUMENTS, FIRST_ROWS = 3, 2
+FIRST_DOCUMENTS, FIRST_ROWS, FIRST_HITS = 3, 2, 5
+AROUND = 48
+"""Tokens shown before and after a string that was searched for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class DocumentView:
         text: their text; a character cut at a row's edge is U+FFFD.
         bos, eos: whether the piece begins with BOS / ends with EOS (not in `text`).
         columns: kept columns.
+        spec: the tokenizer, for showing where tokens begin; not part of the JSON.
     """
 
     document: int
@@ -60,10 +62,11 @@ class DocumentView:
     bos: bool
     eos: bool
     columns: dict[str, Any]
+    spec: TokenizerSpec = field(repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the view as a JSON object."""
-        return asdict(self)
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spec"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,51 +91,107 @@ class RowView:
 
     def to_json(self) -> dict[str, Any]:
         """Return the view as a JSON object."""
-        return asdict(self)
+        names = (f.name for f in fields(self) if f.name != "pieces")
+        pieces = [piece.to_json() for piece in self.pieces]
+        return {name: getattr(self, name) for name in names} | {"pieces": pieces}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to look at: at most one of `doc`, `row`, `id` and `search`; else the first few.
+
+    Attributes:
+        doc, row: number of one document or row.
+        id: id of documents in their source.
+        search: string that documents hold.
+        source: of a lock, with `doc`, `id` or `search`: the source whose documents.
+        sequence_length: of a dataset with `row`.
+        most: documents, rows or hits at most; None for a few.
+        full: with `search`, the whole document instead of what is around the string.
+    """
+
+    doc: int | None = None
+    row: int | None = None
+    id: str | None = None
+    search: str | None = None
+    source: str | None = None
+    sequence_length: int = 2048
+    most: int | None = None
+    full: bool = False
 
 
 def peek(
-    target: str,
-    *,
-    doc: int | None = None,
-    row: int | None = None,
-    source: str | None = None,
-    sequence_length: int = 2048,
+    target: str, wanted: Wanted, *, watch: Watch | None = None
 ) -> Sequence[DocumentView | RowView]:
-    """Return the document or row asked for, else the first few of a dataset or of a lock's run.
+    """Return what is wanted of a dataset or of a lock's run.
 
     Args:
         target: a dataset (folder or URL) or a mixture lock (a `.json` file).
-        doc, row: number of one document or row; at most one of them.
-        source: of a lock with `doc`: the source whose document it is.
-        sequence_length: of a dataset with `row`.
+        watch: told how far a search is.
 
     Raises:
-        UsageError: there is no such document, row or source.
+        UsageError: there is no such document, row or source, or nothing was found.
         InputError, ValidationError: there is no sound dataset or lock.
     """
     if not is_lock(target):
         dataset = Dataset.open(dataset_root(target))
         spec = dataset_tokenizer(dataset)
-        if row is not None:
-            return [view_row(dataset, spec, row, sequence_length)]
-        numbers = [doc] if doc is not None else range(min(FIRST_DOCUMENTS, dataset.documents))
-        return [view_document(dataset, spec, number) for number in numbers]
+        if wanted.row is not None:
+            return [view_row(dataset, spec, wanted.row, wanted.sequence_length)]
+        return _documents(dataset, spec, wanted, watch)
     lock = Lock.read(target)
     datasets = lock.open_datasets()
-    if doc is not None:
-        dataset = datasets[source_index(lock, source)]
-        return [view_document(dataset, dataset_tokenizer(dataset), doc)]
+    if wanted.doc is not None or wanted.id is not None or wanted.search is not None:
+        dataset = datasets[source_index(lock, wanted.source)]
+        return _documents(dataset, dataset_tokenizer(dataset), wanted, watch)
     specs = [dataset_tokenizer(dataset) for dataset in datasets]
-    rows = [row] if row is not None else range(min(FIRST_ROWS, lock.total_rows))
+    rows: Sequence[int] = range(min(wanted.most or FIRST_ROWS, lock.total_rows))
+    if wanted.row is not None:
+        rows = [wanted.row]
     return [view_lock_row(lock, datasets, specs, number) for number in rows]
 
 
-def render(view: DocumentView | RowView, *, full: bool = False) -> str:
-    """Return a view as lines for people; `full` shows all of the text."""
-    if isinstance(view, RowView):
-        return render_row(view, full=full)
-    return render_document(view, full=full)
+def _documents(
+    dataset: Dataset, spec: TokenizerSpec, wanted: Wanted, watch: Watch | None
+) -> list[DocumentView]:
+    if wanted.doc is not None:
+        return [view_document(dataset, spec, wanted.doc)]
+    if wanted.id is not None:
+        most = wanted.most or FIRST_HITS
+        hits = find_id(dataset, wanted.id, most=most, watch=watch)
+        if not hits:
+            raise UsageError(
+                f"there is no document with the id '{printable(wanted.id)}'",
+                where=dataset.store.root,
+                fix="ids are those of the source; --search TEXT looks into the text",
+            )
+        return [view_document(dataset, spec, hit.document) for hit in hits]
+    if wanted.search is not None:
+        return _hits(dataset, spec, wanted.search, wanted, watch)
+    numbers = range(min(wanted.most or FIRST_DOCUMENTS, dataset.documents))
+    return [view_document(dataset, spec, number) for number in numbers]
+
+
+def _hits(
+    dataset: Dataset, spec: TokenizerSpec, text: str, wanted: Wanted, watch: Watch | None
+) -> list[DocumentView]:
+    if not text:
+        raise UsageError("nothing to search for", where="--search")
+    hits = find_text(dataset, spec, text, most=wanted.most or FIRST_HITS, watch=watch)
+    if not hits:
+        raise UsageError(
+            f"no document holds '{printable(text)}'",
+            where=dataset.store.root,
+            fix="a search takes the text as it is: upper and lower case and spaces count",
+        )
+    views = []
+    for hit in hits:
+        low, high = dataset.document_span(hit.document)
+        start, stop = max(0, hit.start - AROUND), min(high - low, hit.stop + AROUND)
+        if wanted.full:
+            start, stop = 0, high - low
+        views.append(_view(dataset, spec, hit.document, start, stop))
+    return views
 
 
 def dataset_tokenizer(dataset: Dataset) -> TokenizerSpec:
@@ -160,8 +219,10 @@ def dataset_tokenizer(dataset: Dataset) -> TokenizerSpec:
     return spec
 
 
-def view_document(dataset: Dataset, spec: TokenizerSpec, number: int) -> DocumentView:
-    """Return document `number` of a dataset.
+def view_document(
+    dataset: Dataset, spec: TokenizerSpec, number: int, *, most_tokens: int | None = None
+) -> DocumentView:
+    """Return document `number` of a dataset, or its first `most_tokens` tokens.
 
     Raises:
         UsageError: there is no such document.
@@ -172,8 +233,8 @@ def view_document(dataset: Dataset, spec: TokenizerSpec, number: int) -> Documen
             where=dataset.store.root,
             fix=f"documents are numbered from 0 to {dataset.documents - 1:,}",
         )
-    document = dataset.document(number)
-    return _view(dataset, spec, document, 0, len(document.tokens))
+    low, high = dataset.document_span(number)
+    return _view(dataset, spec, number, 0, min(high - low, most_tokens or high - low))
 
 
 def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: int) -> RowView:
@@ -254,76 +315,33 @@ def _pieces(dataset: Dataset, spec: TokenizerSpec, first: int, stop: int) -> lis
     cuts = [first, *dataset.ends_between(first, stop).tolist(), stop]
     for index, (low, high) in enumerate(pairwise(cuts)):
         start, _ = dataset.document_span(number + index)
-        document = dataset.document(number + index)
-        views.append(_view(dataset, spec, document, low - start, high - start))
+        views.append(_view(dataset, spec, number + index, low - start, high - start))
     return views
 
 
 def _view(
-    dataset: Dataset, spec: TokenizerSpec, document: Document, start: int, stop: int
+    dataset: Dataset, spec: TokenizerSpec, number: int, start: int, stop: int
 ) -> DocumentView:
-    rules, ids = dataset.manifest.tokenizer, document.tokens[start:stop]
+    """Return tokens [start, stop) of a document; no other token is read."""
+    origin, rules = dataset.origin(number), dataset.manifest.tokenizer
+    first, last = dataset.document_span(number)
+    ids = dataset.read(first + start, first + stop)
     bos = rules.bos is not None and start == 0
-    eos = rules.eos is not None and stop == len(document.tokens)
+    eos = rules.eos is not None and first + stop == last
     return DocumentView(
-        document=document.number,
-        id=document.id,
-        input=document.input,
-        position=document.position,
-        position_kind=document.position_kind,
+        document=number,
+        id=origin.id,
+        input=origin.input,
+        position=origin.position,
+        position_kind=origin.position_kind,
         start=start,
         stop=stop,
-        tokens=len(document.tokens),
-        text_bytes=document.text_bytes,
+        tokens=last - first,
+        text_bytes=origin.text_bytes,
         ids=ids.tolist(),
         text=spec.decode(ids[int(bos) : len(ids) - int(eos)]),
         bos=bos,
         eos=eos,
-        columns=document.columns,
+        columns=origin.columns,
+        spec=spec,
     )
-
-
-def render_document(view: DocumentView, *, full: bool = False) -> str:
-    """Return a document, or a piece of one, as lines for people.
-
-    Args:
-        full: show all of the text; otherwise its first characters.
-    """
-    name = "" if view.id is None else f"  id {printable(view.id)}"
-    part = ""
-    if (view.start, view.stop) != (0, view.tokens):
-        part = f"  tokens {view.start:,} to {view.stop:,} of {view.tokens:,}"
-    head = [
-        f"-- document {view.document}{name}{part}",
-        f"   {printable(view.input)}, {view.position_kind} {view.position:,}; "
-        f"{view.tokens:,} tokens, {view.text_bytes:,} bytes of text",
-    ]
-    if view.columns:
-        kept = (f"{printable(key)}={printable(str(value))}" for key, value in view.columns.items())
-        head.append("   " + ", ".join(kept))
-    ids = ", ".join(map(str, view.ids[:SHOWN_IDS]))
-    more = f", ... {len(view.ids) - SHOWN_IDS:,} more" if len(view.ids) > SHOWN_IDS else ""
-    head.append(f"   ids [{ids}{more}]")
-    text = view.text if full else view.text[:SHOWN_TEXT]
-    if view.bos:
-        head.append("   [BOS]")
-    body = [f"   | {printable(line)}" for line in text.split("\n")]
-    if len(text) < len(view.text):
-        body.append(f"   ... {len(view.text) - len(text):,} more characters (--full shows all)")
-    end = ["   [EOS] end of document"] if view.eos else []
-    if not view.eos and view.stop == view.tokens:
-        end = ["   end of document"]
-    return "\n".join(head + body + end)
-
-
-def render_row(view: RowView, *, full: bool = False) -> str:
-    """Return a row as lines for people: its place, then its pieces of documents."""
-    place = f"token {view.first_token:,}"
-    if view.source is not None:
-        place = (
-            f"stage {view.stage}, source {view.source}, epoch {view.epoch}, "
-            f"row {view.source_row:,} of the source, {place}"
-        )
-    count = sum(piece.stop - piece.start for piece in view.pieces)
-    head = f"== row {view.row}: {place}; {count:,} tokens in {len(view.pieces)} documents"
-    return "\n".join([head, *(render_document(piece, full=full) for piece in view.pieces)])

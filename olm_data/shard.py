@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -410,6 +410,27 @@ class Shard:
 
     def document_row(self, number: int) -> dict[str, Any]:
         """Return the row of document `number` (of this shard) in `docs.parquet`."""
+        group = number // DOCS_ROW_GROUP
+        if self._docs_group[0] != group:
+            self._docs_group = (group, self._docs_file().read_row_group(group))
+        return self._docs_group[1].slice(number % DOCS_ROW_GROUP, 1).to_pylist()[0]
+
+    def document_schema(self) -> pa.Schema:
+        """Return the columns of `docs.parquet`."""
+        return self._docs_file().schema_arrow
+
+    def document_rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of `docs.parquet` in order, some columns of 65,536 at a time."""
+        with io_errors(self.store.url(self.name + DOCS)):
+            yield from self._docs_file().iter_batches(DOCS_ROW_GROUP, columns=list(columns))
+
+    def docs(self) -> pa.Table:
+        """Return all rows of `docs.parquet`."""
+        import pyarrow.parquet as pq
+
+        return pq.read_table(io.BytesIO(self._read_whole(DOCS)))
+
+    def _docs_file(self) -> Any:
         import pyarrow.parquet as pq
 
         if self._docs is None:
@@ -417,16 +438,7 @@ class Shard:
             with io_errors(self.store.url(self.name + DOCS)):
                 path = self.store.url(self.name + DOCS)
                 self._docs = pq.ParquetFile(path if data is None else io.BytesIO(data))
-        group = number // DOCS_ROW_GROUP
-        if self._docs_group[0] != group:
-            self._docs_group = (group, self._docs.read_row_group(group))
-        return self._docs_group[1].slice(number % DOCS_ROW_GROUP, 1).to_pylist()[0]
-
-    def docs(self) -> pa.Table:
-        """Return all rows of `docs.parquet`."""
-        import pyarrow.parquet as pq
-
-        return pq.read_table(io.BytesIO(self._read_whole(DOCS)))
+        return self._docs
 
     def _block_range(self, start: Any, stop: Any) -> tuple[Any, Any]:
         size, item = self.record.blocks.bytes, self.dtype.itemsize

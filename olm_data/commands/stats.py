@@ -1,0 +1,51 @@
+"""`olm-data stats`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import click
+
+WITHOUT_TERMINAL = 120
+
+
+@click.command()
+@click.argument("dataset", metavar="DATASET")
+@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Inputs listed.")
+@click.option("--html", "page", help="Also write a page with pictures to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
+    """Count what is in a dataset: inputs, lengths, drops, kept columns, duplicates, extremes.
+
+    \b
+    olm-data stats ./tokens/books
+    olm-data stats s3://bucket/tokens/web --html web.html
+    """
+    from olm_data import stats as verb
+    from olm_data.progress import Progress
+    from olm_data.stats_text import stats_lines
+    from olm_data.target import dataset_root
+
+    with Progress("stats") as progress:
+        found = verb.collect(
+            dataset_root(dataset),
+            top=top,
+            watch=lambda done, total: progress.update(
+                done / max(total, 1), f"{done:,} of {total:,} documents"
+            ),
+        )
+    if page is not None:
+        from olm_data.stats_page import write_stats_page
+
+        write_stats_page(found, page)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        width = shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
+        click.echo("\n".join(stats_lines(found, width)))
+    if page is not None:
+        click.echo(f"wrote {page}", err=True)
+    following = found.few[0].document if found.few else 0
+    click.echo(f"next: olm-data peek {shlex.quote(dataset)} --doc {following}", err=True)

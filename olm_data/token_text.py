@@ -1,0 +1,121 @@
+"""The bytes and the text of single tokens, for byte-level tokenizers as a table.
+
+    TokenizerSpec -> TokenBytes | None         id -> bytes, so that whole shards become text at once
+    TokenizerSpec, ids -> token_texts          what each token adds to the text, for showing borders
+
+A byte-level tokenizer (GPT-2 and its kin) has an exact table; of others only the library knows how
+tokens join, and the text is that of `TokenizerSpec.decode`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from olm_data.tokenizer import TokenizerSpec
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """The bytes of every token.
+
+    Attributes:
+        data: uint8 [n], all tokens' bytes end to end.
+        offsets: int64 [vocab_size + 1] into `data`; a hole in the vocabulary has no bytes.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+
+    def join(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of tokens end to end, and where each token's bytes end.
+
+        Args:
+            ids: [t], below the vocabulary size.
+
+        Returns:
+            uint8 [n], and int64 [t] cumulative ends.
+        """
+        at = ids.astype(np.int64)
+        first = self.offsets[at]
+        lengths = self.offsets[at + 1] - first
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        take = np.repeat(first - ends + lengths, lengths) + np.arange(total)
+        return self.data[take], ends
+
+    def without(self, ids: Sequence[int]) -> TokenBytes:
+        """Return the table with no bytes for some ids."""
+        lengths = np.diff(self.offsets)
+        gone = np.zeros(len(lengths), bool)
+        gone[list(ids)] = True
+        data = self.data[~np.repeat(gone, lengths)]
+        offsets = np.concatenate([[0], np.cumsum(np.where(gone, 0, lengths))])
+        return TokenBytes(data, offsets)
+
+
+def token_bytes(spec: TokenizerSpec) -> TokenBytes | None:
+    """Return the table of a byte-level tokenizer, or None for any other."""
+    model = json.loads(spec.json_bytes)
+    if not _byte_level(model.get("decoder")):
+        return None
+    alphabet = _alphabet()
+    added = {token["id"]: token["content"] for token in model.get("added_tokens") or []}
+    pieces: list[bytes] = [b""] * spec.vocab_size
+    for token, number in spec.reference.get_vocab(with_added_tokens=True).items():
+        plain = token.encode() if number in added else None
+        if plain is None:
+            try:
+                plain = bytes(alphabet[c] for c in token)
+            except KeyError:  # not in the alphabet: the decoder takes such a token as it is
+                plain = token.encode()
+        pieces[number] = plain
+    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
+    return TokenBytes(np.frombuffer(b"".join(pieces), np.uint8), offsets)
+
+
+def token_texts(spec: TokenizerSpec, ids: Sequence[int], table: TokenBytes | None) -> list[str]:
+    """Return what each token adds to the text; together they are `spec.decode(ids)`.
+
+    A character made of several tokens belongs to the last of them; the others add nothing. Where
+    the borders cannot be told, all text is the first token's.
+
+    Args:
+        table: `token_bytes(spec)`.
+    """
+    if table is not None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        data, offsets = table.data, table.offsets
+        texts = [decoder.decode(data[offsets[i] : offsets[i + 1]].tobytes()) for i in ids]
+        if texts:
+            texts[-1] += decoder.decode(b"", final=True)
+    else:
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        texts = [stream.step(spec.reference, int(i)) or "" for i in ids]
+    whole = spec.decode(ids)
+    if "".join(texts) == whole:
+        return texts
+    return [whole, *[""] * (len(ids) - 1)] if len(ids) else []
+
+
+def _byte_level(decoder: object) -> bool:
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        inner = decoder.get("decoders") or []
+        return len(inner) == 1 and _byte_level(inner[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _alphabet() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones stand for themselves, others from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in plain}
+    others = [byte for byte in range(256) if byte not in set(plain)]
+    return table | {chr(0x100 + k): byte for k, byte in enumerate(others)}
