@@ -46,6 +46,22 @@ def test_01_killed_at_random_times_a_rerun_gives_identical_bytes(
     assert len(seen) == 40
 
 
+def test_01_a_shuffled_selection_killed_at_random_times_ends_in_identical_bytes(
+    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+) -> None:
+    (tmp_path / "ids.txt").write_text("0-3\n1-7\n")
+    options = {
+        "exclude_ids": str(tmp_path / "ids.txt"),
+        "where": "text != 'gone'",
+        "sample": "4/5",
+        "limit": 18,
+        "shuffle": 3,
+    }
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "2", "25", json.dumps(options))
+    assert [line for line in seen if line[1] is not None] == []
+    assert len(seen) == 25
+
+
 def test_01_the_command_itself_killed_again_and_again_ends_in_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:

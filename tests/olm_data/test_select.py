@@ -23,6 +23,7 @@ from olm_data.errors import ConflictError, InputError, UsageError, ValidationErr
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.select import IdSet, drawn, sample_key
 from olm_data.sources import plan_units, read_units, resolve_source
+from olm_data.stored_job import load_job
 from olm_data.tokenize_report import plan_lines, summary_lines
 from olm_data.tokenize_select import select_documents
 from olm_data.verify import verify
@@ -298,6 +299,23 @@ def test_ids_of_text_files_are_their_paths(tiny_tokenizer: Path, tmp_path: Path)
     make_dataset(files, tiny_tokenizer, tmp_path / "out", exclude_ids=str(tmp_path / "ids.text"))
     dataset = Dataset.open(str(tmp_path / "out"))
     assert [dataset.document(n).id for n in range(dataset.documents)] == ["a.txt", "c.txt"]
+
+
+def test_the_selection_crosses_to_a_worker_that_has_only_the_storage(
+    sources: dict[str, list[Path]], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    class Elsewhere(InlineRunner):
+        def run(self, job: Any, *arguments: Any, **options: Any) -> None:
+            (tmp_path / "ids.txt.gz").unlink()
+            stored = load_job(str(tmp_path / "out"))
+            assert stored == job
+            assert stored.shuffle == 8
+            super().run(stored, *arguments, **options)
+
+    options = everything(tmp_path) | {"shuffle": 8}
+    make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "here", **options)
+    make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "out", runner=Elsewhere(), **options)
+    assert digests(tmp_path / "out") == digests(tmp_path / "here")
 
 
 def test_damaged_ids_in_a_store_are_refused_by_a_worker(

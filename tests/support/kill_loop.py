@@ -1,10 +1,11 @@
 """Kills a tokenise run at every operation, and at random times, and finishes it by a rerun.
 
-usage: kill_loop.py FOLDER TOKENIZER (every | random SEED COUNT)
+usage: kill_loop.py FOLDER TOKENIZER (every | random SEED COUNT) [OPTIONS]
 
-FOLDER holds the inputs `*.jsonl`. Everything is imported once; each attempt is a fork of this
-process, which runs no thread. Prints a line of JSON a kill: the operation, and what differs from an
-undisturbed run after the rerun (null: nothing). This is a program so that pytest is never forked.
+FOLDER holds the inputs `*.jsonl`; OPTIONS are more of `make_dataset`, as JSON. Everything is
+imported once; each attempt is a fork of this process, which runs no thread. Prints a line of JSON a
+kill: the operation, and what differs from an undisturbed run after the rerun (null: nothing). This
+is a program so that pytest is never forked.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import tokenizers
@@ -41,8 +43,8 @@ def forked(body: Callable[[], None]) -> int:
 class Loop:
     """Attempts on one set of inputs."""
 
-    def __init__(self, folder: Path, tokenizer: Path) -> None:
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(self, folder: Path, tokenizer: Path, options: dict[str, Any]) -> None:
+        self.folder, self.tokenizer, self.options = folder, tokenizer, options
         self.inputs = sorted(folder.glob("*.jsonl"))
         start = time.monotonic()
         assert forked(self.finish) == 0
@@ -59,6 +61,7 @@ class Loop:
             holdout="1/4",
             id_column="id",
             max_bad="100%",
+            **self.options,
         )
 
     def finish(self) -> None:
@@ -135,7 +138,9 @@ def visible(folder: Path) -> dict[str, str]:
 if __name__ == "__main__":
     assert tokenizers.Tokenizer is not None  # imported here, and below pandas, not in each fork
     pa.array([0])
-    loop = Loop(Path(sys.argv[1]), Path(sys.argv[2]))
+    mode = 4 if sys.argv[3] == "every" else 6
+    more = json.loads(sys.argv[mode]) if len(sys.argv) > mode else {}
+    loop = Loop(Path(sys.argv[1]), Path(sys.argv[2]), more)
     if sys.argv[3] == "every":
         loop.every()
     else:

@@ -60,6 +60,8 @@ def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) 
         for name in ("exclude_ids", "sample", "seed", "limit")
         if name in options
     }
+    if "sample" in chosen:
+        chosen["sample"] = Fraction(chosen["sample"])
     source = select_documents(resolve_source([str(item) for item in inputs], **reading), **chosen)
     if "holdout" in options:
         options["holdout"] = Fraction(options["holdout"])
