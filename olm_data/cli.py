@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from importlib import import_module
+from types import TracebackType
 
 import click
 
 from olm_data import __version__
-from olm_data.errors import OlmError
+from olm_data.errors import OlmError, redacted, shown
 
 COMMANDS = (
     "train-tokenizer",
@@ -64,6 +66,7 @@ def main() -> None:
     With `--json` an error is also a line on standard output:
     `{"event": "error", "exit_code": ...}`.
     """
+    sys.excepthook = _traceback
     debug = "--debug" in sys.argv[1:]  # accepted before and after the command's name
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     as_json = "--json" in arguments
@@ -84,7 +87,7 @@ def main() -> None:
         _error_event(as_json, error.exit_code, error.what, **parts)
         if debug:
             raise
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {shown(str(error))}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of a pipe has seen enough: `olm-data peek ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -99,7 +102,16 @@ def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) 
     if as_json:
         from olm_data.progress import write_event
 
-        write_event(sys.stdout, "error", exit_code=exit_code, what=what, **parts)
+        said = {name: value and redacted(value) for name, value in parts.items()}
+        write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **said)
+
+
+def _traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print a traceback as Python does, without the credentials that a client's error may hold."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    click.echo(shown(text), err=True, nl=False)
 
 
 if __name__ == "__main__":

@@ -120,6 +120,11 @@ def redacted(text: str) -> str:
     return text
 
 
+def shown(text: str) -> str:
+    """Return a message of several lines for the terminal: no escape of it acts, no secret shows."""
+    return "\n".join(printable(line) for line in redacted(text).split("\n"))
+
+
 def refuse_secrets(url: str) -> None:
     """Refuse a URL that holds credentials: it would end in plans, manifests and logs.
 

@@ -19,7 +19,7 @@ import msgspec
 
 from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset import Dataset
-from olm_data.errors import ConflictError, InputError, ValidationError
+from olm_data.errors import ConflictError, InputError, ValidationError, printable, redacted
 from olm_data.mixing import MAX_BLOCK
 from olm_data.order import VERSION as ORDER
 from olm_data.order import Schedule, Stage
@@ -110,8 +110,28 @@ class Lock(_File, frozen=True, kw_only=True):
         )
 
     def location(self, name: str) -> str:
-        """Return the path or URL of a source's dataset, resolved against the lock's folder."""
+        """Return the path or URL of a source's dataset, resolved against the lock's folder.
+
+        Raises:
+            ValidationError: the location is of a kind that `mix` never writes: the digest of a lock
+                does not cover its locations.
+        """
         location = self.locations[name]
+        scheme = location.partition("://")[0] if "://" in location else ""
+        relative = is_remote(self.folder) and not scheme
+        if (
+            not location.isprintable()
+            or not location
+            or scheme not in ("", "s3")
+            or redacted(location) != location
+            or (relative and (location.startswith(("/", "~")) or ".." in location.split("/")))
+        ):
+            raise ValidationError(
+                f"the lock leads to a place that olm-data mix never writes, for source {name!r}",
+                where=redacted(printable(location)),
+                why="a lock may come from elsewhere, and its digest does not cover its locations",
+                fix="mend `locations` of the lock, or run olm-data mix again",
+            )
         if is_remote(location) or os.path.isabs(location):
             return location
         if is_remote(self.folder):

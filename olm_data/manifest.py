@@ -28,6 +28,7 @@ VERSIONS = "manifests"
 
 FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -232,6 +233,7 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
         InputError: there is no dataset at this place, it is unfinished, or it has no such version.
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
+    store.refuse_links(MANIFEST)
     try:
         data = store.read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -312,6 +314,9 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
     for shard in manifest.shards:
         if not _SHARD_NAME.match(shard.name):
             refuse(f"shard name {shard.name!r} is not of the form shard-00000", restore)
+    for addition in manifest.additions:
+        if not _DIGEST.match(addition.parent):
+            refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
     totals = manifest.totals
     if (totals.tokens, totals.documents) != (
         sum(s.tokens for s in manifest.shards),

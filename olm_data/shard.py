@@ -335,6 +335,7 @@ class Shard:
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
         self._docs: Any = None
         self._docs_group: tuple[int, Any] = (-1, None)
+        store.refuse_links(*(name + kind for kind in (TOKENS, ENDS, DOCS, RECORD)))
         self._check_file(TOKENS, self.dtype, tokens)
         self.ends = self._read_ends()
         self._bytes: np.ndarray | None = None

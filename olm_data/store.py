@@ -24,7 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from olm_data.errors import ConflictError, OlmError, ResourceError, UsageError, refuse_secrets
+from olm_data.errors import (
+    ConflictError,
+    OlmError,
+    ResourceError,
+    UsageError,
+    ValidationError,
+    printable,
+    refuse_secrets,
+)
 from olm_data.s3 import Bucket, split_url
 from olm_data.scratch import abandoned, scratch
 
@@ -100,11 +108,17 @@ class Store:
         return f"Store({self.root!r})"
 
     def url(self, name: str) -> str:
-        """Return the path or URL of `name`."""
+        """Return the path or URL of `name`.
+
+        Raises:
+            ValidationError: the name leads out of this folder.
+        """
+        refuse_escape(name)
         return f"{self.root}/{name}"
 
     def key(self, name: str) -> str:
         """Return the key of `name` in the bucket of a remote store."""
+        refuse_escape(name)
         return f"{self._prefix}/{name}" if self._prefix else name
 
     def child(self, name: str) -> Store:
@@ -140,6 +154,24 @@ class Store:
         with io_errors(self.url(name)), open(self.url(name), "rb") as file:
             while piece := file.read(size):
                 yield piece
+
+    def refuse_links(self, *names: str) -> None:
+        """Refuse local files that are links to places outside this folder.
+
+        Raises:
+            ValidationError: one is.
+        """
+        for name in () if self.remote else names:
+            path = self.url(name)
+            if os.path.islink(path):
+                root, place = os.path.realpath(self.root), os.path.realpath(path)
+                if os.path.commonpath([root, place]) != root:
+                    raise ValidationError(
+                        "a file of the dataset is a link to another place",
+                        where=path,
+                        why=f"it leads to {printable(place)}, outside the dataset's folder",
+                        fix="copy the file there, or give the folder in which it lies",
+                    )
 
     def size(self, name: str) -> int | None:
         """Return the size of `name` in bytes, or None when it does not exist."""
@@ -351,6 +383,22 @@ def _sizes_in_folder(folder: str, prefix: str) -> dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                     found[entry.name] = entry.stat().st_size
     return found
+
+
+def refuse_escape(name: str) -> None:
+    """Refuse a name that leads out of the folder it is looked for in, or forges a log line.
+
+    Raises:
+        ValidationError: it does.
+    """
+    parts = name.removesuffix("/").split("/")
+    if name and (not name.isprintable() or "\\" in name or {"", ".", ".."} & set(parts)):
+        raise ValidationError(
+            "a name leads out of its folder",
+            where=printable(name),
+            why="a manifest or plan that names files elsewhere was not written by olm-data",
+            fix="do not use this dataset; restore it from a copy",
+        )
 
 
 @contextlib.contextmanager
