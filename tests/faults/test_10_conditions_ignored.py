@@ -18,7 +18,7 @@ from olm_data.store import Store
 REFUSED = answer(501, "NotImplemented", "A header you provided implies functionality")
 
 
-class Never:
+class Never(InlineRunner):
     """A runner that must not be reached."""
 
     def run(self, *_: Any, **__: Any) -> None:

@@ -28,12 +28,13 @@ from olm_data.heartbeat import (
 )
 from olm_data.plan import parse_tasks, spell_tasks
 from olm_data.runners.base import Count
+from olm_data.runners.local import InlineRunner
 from olm_data.store import Store
 from olm_data.stored_job import load_job
 from olm_data.work import find_tasks, work
 
 
-class Stop:
+class Stop(InlineRunner):
     """A runner that begins a run and does nothing: the output is as after a killed parent."""
 
     def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
@@ -91,7 +92,7 @@ def test_workers_need_nothing_but_the_bucket(
 def test_a_worker_works_while_the_parent_holds_the_output(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    class Elsewhere:
+    class Elsewhere(InlineRunner):
         def run(self, job: Any, tasks: Any, total: int, *, done: Any, **_: Any) -> None:
             with pytest.raises(ConflictError), Store(tmp_path / "out").exclusive():
                 pass
@@ -170,7 +171,7 @@ def test_tasks_that_do_not_exist_are_refused(
 def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    class Keep:
+    class Keep(InlineRunner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
             seen.append(job)
             assert load_job(str(tmp_path / "out")).to_json() == job.to_json()
