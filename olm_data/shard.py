@@ -14,6 +14,7 @@ import io
 import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -413,7 +414,8 @@ class Shard:
         """Return the row of document `number` (of this shard) in `docs.parquet`."""
         group = number // DOCS_ROW_GROUP
         if self._docs_group[0] != group:
-            self._docs_group = (group, self._docs_file().read_row_group(group))
+            with _docs_errors(self.store.url(self.name + DOCS)):
+                self._docs_group = (group, self._docs_file().read_row_group(group))
         return self._docs_group[1].slice(number % DOCS_ROW_GROUP, 1).to_pylist()[0]
 
     def document_schema(self) -> pa.Schema:
@@ -422,21 +424,23 @@ class Shard:
 
     def document_rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `docs.parquet` in order, some columns of 65,536 at a time."""
-        with io_errors(self.store.url(self.name + DOCS)):
+        with _docs_errors(self.store.url(self.name + DOCS)):
             yield from self._docs_file().iter_batches(DOCS_ROW_GROUP, columns=list(columns))
 
     def docs(self) -> pa.Table:
         """Return all rows of `docs.parquet`."""
         import pyarrow.parquet as pq
 
-        return pq.read_table(io.BytesIO(self._read_whole(DOCS)))
+        data = self._read_whole(DOCS)
+        with _docs_errors(self.store.url(self.name + DOCS)):
+            return pq.read_table(io.BytesIO(data))
 
     def _docs_file(self) -> Any:
         import pyarrow.parquet as pq
 
         if self._docs is None:
             data = self._read_whole(DOCS) if self.store.remote else None
-            with io_errors(self.store.url(self.name + DOCS)):
+            with _docs_errors(self.store.url(self.name + DOCS)):
                 path = self.store.url(self.name + DOCS)
                 self._docs = pq.ParquetFile(path if data is None else io.BytesIO(data))
         return self._docs
@@ -519,6 +523,22 @@ def _sha256(data: bytes | memoryview) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
+
+
+@contextmanager
+def _docs_errors(url: str) -> Iterator[None]:
+    """Turn what Arrow says of a damaged `docs.parquet` into our error."""
+    import pyarrow as pa
+
+    with io_errors(url):
+        try:
+            yield
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
+            raise _damaged(url, f"the document rows are damaged: {error}") from error
+        except OSError as error:
+            if error.errno is None:  # Arrow says what is wrong with bytes
+                raise _damaged(url, f"the document rows are damaged: {error}") from error
+            raise
 
 
 def _damaged(url: str, what: str) -> ValidationError:

@@ -124,6 +124,7 @@ def _open(input: InputFile) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch
             raw.seek(0)
             source: Any = raw if "://" in input.url else pa.memory_map(input.url)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+            _ = reader.schema.names  # they are decoded only now, and may be anything
         if is_file:
             yield reader.schema, (reader.get_batch(k) for k in range(reader.num_record_batches))
         else:

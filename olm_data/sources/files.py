@@ -200,7 +200,7 @@ def reading(input: InputFile, file: IO[bytes] | None = None) -> Iterator[None]:
         if "://" in input.url:
             raise _remote_failure(input.path, error) from error
         raise InputError("the file may not be read", where=input.path) from error
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError, UnicodeDecodeError) as error:
         raise _damaged(input, file, error) from error
     except OSError as error:
         if error.errno is None and not is_connection(error):  # Arrow says what is wrong with bytes

@@ -132,7 +132,9 @@ def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
 def _parquet(input: InputFile, raw: Any) -> pq.ParquetFile:
     with reading(input, raw):
         # A remote file is read in few large requests; a local one needs no look-ahead.
-        return pq.ParquetFile(raw, pre_buffer="://" in input.url)
+        file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
+        _ = file.schema_arrow.names  # they are decoded only now, and may be anything
+        return file
 
 
 def _rows_at_once(raw: Any, chunk: Any) -> int:
