@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from olm_data.account import BAD_REASONS, INVALID, InputAccount, invalid_text
+from olm_data.committed import TaskResult
 from olm_data.errors import InputError, printable
 from olm_data.plan import Plan
 from olm_data.quarantine import FOLDER
 from olm_data.runners.base import Count
 from olm_data.sources import read_units
 from olm_data.sources.base import InputFile, ReadOptions, Unit
-from olm_data.tokenize_job import TaskResult
 from olm_data.tokenize_request import BadBudget
 
 EARLY_BAD = 1000

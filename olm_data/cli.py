@@ -21,6 +21,7 @@ from olm_data.errors import OlmError, redacted, shown
 COMMANDS = (
     "train-tokenizer",
     "tokenize",
+    "status",
     "work",
     "add",
     "mix",

@@ -245,12 +245,13 @@ def error_parts(error: Exception) -> dict[str, Any]:
     """Return an error as JSON values."""
     if isinstance(error, OlmError):
         parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-        return {"kind": type(error).__name__, **parts}
+        public = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return {"kind": public.__name__, **parts}
     return {"kind": "", "what": f"{type(error).__name__}: {error}"}
 
 
 def error_from(parts: dict[str, Any]) -> Exception:
-    """Return the error that `error_parts` described, of the same class where it is an OlmError."""
+    """Return the error that `error_parts` described, with the same exit code."""
     kind = getattr(errors, parts["kind"], None) if parts["kind"] else None
     if isinstance(kind, type) and issubclass(kind, OlmError):
         return kind(parts["what"], where=parts["where"], why=parts["why"], fix=parts["fix"])

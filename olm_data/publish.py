@@ -18,6 +18,7 @@ import msgspec
 from olm_data import __version__
 from olm_data.account import InputAccount, input_digest, unaccounted
 from olm_data.census import Census, take_census
+from olm_data.committed import TaskResult
 from olm_data.manifest import (
     MANIFEST,
     TOKENIZER,
@@ -29,7 +30,6 @@ from olm_data.manifest import (
 )
 from olm_data.plan import Plan
 from olm_data.store import Store
-from olm_data.tokenize_job import TaskResult
 from olm_data.tokenize_request import Request
 
 SPLITS = ("train", "validation")

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +23,7 @@ import numpy as np
 
 from olm_data.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.budget import BudgetWatch, check_budget, check_valid
+from olm_data.committed import TaskResult, finished_tasks
 from olm_data.encoders import ParityReport, choose_encoder, likely_encoder
 from olm_data.errors import (
     ConflictError,
@@ -44,7 +44,7 @@ from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.store import Store, absolute
 from olm_data.stored_job import write_job
-from olm_data.tokenize_job import TaskResult, TokenizeJob, committed
+from olm_data.tokenize_job import TokenizeJob
 from olm_data.tokenize_request import BadBudget, Request, refuse_identical
 
 
@@ -193,7 +193,7 @@ def make_shards(
         output=absolute(store.root),
         single_writer=store.single_writer,
     )
-    results = _finished(plan, splits)
+    results = finished_tasks(plan, splits)
     kept = len(results)
     with runner.ready(job, total - kept, total):
         proof = _choose_encoder(request, plan, encoder)
@@ -360,14 +360,6 @@ def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
             where=store.root,
             fix="make room, or choose another --output",
         )
-
-
-def _finished(plan: Plan, splits: Sequence[Store]) -> dict[int, TaskResult]:
-    """Return the results of the tasks that an earlier run finished."""
-    with ThreadPoolExecutor(16) as pool:  # remote stores answer slowly, but many at a time
-        tasks = range(len(plan.tasks))
-        found = pool.map(lambda task: committed(plan, task, list(splits)), tasks)
-        return {task: result for task, result in zip(tasks, found, strict=True) if result}
 
 
 def _run(

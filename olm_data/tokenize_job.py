@@ -21,10 +21,10 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from olm_data.account import InputAccount, pack
+from olm_data.committed import TaskResult, committed
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, OlmError, ValidationError
@@ -34,24 +34,11 @@ from olm_data.plan import Plan
 from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
 from olm_data.select import IdSet
-from olm_data.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord, ShardWriter
+from olm_data.shard import RECORD, ShardWriter
 from olm_data.sources import current_revision
 from olm_data.sources.base import InputFile, ReadOptions, Unit
 from olm_data.store import STAGING_PREFIX, WORKER_PREFIX, Store
 from olm_data.tokenizer import TokenizerSpec
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """The commit records of a task, each with its file's sha256; no validation if not asked."""
-
-    train: tuple[ShardRecord, str]
-    validation: tuple[ShardRecord, str] | None
-
-    @property
-    def splits(self) -> list[tuple[ShardRecord, str]]:
-        """The records of the splits there are: train, then validation."""
-        return [self.train] if self.validation is None else [self.train, self.validation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,35 +251,6 @@ class TokenizeJob:
                     why="its shard would mix two versions of the file",
                     fix="when the file is at rest, delete the output and run the command again",
                 )
-
-
-def committed(plan: Plan, task: int, splits: list[Store]) -> TaskResult | None:
-    """Return the records of a task that an earlier run finished, or None if it must be (re)done.
-
-    A task is finished when each split has a commit record of this plan whose files have the
-    recorded sizes; digests are `verify`'s business.
-    """
-    found = [_committed_split(plan, plan.shard(task), store) for store in splits]
-    if any(item is None for item in found):
-        return None
-    train = found[0]
-    assert train is not None
-    return TaskResult(train, found[1] if len(found) == 2 else None)
-
-
-def _committed_split(plan: Plan, name: str, store: Store) -> tuple[ShardRecord, str] | None:
-    try:
-        data = store.read(name + RECORD)
-        record = msgspec.json.decode(data, type=ShardRecord)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if record.name != name or record.plan != plan.digest:
-        return None
-    for kind in (TOKENS, ENDS, DOCS) if record.tokens else ():
-        info = record.files.get(kind.split(".")[1])
-        if info is None or store.size(name + kind) != info.bytes:
-            return None
-    return record, _sha256(data)
 
 
 def _sha256(data: bytes) -> str:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from olm_data.committed import READERS
 from olm_data.errors import UsageError
 from olm_data.heartbeat import RUN, Heartbeat
 from olm_data.manifest import JOB
@@ -22,8 +23,6 @@ from olm_data.runners.base import Note
 from olm_data.runners.local import LocalRunner
 from olm_data.store import Store, absolute
 from olm_data.stored_job import load_job, no_run
-
-_READERS = 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: No
         total = len(job.plan.tasks)
         if tasks and max(tasks) >= total:
             raise UsageError(f"the plan has {total:,} tasks, there is no task {max(tasks):,}")
-        with ThreadPoolExecutor(_READERS) as pool:
+        with ThreadPoolExecutor(READERS) as pool:
             finished = list(pool.map(lambda task: job.finished(task) is not None, tasks))
         todo = [task for task, there in zip(tasks, finished, strict=True) if not there]
         try:

@@ -105,9 +105,8 @@ def tokenize(
     budget = asked.parse_budget(max_bad)
     share = asked.parse_share(holdout, "--holdout")
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
-    if (
-        not dry_run and running.runner == "local"
-    ):  # before the rest is imported: on another core, workers import the same
+    if running.runner == "local" and not dry_run:
+        # before the rest is imported: on another core, workers import the same
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
     from olm_data import tokenize as verb
     from olm_data import tokenize_report as say

@@ -13,10 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.beginning import Stop, begin
 from support.command import arguments, environment, olm_data
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.errors import (
+    ConflictError,
+    InputError,
+    OlmError,
+    StorageError,
+    UsageError,
+    ValidationError,
+)
 from olm_data.heartbeat import (
     BEAT_SECONDS,
     STALE_SECONDS,
@@ -27,25 +35,10 @@ from olm_data.heartbeat import (
     read_beats,
 )
 from olm_data.plan import parse_tasks, spell_tasks
-from olm_data.runners.base import Count
-from olm_data.runners.local import InlineRunner
+from olm_data.runners.base import Count, Runner
 from olm_data.store import Store
 from olm_data.stored_job import load_job
 from olm_data.work import find_tasks, work
-
-
-class Stop(InlineRunner):
-    """A runner that begins a run and does nothing: the output is as after a killed parent."""
-
-    def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
-        raise KeyboardInterrupt
-
-
-def begin(source: Path, tokenizer: Path, output: Path | str, **options: Any) -> int:
-    """Begin a run; return its number of tasks."""
-    with pytest.raises(KeyboardInterrupt):
-        make_dataset([source], tokenizer, output, runner=Stop(), **options)
-    return len(json.loads(Store(output).read("plan.json"))["tasks"])
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ def test_workers_need_nothing_but_the_bucket(
 def test_a_worker_works_while_the_parent_holds_the_output(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    class Elsewhere(InlineRunner):
+    class Elsewhere(Runner):
         def run(self, job: Any, tasks: Any, total: int, *, done: Any, **_: Any) -> None:
             with pytest.raises(ConflictError), Store(tmp_path / "out").exclusive():
                 pass
@@ -171,7 +164,7 @@ def test_tasks_that_do_not_exist_are_refused(
 def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     seen: list[Any] = []
 
-    class Keep(InlineRunner):
+    class Keep(Runner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
             seen.append(job)
             assert load_job(str(tmp_path / "out")).to_json() == job.to_json()
@@ -288,13 +281,19 @@ def test_damaged_heartbeats_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [InputError("a", where="b", why="c", fix="d"), KeyError("x"), OSError("y")]
+    "error",
+    [
+        InputError("a", where="b", why="c", fix="d"),
+        type("Special", (StorageError,), {})("a"),
+        KeyError("x"),
+        OSError("y"),
+    ],
 )
 def test_an_error_survives_its_way_through_a_heartbeat(error: Exception) -> None:
     again = error_from(json.loads(json.dumps(error_parts(error))))
-    if isinstance(error, InputError):
-        assert isinstance(again, InputError)
-        assert str(again) == str(error)
+    if isinstance(error, OlmError):
+        assert isinstance(again, OlmError)
+        assert (again.exit_code, str(again)) == (error.exit_code, str(error))
     else:
         assert type(again) is RuntimeError
         assert type(error).__name__ in str(again)
