@@ -34,13 +34,25 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers import bare, compare, corpora, datatrove, dolma, litdata, measure, megatron, nanogpt, olm
+from peers import (
+    bare,
+    compare,
+    corpora,
+    datatrove,
+    dolma,
+    litdata,
+    measure,
+    megatron,
+    mosaicml,
+    nanogpt,
+    olm,
+)
 from peers.base import Peer, Task
 from peers.environments import NotInstalled, default_root, last_line, python_of, version_of
 
 PEERS: tuple[Peer, ...] = tuple(
     peer
-    for module in (olm, bare, litdata, nanogpt, datatrove, dolma, megatron)
+    for module in (olm, bare, litdata, mosaicml, nanogpt, datatrove, dolma, megatron)
     for peer in module.PEERS
 )
 BENCHMARKS = Path(__file__).resolve().parents[1]

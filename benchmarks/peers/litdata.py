@@ -47,26 +47,10 @@ PEERS = [
 ]
 
 
-def texts(path: str) -> Iterator[str]:
-    """Yield the texts of one file."""
-    if path.endswith(".parquet"):
-        import pyarrow.parquet as pq
-
-        for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
-            yield from batch.column("text").to_pylist()
-    elif path.endswith(".zst"):
-        import zstandard
-
-        with zstandard.open(path, "rt", encoding="utf-8") as file:
-            yield from (json.loads(line)["text"] for line in file)
-    else:
-        with open(path, encoding="utf-8") as file:
-            yield from (json.loads(line)["text"] for line in file)
-
-
 def encode_file(path: str, task: Task) -> Iterator[np.ndarray]:
     """Yield the ids of each document of one file, EOS last."""
     from peers.bpe import tiktoken_encoding
+    from peers.texts import texts
 
     encoding = tiktoken_encoding(task.tokenizer)
     for text in texts(path):
