@@ -10,7 +10,7 @@ as processes, by affinity), warm inputs on local disk, and that start-up counts.
 within each run. Wall time is the median of --runs; MB/s is text (UTF-8 bytes of the documents) over
 it. `start` is the wall time of a run over one short document a file: to compare peers measured at
 different --megabytes, take MB / (wall - start). Tokens leave out EOS and BOS. Memory is the
-largest of all runs: `memory` (anonymous and shared, shared pages once) and `rss`, see `measure`.
+largest of all runs: `mem` (anonymous and shared, shared pages once) and `rss`, see `measure`.
 `temp` is what a peer leaves in its temporary folder. `ids`: every document's ids against ours.
 x hf and x gigatoken: how many times faster ours is in this run (below 1: slower).
 

@@ -2,7 +2,8 @@
 
 Each of the `workers` processes writes a folder of its own; their indexes are merged at the end.
 Documents are one column of one array of ids, EOS last; hashes and compression stay off, as by
-default.
+default. The package imports torchvision, which must be of the same build as torch: beside a torch
+for CPUs only, the registry's torchvision fails to load, and this peer with it.
 """
 
 from __future__ import annotations
