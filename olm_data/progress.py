@@ -28,6 +28,7 @@ PLAIN_SECONDS = 10.0
 EVENT_SECONDS = 1.0
 REFRESH_A_SECOND = 4
 MOST_LINES = 4
+LEAST_BAR = 16  # with the percentage and what is between
 INDENT = "  "
 
 
@@ -157,6 +158,9 @@ class _Display:
     def __rich_console__(self, console: Console, options: Any) -> Iterable[Any]:
         width = options.max_width - 1  # some terminals wrap when the last column is written
         left = "" if self.left is None else f"{duration(self.left)} left"
+        numbers = self.numbers
+        if len(self.label) + len(left) + LEAST_BAR > width:
+            left, numbers = "", [left, *self.numbers]
         line = Table.grid(padding=(0, 1), expand=False)
         line.width = width
         line.add_column(no_wrap=True)
@@ -165,7 +169,7 @@ class _Display:
         line.add_column(no_wrap=True)
         bar = ProgressBar(total=1.0, completed=self.share)
         line.add_row(self.label, bar, f"{self.share:4.0%}", left)
-        rest = [Text(INDENT + text) for text in fit(self.numbers, width - len(INDENT))]
+        rest = [Text(INDENT + text) for text in fit(numbers, width - len(INDENT))]
         yield Group(line, *rest)
 
 

@@ -98,6 +98,8 @@ def numbers(facts: dict[str, Any], *, still: float = 0.0) -> list[str]:
         f"{scaled(facts['tokens_per_second'])} tokens/s",
         f"{facts['documents']:,} documents",
     ]
+    if not facts["text_bytes"]:  # no speed yet, and none to be shown as a slow one
+        pieces = ["starting"]
     if still >= STALL_SECONDS:
         pieces.insert(0, f"no text for {duration(still)}")
     if facts["dropped"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
@@ -16,7 +17,9 @@ LEAST_NAME, MOST_NAME = 12, 60
 
 def stats_lines(stats: Stats, width: int) -> list[str]:
     """Return the statistics as lines of at most about `width` characters."""
-    lines = [f"{printable(stats.target)}  digest {stats.digest[:16]}", *_totals(stats)]
+    lines = [f"{printable(stats.target)}  digest {stats.digest[:16]}"]
+    for line in _totals(stats):
+        lines += _wrapped(line, width, 14)
     if not stats.documents:
         return lines
     lines += ["", "length of documents in tokens", *_lengths(stats, width)]
@@ -28,6 +31,18 @@ def stats_lines(stats: Stats, width: int) -> list[str]:
             lines += ["", f"{name} tokens a byte, of documents of {EXTREME_BYTES} bytes or more"]
             lines += [_extreme(extreme, width) for extreme in extremes]
     return lines
+
+
+def _wrapped(line: str, width: int, indent: int) -> list[str]:
+    """Break a line between words; the lines after the first are indented."""
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
 
 
 def columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -122,7 +137,8 @@ def _lengths(stats: Stats, width: int) -> list[str]:
     parts = [f"shortest {stats.shortest:,}"]
     parts += [f"{name} {stats.quantiles[key]:,.0f}" for name, key in shown]
     mean = stats.tokens / stats.documents
-    return [*lines, f"  {', '.join(parts)}, longest {stats.longest:,}, mean {mean:,.1f}"]
+    summary = f"  {', '.join(parts)}, longest {stats.longest:,}, mean {mean:,.1f}"
+    return [*lines, *_wrapped(summary, width, 2)]
 
 
 def _inputs_head(stats: Stats) -> str:

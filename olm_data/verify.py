@@ -181,7 +181,7 @@ def _check_shards(
     total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
     plan = None if how.sample is None else SamplePlan(manifest, how.sample, how.seed)
     asked = total if plan is None else min(total, plan.bytes)
-    lock, read = threading.Lock(), Counter[str]()
+    lock, read, start = threading.Lock(), Counter[str](), time.monotonic()
 
     def seen(count: int) -> None:
         with lock:
@@ -204,13 +204,17 @@ def _check_shards(
     with ThreadPoolExecutor(_threads(store)) as pool:
         results = list(pool.map(check, range(len(manifest.shards))))
     report.bytes_read += read["bytes"]
+    report.read_seconds += time.monotonic() - start
     if plan is not None:
         report.unread_bytes += total - read["bytes"]
         shards, whole = len(manifest.shards), int(plan.whole.sum())
+        rest = ""
+        if whole < shards or read["bytes"] < total:
+            rest = "; of the rest only presence and size were checked"
         report.notes.append(
             f"a sample (seed {how.seed}) of {printable(store.root)}: read {read['bytes']:,} of "
-            f"{total:,} bytes of tokens, and ends and document rows of {whole:,} of {shards:,} "
-            "shards; the rest was not read, only its presence and size were checked"
+            f"{total:,} bytes of tokens, ends and document rows of {whole:,} of {shards:,} "
+            f"shards{rest}"
         )
     return results
 
@@ -354,17 +358,20 @@ def report_lines(report: VerifyReport) -> list[str]:
     lines += [f"not compared: {line}" for line in report.unproved]
     state = "verified" if report.sample is None else "looked at a sample of"
     if not report.ok:
-        state = f"FAILED, {len(report.findings)} findings:"
-    rate = report.bytes_read / max(report.seconds, 1e-9) / 1e6
-    deep = ""
-    if report.deep:
-        deep = (
-            f"{report.deep:,} documents compared with their original text, "
-            f"{report.deep_encoded:,} of them tokenised again; "
-        )
-    lines.append(
+        count = len(report.findings)
+        state = f"FAILED, {count:,} finding{'s' if count != 1 else ''}:"
+    rate = report.bytes_read / max(report.read_seconds, 1e-9) / 1e6
+    sets = len(report.datasets)
+    lines += [
         f"{state} {report.target}: {report.tokens:,} tokens, {report.documents:,} documents, "
-        f"{report.shards:,} shards in {len(report.datasets)} datasets; {report.round_trip} "
-        f"documents decoded and encoded again; {deep}{duration(report.seconds)}, {rate:,.0f} MB/s"
-    )
+        f"{report.shards:,} shards in {sets} dataset{'s' if sets != 1 else ''}",
+        f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
+        f"{duration(report.seconds)} in all",
+        f"  round trip  {report.round_trip:,} documents decoded and encoded again",
+    ]
+    if report.deep:
+        lines.append(
+            f"  text        {report.deep:,} documents compared with their original text, "
+            f"{report.deep_encoded:,} of them tokenised again"
+        )
     return lines

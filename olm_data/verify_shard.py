@@ -68,7 +68,7 @@ class VerifyReport:
         deep: documents whose original text was read again and compared by content hash.
         deep_encoded: of these, the ones encoded again and compared id by id.
         unproved: inputs that `--deep` could not compare with, and why: gone, or changed.
-        seconds: wall time.
+        seconds: wall time; `read_seconds` of it for the bytes of the shards.
     """
 
     target: str
@@ -86,6 +86,7 @@ class VerifyReport:
     deep_encoded: int = 0
     unproved: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    read_seconds: float = 0.0
 
     @property
     def ok(self) -> bool:

@@ -66,6 +66,14 @@ def test_a_dataset_on_s3_is_the_local_one_byte_for_byte_and_a_rerun_does_nothing
     shown = olm_data("peek", f"{prefix}/out", "--doc", "0")
     assert shown.returncode == 0
     assert texts(1)[0][:10] in shown.stdout or "document 0" in shown.stdout
+    for words, part in (
+        (("verify", f"{prefix}/out", "--sample", "50%", "--deep"), "compared with their original"),
+        (("stats", f"{prefix}/out"), "held out"),
+        (("peek", f"{prefix}/out", "--search", texts(1)[0][:12]), "-- document "),
+    ):
+        looked = olm_data(*words)
+        assert looked.returncode == 0, looked.stderr
+        assert part in looked.stdout
     everything = "".join(p.stdout + p.stderr for p in (local, remote, again, checked, other, shown))
     assert s3["secret"] not in everything
 

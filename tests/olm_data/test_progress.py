@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from olm_data.progress import Progress, duration, fit, rates, scaled, shows_live
+from olm_data.progress import Progress, _Display, duration, fit, rates, scaled, shows_live
 
 
 class Clock:
@@ -85,6 +89,40 @@ def test_pieces_are_laid_out_within_the_width_and_never_cut_but_for_a_lone_first
     assert all(piece in pieces for piece in shown if not piece.endswith("\u2026"))
     if sum(len(piece) + 2 for piece in pieces) <= width:
         assert rows == ([", ".join(pieces)] if pieces else [])
+
+
+@pytest.mark.parametrize("width", [24, 40, 60, 80, 120, 200])
+def test_the_display_fits_every_width_and_shows_share_and_time_left(width: int) -> None:
+    stream = io.StringIO()
+    pieces = ["12.3 MB/s of text", "3.1 M tokens/s", "1,234,567 documents", "12 dropped (3 bad)"]
+    pieces += ["27 of 64 shards", "read 12% encode 80% write 8%", "16 workers"]
+    console = Console(file=stream, width=width, force_terminal=True, no_color=True)
+    console.print(_Display("tokenize", 0.42, 7500.0, pieces))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert all(len(line.rstrip()) < width for line in lines)
+    assert len(lines) <= 4
+    assert "42%" in lines[0]
+    if width >= 40:
+        assert "2 h 05 min left" in lines[0]
+        assert "12.3 MB/s of text" in lines[1]
+    if width >= 80:
+        assert "16 workers" in lines[-1]
+
+
+def test_a_pseudo_terminal_is_redrawn_and_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as stream:
+        with Progress("tokenize", stream=stream) as progress:
+            for step in range(20):
+                progress.update(step / 20, ["9 documents"])
+        print("made", file=stream, flush=True)
+        shown = os.read(ours, 1 << 20).decode()
+    os.close(ours)
+    assert "9 documents" in shown
+    assert shown.endswith("made\r\n")
+    assert "\x1b[2K" in shown.rsplit("9 documents", 1)[1]  # the display is erased at the end
 
 
 def test_events_come_about_every_second_as_json_lines_and_nothing_else_is_written() -> None:

@@ -68,6 +68,7 @@ def test_stages_share_the_time_at_work() -> None:
 def test_numbers_name_drops_stages_workers_and_a_stall() -> None:
     facts = {
         "documents": 1200,
+        "text_bytes": 5_000_000,
         "tokens_per_second": 3_100_000,
         "text_bytes_per_second": 12_300_000,
         "dropped": 12,
@@ -88,6 +89,9 @@ def test_numbers_name_drops_stages_workers_and_a_stall() -> None:
     ]
     assert numbers(facts, still=40)[0] == "no text for 40 s"
     assert len(numbers(facts | {"dropped": 0, "stages": {}})) == 5
+    first = facts | {"dropped": 0, "stages": {}, "text_bytes": 0, "shards_done": 0}
+    assert numbers(first) == ["starting", "0 of 64 shards", "1 worker"]
+    assert numbers(first, still=40)[:2] == ["no text for 40 s", "starting"]
 
 
 def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Path) -> None:

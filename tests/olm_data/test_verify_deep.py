@@ -145,8 +145,20 @@ def test_an_id_that_the_text_does_not_give_is_named_by_document_place_and_token(
     assert finding.found.startswith(f"[{right ^ 1}, ")
 
 
+def test_without_a_root_the_inputs_are_looked_for_where_the_run_found_them(
+    dataset: Path, text: Path
+) -> None:
+    whole = verify(str(dataset), deep=Deep(root=None, share=Fraction(1)))
+    assert (whole.findings, whole.unproved) == ([], [])
+    assert whole.deep == Dataset.open(str(dataset)).documents
+    (text / "a.jsonl").unlink()
+    part = verify(str(dataset), deep=Deep(root=None, share=Fraction(1)))
+    assert part.unproved == ["a.jsonl: gone"]
+    assert 0 < part.deep < whole.deep
+
+
 def test_without_a_root_and_a_job_the_user_is_asked_for_one(dataset: Path) -> None:
-    (dataset / "job.json").unlink(missing_ok=True)
+    (dataset / "job.json").unlink()
     with pytest.raises(UsageError, match="where the original text is") as caught:
         verify(str(dataset), deep=Deep(root=None))
     assert "--root" in str(caught.value.fix)
