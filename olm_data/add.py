@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -38,6 +39,7 @@ from olm_data.progress import Progress
 from olm_data.publish import counted, input_totals, tools
 from olm_data.runners.base import Runner
 from olm_data.select import IdSet
+from olm_data.shard import RECORD, stored_plan
 from olm_data.sources import resolve_source
 from olm_data.sources.base import InputFile, PositionKind, SourcePlan
 from olm_data.store import Store
@@ -270,6 +272,9 @@ def add(
                     f"{printable(item.path)} is the name of another input there; "
                     f"this one is recorded as {printable(renamed.path)}"
                 )
+        if not store.exists(name):
+            store.create(name, plan.encode())
+        _clear_given_up(splits, plan)
         made = make_shards(
             request,
             plan,
@@ -360,6 +365,22 @@ def _refuse_other(store: Store, name: str, plan: Plan) -> None:
             why="it differs from this one:\n    " + "\n    ".join(shown),
             fix=f"finish it by running its command again; or give it up: delete {name}",
         )
+
+
+def _clear_given_up(splits: Sequence[Store], plan: Plan) -> None:
+    """Remove the commit records that an addition left which was given up.
+
+    The plan that is stored has the shard numbers from here on to itself.
+    """
+
+    def clear(name: str) -> None:
+        for store in splits:
+            found = stored_plan(store, name)
+            if found not in (None, plan.digest):
+                store.delete(name + RECORD)
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(clear, map(plan.shard, range(len(plan.tasks)))))
 
 
 def _known_input(info: InputInfo) -> InputFile:

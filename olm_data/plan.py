@@ -10,6 +10,7 @@ with the same digest write the same bytes.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -180,6 +181,10 @@ class Plan:
             "tasks": [list(task) for task in self.tasks],
             "digest": self.digest,
         }
+
+    def encode(self) -> bytes:
+        """Return the bytes of `plan.json`."""
+        return json.dumps(self.to_json(), indent=1).encode() + b"\n"
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:

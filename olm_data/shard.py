@@ -219,7 +219,7 @@ class ShardWriter:
         Raises:
             ConflictError: the folder holds this shard of another plan.
         """
-        if self._stored_plan() not in (None, plan):
+        if stored_plan(self.store, self.name) not in (None, plan):
             raise self._other_plan()
         ends = np.concatenate(self._ends) if self._ends else np.zeros(0, np.uint64)
         where = self.store.url(self.name)
@@ -266,17 +266,10 @@ class ShardWriter:
         try:
             self.store.create(self.name + RECORD, record.encode())
         except ConflictError as error:
-            if self._stored_plan() not in (None, plan):
+            if stored_plan(self.store, self.name) not in (None, plan):
                 raise self._other_plan() from error
             self.store.put(self.name + RECORD, record.encode())  # damaged, or of a lost shard
         return record
-
-    def _stored_plan(self) -> str | None:
-        """Return the plan whose commit record is there, None where there is none to be read."""
-        try:
-            return msgspec.json.decode(self.store.read(self.name + RECORD), type=_PlanOf).plan
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-            return None
 
     def _other_plan(self) -> ConflictError:
         return ConflictError(
@@ -494,6 +487,14 @@ class Shard:
             return self.store.read(self.name + kind)
         except FileNotFoundError as error:
             raise _damaged(self.store.url(self.name + kind), "the file is missing") from error
+
+
+def stored_plan(store: Store, name: str) -> str | None:
+    """Return the plan of a shard's commit record, None where there is none that can be read."""
+    try:
+        return msgspec.json.decode(store.read(name + RECORD), type=_PlanOf).plan
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:

@@ -201,7 +201,7 @@ def make_shards(
             progress.note(proof.note)
         _check_room(store, plan, request.tokenizer.dtype.itemsize)
         if not store.exists(plan_name):
-            store.create(plan_name, json.dumps(plan.to_json(), indent=1).encode() + b"\n")
+            store.create(plan_name, plan.encode())
         excluded = request.source.excluded
         if excluded is not None:
             store.put(EXCLUDED, excluded.to_npy())
