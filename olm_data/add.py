@@ -43,7 +43,14 @@ from olm_data.shard import RECORD, stored_plan
 from olm_data.sources import resolve_source
 from olm_data.sources.base import InputFile, PositionKind, SourcePlan
 from olm_data.store import Store
-from olm_data.tokenize import Made, Summary, already_complete, make_shards, summarise
+from olm_data.tokenize import (
+    Made,
+    Summary,
+    already_complete,
+    forget_duplicates,
+    make_shards,
+    summarise,
+)
 from olm_data.tokenize_request import BadBudget, Base, Request, refuse_identical
 from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
 
@@ -190,6 +197,7 @@ class Existing:
             special=cast(SpecialPolicy, self.manifest.tokenizer.special),
             holdout=Fraction(options["holdout"]),
             shard_tokens=shard_tokens,
+            dedup=options.get("dedup") == "exact",
             shuffle=options["seed"] if options.get("shuffle_documents") else None,
             base=base,
         )
@@ -257,6 +265,7 @@ def add(
         if existing.done_by(source, shard_tokens):
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
             tasks = len(existing.plans[-1].tasks)
+            forget_duplicates(existing.request(source, shard_tokens), store)
             return already_complete(store.root, existing.manifest, validation, tasks)
         request = existing.request(source, shard_tokens)
         assert request.base is not None
@@ -284,8 +293,10 @@ def add(
             runner=runner,
             budget=budget,
             progress=progress,
+            before=[read_manifest(split) for split in splits],
         )
         manifests = _publish(existing, request, plan, splits, made, allow_duplicates)
+        forget_duplicates(request, store)
     return summarise(store.root, manifests, made)
 
 

@@ -33,6 +33,7 @@ from olm_data.account import (
 )
 from olm_data.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.encoders import TextEncoder
+from olm_data.errors import InputError
 from olm_data.overlap import Ahead
 from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
@@ -40,6 +41,7 @@ from olm_data.select import IdSet
 from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions, Unit
+from olm_data.sources.buffers import choose
 from olm_data.tokenizer import TokenizerSpec
 
 BATCHES_AHEAD = 2
@@ -99,7 +101,11 @@ class EncodedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What the tasks of a run have in common. Attributes as in `tokenize_job.TokenizeJob`."""
+    """What the tasks of a run have in common. Attributes as in `tokenize_job.TokenizeJob`, and
+
+    Attributes:
+        drops: bool [d], which documents read are dropped as duplicates; None drops none.
+    """
 
     inputs: tuple[InputFile, ...]
     read: ReadOptions
@@ -107,6 +113,7 @@ class Pipeline:
     encoder: TextEncoder
     holdout: int
     excluded: IdSet | None = None
+    drops: np.ndarray | None = None
 
     def run(
         self,
@@ -156,8 +163,24 @@ class Pipeline:
 
     def _read(self, units: list[Unit]) -> Generator[HashedBatch, None, None]:
         """Yield the documents of the units with their digests: first stage."""
+        first = 0
         for batch in read_units(self.inputs, units, self.read, self.excluded):
-            yield HashedBatch(batch, document_digests(batch.data, batch.offsets))
+            digests = document_digests(batch.data, batch.offsets)
+            if self.drops is not None:
+                kept = ~self.drops[first : first + batch.documents]
+                first += batch.documents
+                if len(kept) < batch.documents:
+                    break
+                batch = choose(batch, kept, "duplicate")
+                digests = np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
+            yield HashedBatch(batch, digests)
+        if self.drops is not None and first != len(self.drops):
+            raise InputError(
+                "the input gave other documents when it was read again",
+                where=self.inputs[units[0].input].path,
+                why="the duplicates found the first time would not be those dropped now",
+                fix="when the input is at rest, delete the output and run the command again",
+            )
 
     def _encode(self, batches: Iterable[HashedBatch]) -> Generator[EncodedBatch, None, None]:
         """Yield the documents as ids: second stage."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,8 @@ import numpy as np
 from olm_data.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.budget import BudgetWatch, check_budget, check_valid
 from olm_data.committed import TaskResult, finished_tasks
+from olm_data.dedup import clear as clear_duplicates
+from olm_data.dedup import found_before, write_drops
 from olm_data.encoders import ParityReport, choose_encoder, likely_encoder
 from olm_data.errors import (
     ConflictError,
@@ -35,7 +38,7 @@ from olm_data.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.preflight import preflight
-from olm_data.progress import Progress
+from olm_data.progress import Progress, duration
 from olm_data.publish import publish
 from olm_data.run_progress import RunProgress
 from olm_data.runners.base import Count, Runner
@@ -119,6 +122,7 @@ def tokenize(
             held.enter_context(split.exclusive())
         if found is not None:
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
+            forget_duplicates(request, store)
             return already_complete(output, found, validation, len(plan.tasks))
         if not allow_duplicates:
             refuse_identical(request.source)
@@ -133,6 +137,7 @@ def tokenize(
             progress=progress,
         )
         manifests = publish(request, plan, splits, made.results, made.accounts, made.proof.encoder)
+        forget_duplicates(request, store)
     return summarise(output, manifests, made)
 
 
@@ -171,12 +176,14 @@ def make_shards(
     runner: Runner,
     budget: BadBudget,
     progress: Progress,
+    before: Sequence[Manifest] = (),
 ) -> Made:
     """Write the shards of a plan that are not there yet; see `tokenize` for arguments and errors.
 
     Args:
         plan_name: the plan is stored under this name before any shard is written.
         splits: stores of the training split and, where documents are held out, of validation.
+        before: manifests of the splits of a dataset that the shards are added to.
     """
     store, total = splits[0], len(plan.tasks)
     for note in preflight(store):
@@ -192,10 +199,12 @@ def make_shards(
         shuffle=request.shuffle,
         output=absolute(store.root),
         single_writer=store.single_writer,
+        duplicates="drop" if request.dedup else "keep",
     )
     results = finished_tasks(plan, splits)
     kept = len(results)
-    with runner.ready(job, total - kept, total):
+    search = request.dedup and kept < total and not found_before(store, plan)
+    with runner.ready(replace(job, duplicates="find") if search else job, total - kept, total):
         proof = _choose_encoder(request, plan, encoder)
         if proof.note:
             progress.note(proof.note)
@@ -206,13 +215,18 @@ def make_shards(
         if excluded is not None:
             store.put(EXCLUDED, excluded.to_npy())
         job = replace(job, encoder=proof.encoder)
-        write_job(job, plan_name)
         if kept:
             progress.note(f"{kept} of {total} shards were finished before; they are kept")
         watchdog = BudgetWatch(plan, job.inputs, job.read, budget, results)
         forget_ended(store)
         with Heartbeat(store, PARENT, note=progress.note) as heartbeat:
-            counts, seconds = _run(job, plan, heartbeat.around(runner), results, progress, watchdog)
+            shown = heartbeat.around(runner)
+            if search:
+                finding = replace(job, duplicates="find")
+                write_job(finding, plan_name)
+                _find_duplicates(finding, shown, progress, watchdog, before)
+            write_job(job, plan_name)
+            counts, seconds = _run(job, plan, shown, results, progress, watchdog)
         store.child(RUN).clear()
     ordered = [results[task] for task in range(len(plan.tasks))]
     accounts = [
@@ -234,6 +248,40 @@ def make_shards(
             for index, account in totals_by_input(accounts).items()
         },
         ids_found=_ids_found(request.source.excluded, accounts),
+    )
+
+
+def forget_duplicates(request: Request, store: Store) -> None:
+    """Remove what the search for duplicates left, once its dataset is published."""
+    if request.dedup:
+        clear_duplicates(store)
+
+
+def _find_duplicates(
+    job: TokenizeJob,
+    runner: Runner,
+    progress: Progress,
+    watchdog: BudgetWatch,
+    before: Sequence[Manifest],
+) -> None:
+    """Run the pass that finds duplicates, and store which documents each task drops."""
+    store, tasks = job.splits[0], range(len(job.plan.tasks))
+    with ThreadPoolExecutor(16) as pool:
+        there = dict(zip(tasks, pool.map(job.finished, tasks), strict=True))
+    found: dict[int, Any] = {task: count for task, count in there.items() if count is not None}
+    progress.note("looking for exact duplicates: a first pass reads the text")
+    _, seconds = _run(job, job.plan, runner, found, progress, watchdog)
+    shards = [
+        (split, shard.name)
+        for split, manifest in zip(job.splits, before, strict=False)
+        for shard in manifest.shards
+    ]
+    documents = sum(manifest.totals.documents for manifest in before)
+    counts = [found[task] for task in tasks]
+    dropped = write_drops(store, job.plan, counts, shards, documents)
+    progress.note(
+        f"{dropped:,} of {sum(counts):,} documents repeat an earlier one and will be dropped "
+        f"(found in {duration(seconds)})"
     )
 
 
@@ -366,7 +414,7 @@ def _run(
     job: TokenizeJob,
     plan: Plan,
     runner: Runner,
-    results: dict[int, TaskResult],
+    results: dict[int, Any],
     progress: Progress,
     watchdog: BudgetWatch,
 ) -> tuple[np.ndarray, float]:

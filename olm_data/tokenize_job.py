@@ -19,12 +19,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from olm_data.account import InputAccount, pack
 from olm_data.committed import TaskResult, committed
+from olm_data.dedup import find_keys, read_drops, read_keys, write_keys
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, OlmError, ValidationError
@@ -35,7 +36,7 @@ from olm_data.quarantine import Quarantine
 from olm_data.runners.base import Report
 from olm_data.select import IdSet
 from olm_data.shard import RECORD, ShardWriter
-from olm_data.sources import current_revision
+from olm_data.sources import current_revision, read_units
 from olm_data.sources.base import InputFile, ReadOptions, Unit
 from olm_data.store import STAGING_PREFIX, WORKER_PREFIX, Store
 from olm_data.tokenizer import TokenizerSpec
@@ -55,6 +56,8 @@ class TokenizeJob:
         shuffle: seed of the order of the documents in each shard, or None for input order.
         output: root of the dataset's store; an absolute path if it is local.
         single_writer: nobody else writes there; see `Store`.
+        duplicates: `find` them in a first pass, which writes no shard; `drop` those that were
+            found; or `keep` all documents.
         worker: name of the process that runs tasks beside the parent, or None in the parent's own
             processes. Not part of what is stored.
     """
@@ -69,6 +72,7 @@ class TokenizeJob:
     shuffle: int | None = None
     output: str
     single_writer: bool = False
+    duplicates: Literal["keep", "find", "drop"] = "keep"
     worker: str | None = None
 
     @cached_property
@@ -122,6 +126,7 @@ class TokenizeJob:
             "holdout": self.holdout,
             "single_writer": self.single_writer,
             "shuffle": self.shuffle,
+            "duplicates": self.duplicates,
         }
 
     @classmethod
@@ -144,12 +149,13 @@ class TokenizeJob:
             shuffle=value["shuffle"],
             output=output,
             single_writer=value["single_writer"],
+            duplicates=value["duplicates"],
         )
 
     @property
     def identity(self) -> str:
-        """The plan's digest."""
-        return self.plan.digest
+        """The plan's digest, and which of the two passes over it."""
+        return self.plan.digest + ("-find" if self.duplicates == "find" else "")
 
     def prepare(self) -> None:
         """Load the encoder. See `runners.base.Job.prepare`."""
@@ -164,12 +170,18 @@ class TokenizeJob:
         """Return the job for a process beside the parent's own. See `runners.base.StoredJob`."""
         return replace(self, worker=worker)
 
-    def finished(self, task: int) -> TaskResult | None:
-        """Return what some process has committed of the task, or None. See `committed`."""
+    def finished(self, task: int) -> TaskResult | int | None:
+        """Return what `run` gave some process that finished the task, or None. See `committed`."""
+        if self.duplicates == "find":
+            keys = read_keys(self.splits[0], self.plan, task)
+            return None if keys is None else len(keys[0])
         return committed(self.plan, task, self.splits)
 
-    def run(self, task: int, report: Report) -> TaskResult:
+    def run(self, task: int, report: Report) -> TaskResult | int:
         """Write the task's shards. See `runners.base.Job.run`.
+
+        Returns:
+            the commit records; of the pass that finds duplicates, the number of documents.
 
         Raises:
             InputError: an input changed since it was planned, or cannot be read.
@@ -178,6 +190,11 @@ class TokenizeJob:
         start, stop = self.plan.tasks[task]
         units = [Unit.from_json(list(unit)) for unit in self.plan.units[start:stop]]
         splits = self.splits
+        if self.duplicates == "find":
+            return self._find(task, units, report)
+        drops = None
+        if self.duplicates == "drop":
+            drops = read_drops(splits[0], self.plan, task)
         with ExitStack() as stack:
             writers = [
                 ShardWriter(
@@ -206,6 +223,7 @@ class TokenizeJob:
                     encoder=self.text_encoder,
                     holdout=self.holdout,
                     excluded=excluded,
+                    drops=drops,
                 )
                 accounts = pipeline.run(units, writers, quarantine, report)
                 if excluded is not None:
@@ -223,6 +241,18 @@ class TokenizeJob:
             result = self._commit(splits, writers, accounts)
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result
+
+    def _find(self, task: int, units: list[Unit], report: Report) -> int:
+        """Store the keys of the task's documents; return how many there are."""
+        try:
+            excluded = self.excluded and self.excluded.fresh()
+            keys = find_keys(read_units(self.inputs, units, self.read, excluded), report)
+        except OlmError:
+            self._check_unchanged(task)
+            raise
+        self._check_unchanged(task)
+        write_keys(self.splits[0], self.plan, task, keys)
+        return len(keys[0])
 
     def _commit(
         self, splits: list[Store], writers: list[ShardWriter], accounts: list[InputAccount]

@@ -101,6 +101,7 @@ class Request:
         holdout: share of the documents that goes to the validation split.
         shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
         shuffle: seed of the order of the documents in each shard, or None for input order.
+        dedup: keep only the first document in input order of each text.
         base: the dataset to add to, or None for a new one.
     """
 
@@ -110,6 +111,7 @@ class Request:
     holdout: Fraction = Fraction(0)
     shard_tokens: int | None = None
     shuffle: int | None = None
+    dedup: bool = False
     base: Base | None = None
 
     @property
@@ -128,6 +130,8 @@ class Request:
         if self.source.limit is not None:
             last = self.source.inputs[-1]
             options |= {"limit": self.source.limit, "last": [last.path, last.until]}
+        if self.dedup:
+            options |= {"dedup": "exact"}
         if self.shuffle is not None:
             options |= {"shuffle_documents": True, "seed": self.shuffle}
         return options

@@ -61,6 +61,9 @@ FAST_MODULES = ("awkward", "gigatoken")
     is_flag=True,
     help="Nobody else writes there: for stores without conditional writes.",
 )
+@click.option(
+    "--dedup", type=click.Choice(["exact"]), help="Keep only the first document of each text."
+)
 @click.option("--allow-duplicates", is_flag=True, help="Take inputs with the same content.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
 @click.option(
@@ -87,6 +90,7 @@ def tokenize(
     bos: str,
     max_bad: str,
     single_writer: bool,
+    dedup: str | None,
     allow_duplicates: bool,
     dry_run: bool,
     as_json: bool,
@@ -134,6 +138,7 @@ def tokenize(
         special=special,
         holdout=share,
         shard_tokens=parse_count(shard_tokens) if shard_tokens else None,
+        dedup=dedup is not None,
         shuffle=(seed or 0) if shuffle_documents else None,
     )
     if output is None:

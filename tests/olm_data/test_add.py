@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.adding import Stop, add_to
 from support.command import olm_data
 from support.datasets import mix_datasets
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
@@ -24,35 +25,10 @@ from olm_data.lock import Lock
 from olm_data.progress import Progress
 from olm_data.reader import RowReader
 from olm_data.runners.local import InlineRunner, LocalRunner
-from olm_data.tokenize import Summary
 from olm_data.tokenize_request import parse_budget
 from olm_data.tokenizer import load_tokenizer
 from olm_data.verify import verify
 from olm_data.verify_deep import Deep
-
-
-def add_to(
-    output: Path | str,
-    *inputs: Path,
-    runner: Any = None,
-    log: io.StringIO | None = None,
-    shard_tokens: int | None = 500,
-    allow_duplicates: bool = False,
-    **reading: Any,
-) -> Summary:
-    """Add inputs in this process."""
-    existing = Existing.open(str(output))
-    source = existing.find_source([str(i) for i in inputs], source=None, separator=None, **reading)
-    return add(
-        existing,
-        source,
-        shard_tokens=shard_tokens,
-        encoder="hf",
-        runner=runner or InlineRunner(),
-        budget=parse_budget("0.1%"),
-        progress=Progress("add", stream=log or io.StringIO()),
-        allow_duplicates=allow_duplicates,
-    )
 
 
 def decoded(dataset: Dataset, tokenizer: Path) -> list[str]:
@@ -63,10 +39,6 @@ def decoded(dataset: Dataset, tokenizer: Path) -> list[str]:
 def parts(folder: Path, count: int = 3) -> list[Path]:
     """JSONL files of 40 documents each."""
     return [write_jsonl(folder / f"{k}.jsonl", texts(40, 40 * k)) for k in range(count)]
-
-
-class Stop(Exception):
-    """Ends a run as an interruption would."""
 
 
 class StopAfter(InlineRunner):
@@ -371,11 +343,9 @@ def test_the_command_adds_says_what_and_leaves_nothing_in_a_dry_run(
     result = json.loads(ran.stdout.splitlines()[-1])
     assert result["documents"] == 80
     assert len(result["versions"]) == 2
-    refused = olm_data("add", "out", "0.jsonl", folder=tmp_path)
+    refused = olm_data("add", "nowhere", "0.jsonl", folder=tmp_path)
     assert refused.returncode == 4
-    assert "in the dataset already" in refused.stderr
-    missing = olm_data("add", "nowhere", "0.jsonl", folder=tmp_path)
-    assert missing.returncode == 4
+    assert "there is no dataset here" in refused.stderr
     assert not (tmp_path / "nowhere").exists()
 
 
