@@ -87,8 +87,9 @@ def main() -> None:
         parts = {"where": error.where, "why": error.why, "fix": error.fix}
         _error_event(as_json, error.exit_code, error.what, **parts)
         if debug:
-            raise
-        click.echo(f"error: {shown(str(error))}", err=True)
+            _traceback(type(error), error, error.__traceback__)
+        else:
+            click.echo(f"error: {shown(str(error))}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader of a pipe has seen enough: `olm-data peek ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -31,9 +31,9 @@ class OlmError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        lines = [self.what]
+        lines = [_one_line(self.what)]
         lines += [
-            f"  {label}: {text}"
+            f"  {label}: {_one_line(text)}"
             for label, text in (("where", self.where), ("why", self.why), ("fix", self.fix))
             if text
         ]
@@ -77,6 +77,11 @@ class ConflictError(OlmError):
     """Somebody else writes, or wrote something else, at this place: exit 7."""
 
     exit_code = 7
+
+
+def _one_line(text: str) -> str:
+    """Return `text` with its line breaks escaped, but for those of an indented list."""
+    return re.sub(r"\n(?! {4})", r"\\n", text)
 
 
 def _rebuild(

@@ -124,7 +124,7 @@ class Lock(_File, frozen=True, kw_only=True):
             or not location
             or scheme not in ("", "s3")
             or redacted(location) != location
-            or (relative and (location.startswith(("/", "~")) or ".." in location.split("/")))
+            or (relative and ".." in location.split("/"))
         ):
             raise ValidationError(
                 f"the lock leads to a place that olm-data mix never writes, for source {name!r}",

@@ -45,7 +45,7 @@ def plan_lines(
     inputs, tokenizer = request.source.inputs, request.tokenizer
     text = sum(plan.text_bytes(task) for task in range(len(plan.tasks)))
     lines = [
-        f"would write {output}",
+        f"would write {printable(output)}",
         f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "
         f"{printable(inputs[0].path)}"
         + (f" to {printable(inputs[-1].path)}" if len(inputs) > 1 else ""),
@@ -71,7 +71,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     manifest, totals = summary.manifest, summary.manifest.totals
     state = "already complete, nothing to do:" if summary.already_complete else "made"
     lines = [
-        f"{state} {summary.output}",
+        f"{state} {printable(summary.output)}",
         f"  train       {_size(totals.tokens, totals.documents, len(manifest.shards))} "
         f"({manifest.dtype}), digest {str(manifest.digest)[:16]}",
     ]
@@ -79,7 +79,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
         held = summary.validation
         lines.append(
             f"  validation  {_size(held.totals.tokens, held.totals.documents, len(held.shards))}, "
-            f"digest {str(held.digest)[:16]}, in {summary.output}/validation"
+            f"digest {str(held.digest)[:16]}, in {printable(summary.output)}/validation"
         )
     lines += version_lines(manifest)
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
@@ -93,7 +93,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     if bad_records(manifest.dropped):
         lines.append(
             f"  quarantine  {bad_records(manifest.dropped):,} records as they were read, in "
-            f"{summary.output}/{FOLDER}"
+            f"{printable(summary.output)}/{FOLDER}"
         )
     if summary.special_hits:
         lines.append(
@@ -120,7 +120,7 @@ def last_line(summary: Summary) -> str:
     totals = summary.manifest.totals
     made = "already complete" if summary.already_complete else "made"
     parts = [
-        f"{made} {summary.output}: {scaled(totals.tokens)} tokens, "
+        f"{made} {printable(summary.output)}: {scaled(totals.tokens)} tokens, "
         f"{scaled(totals.documents)} documents"
     ]
     if summary.text_bytes_now:
@@ -129,7 +129,7 @@ def last_line(summary: Summary) -> str:
             f" in {duration(summary.seconds)}, {summary.text_bytes_now / seconds / 1e6:.1f} MB/s "
             f"of text, {scaled(summary.tokens_now / seconds)} tokens/s"
         )
-    return "".join(parts) + f"; next: olm-data verify {shlex.quote(summary.output)}"
+    return "".join(parts) + f"; next: olm-data verify {shlex.quote(printable(summary.output))}"
 
 
 def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:

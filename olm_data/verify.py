@@ -27,7 +27,7 @@ import numpy as np
 
 from olm_data.account import InputAccount, input_digest
 from olm_data.dataset import Dataset
-from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
 from olm_data.history import check_chain, plan_digests, plan_name
 from olm_data.manifest import (
     MANIFEST,
@@ -121,6 +121,8 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
     try:
         lock = Lock.read(target)
         datasets = lock.open_datasets(verify="off")
+    except StorageError:  # a store that does not answer says nothing about the bytes
+        raise
     except OlmError as error:
         report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
         return
@@ -140,6 +142,8 @@ def _verify_dataset(
             raise
         report.add(store.url(MANIFEST), "file", "a manifest", "nothing")
         return
+    except StorageError:
+        raise
     except OlmError as error:
         report.add(store.url(MANIFEST), "content", "an unchanged manifest", error.what)
         return
@@ -363,7 +367,8 @@ def report_lines(report: VerifyReport) -> list[str]:
     rate = report.bytes_read / max(report.read_seconds, 1e-9) / 1e6
     sets = len(report.datasets)
     lines += [
-        f"{state} {report.target}: {report.tokens:,} tokens, {report.documents:,} documents, "
+        f"{state} {printable(report.target)}: {report.tokens:,} tokens, "
+        f"{report.documents:,} documents, "
         f"{report.shards:,} shards in {sets} dataset{'s' if sets != 1 else ''}",
         f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
         f"{duration(report.seconds)} in all",

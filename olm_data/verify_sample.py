@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 import xxhash
 
-from olm_data.errors import OlmError
+from olm_data.errors import OlmError, StorageError
 from olm_data.manifest import Manifest, ShardInfo
 from olm_data.shard import BLOCK_BYTES, DOCS, ENDS, HEADER_BYTES, TOKENS
 from olm_data.store import Store
@@ -132,6 +132,8 @@ def check_shard_sample(
             check_docs(store, manifest, info, report)
     except FileNotFoundError as error:
         report.add(str(error.filename or error), "file", "present", "missing")
+    except StorageError:  # a store that does not answer says nothing about the bytes
+        raise
     except OlmError as error:
         report.add(error.where or store.url(info.name), "file", "readable", error.what)
     return result

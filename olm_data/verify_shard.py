@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olm_data.errors import OlmError, printable
+from olm_data.errors import OlmError, StorageError, printable
 from olm_data.manifest import Manifest, ShardInfo
 from olm_data.shard import (
     DOCS,
@@ -131,6 +131,8 @@ def check_shard(
             report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
     except FileNotFoundError as error:
         report.add(str(error.filename or error), "file", "present", "missing")
+    except StorageError:  # a store that does not answer says nothing about the bytes
+        raise
     except OlmError as error:
         report.add(error.where or store.url(info.name), "file", "readable", error.what)
     return result

@@ -8,6 +8,8 @@ import shutil
 
 import click
 
+from olm_data.errors import printable
+
 WITHOUT_TERMINAL = 120
 
 
@@ -48,4 +50,4 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     if page is not None:
         click.echo(f"wrote {page}", err=True)
     following = found.few[0].document if found.few else 0
-    click.echo(f"next: olm-data peek {shlex.quote(dataset)} --doc {following}", err=True)
+    click.echo(f"next: olm-data peek {shlex.quote(printable(dataset))} --doc {following}", err=True)

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from olm_data.commands.running import Running, make_runner, runner_options
+from olm_data.errors import printable
 
 WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize_job", "tokenizers")
 FAST_MODULES = ("awkward", "gigatoken")
@@ -144,7 +145,7 @@ def tokenize(
     if output is None:
         output = asked.default_output(source, spec)
     if tokenizer is None or output == asked.default_output(source, spec):
-        click.echo(f"tokenizer {spec.name}, output {output}", err=True)
+        click.echo(f"tokenizer {printable(spec.name)}, output {printable(output)}", err=True)
     if dry_run:
         plan = request.plan()
         if not allow_duplicates:

@@ -7,7 +7,7 @@ import shlex
 
 import click
 
-from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 
 
 @click.command()
@@ -78,6 +78,8 @@ def verify(
         )
         ctx.exit(InputError.exit_code)
     if report.sample is not None:
-        click.echo(f"next: olm-data verify {shlex.quote(target)}   reads every byte", err=True)
+        click.echo(
+            f"next: olm-data verify {shlex.quote(printable(target))}   reads every byte", err=True
+        )
     elif not target.endswith(".json"):
-        click.echo(f"next: olm-data stats {shlex.quote(target)}", err=True)
+        click.echo(f"next: olm-data stats {shlex.quote(printable(target))}", err=True)

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -19,6 +22,29 @@ def arguments(*words: str | Path) -> list[str]:
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return this process's environment, the checkout importable, and `extra`."""
     return os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(extra or {})
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def inside(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Said:
+    """Run `olm-data` in this process, from its entry point on: a second faster than a new one."""
+    from olm_data.cli import main
+
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["olm-data", *map(str, words)])
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    shown = capsys.readouterr()
+    return Said(int(ended.value.code or 0), shown.out, shown.err)
 
 
 def olm_data(
