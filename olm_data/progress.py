@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from olm_data.errors import printable
 from olm_data.pace import Window
 
 PLAIN_SECONDS = 10.0
@@ -120,7 +121,8 @@ class Progress:
             self._write(f"{self.label}: " + ", ".join([f"{self._most:.0%}", *pieces, *more]))
 
     def note(self, text: str) -> None:
-        """Show a line that stays."""
+        """Show a line that stays; what names files in it cannot forge another line."""
+        text = printable(text)
         if self._live is not None:
             self._live.console.print(text, markup=False, soft_wrap=True)
         elif self._events is not None:

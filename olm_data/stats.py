@@ -382,9 +382,9 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _counted(column: pa.Array) -> dict[str, int]:
     """Return how often each value comes, nulls left out; long values are cut."""
-    counts: dict[str, int] = {}
     text = column.cast(pa.string()) if not kinds.is_string(column.type) else column
     short = pc.utf8_slice_codeunits(text, 0, LONGEST_VALUE).drop_null()
-    for item in pc.value_counts(short):
-        counts[item["values"].as_py()] = item["counts"].as_py()
-    return counts
+    counts = pc.value_counts(short)
+    return dict(
+        zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -47,6 +46,7 @@ from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
 from olm_data.verify_deep import Deep, check_deep
 from olm_data.verify_sample import SamplePlan, check_shard_sample
 from olm_data.verify_shard import (
+    Meter,
     ShardResult,
     VerifyReport,
     check_shard,
@@ -59,10 +59,6 @@ SAMPLE_DOCUMENTS = 64
 SAMPLE_BYTES = 1 << 20  # longer documents are left out of the round trip
 
 
-Watch = Callable[[int, int], None]
-"""`watch(read, total)`: bytes of the token files of one dataset; called from many threads."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class How:
     """How much to look at.
@@ -71,13 +67,13 @@ class How:
         sample: share of the token blocks to read, or None for every byte.
         seed: which blocks.
         deep: what to compare with the original text, or None.
-        watch: told how far it is.
+        meter: counts the bytes read.
     """
 
-    sample: Fraction | None = None
-    seed: int = 0
-    deep: Deep | None = None
-    watch: Watch | None = None
+    sample: Fraction | None
+    seed: int
+    deep: Deep | None
+    meter: Meter
 
 
 def verify(
@@ -86,7 +82,7 @@ def verify(
     sample: Fraction | None = None,
     seed: int = 0,
     deep: Deep | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> VerifyReport:
     """Verify a dataset (folder or URL) or a mixture lock (a `.json` file).
 
@@ -94,7 +90,7 @@ def verify(
         sample: share of the token blocks to read, above 0 and below 1; None reads every byte.
         seed: which blocks a sample takes.
         deep: also compare with the original text, as it says.
-        watch: called with (bytes read, bytes in all) as work goes on.
+        watch: called with (bytes of tokens read, bytes in all), from many threads, one at a time.
 
     Raises:
         InputError: there is nothing of the kind at `target`.
@@ -102,10 +98,11 @@ def verify(
     """
     start = time.monotonic()
     report = VerifyReport(target, sample=None if sample is None else str(sample))
-    how = How(sample=sample, seed=seed, deep=deep, watch=watch)
+    how = How(sample=sample, seed=seed, deep=deep, meter=Meter(watch))
     if is_lock(target):
         _verify_lock(target, report, how)
     else:
+        how.meter.total = _planned(Store(dataset_root(target)), None, sample)
         _verify_dataset(dataset_root(target), report, how, top=True)
     report.seconds = time.monotonic() - start
     return report
@@ -126,8 +123,23 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
     except OlmError as error:
         report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
         return
+    how.meter.total = sum(_planned(item.store, item.digest, how.sample) for item in datasets)
     for dataset in datasets:
         _verify_dataset(dataset.store.root, report, how, top=False, digest=dataset.digest)
+
+
+def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:
+    """Return about how many bytes of tokens will be read, for showing how far it is."""
+    try:
+        manifest = read_manifest(store, digest)
+    except OlmError:
+        return 0  # the check itself says what is wrong
+    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    if sample is not None:
+        total = min(total, SamplePlan(manifest, sample, 0).bytes)
+    if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
+        total += _planned(store.child(VALIDATION), None, sample)
+    return total
 
 
 def _verify_dataset(
@@ -184,22 +196,15 @@ def _check_shards(
     """Check all shards, or a sample, on all cores; add the bytes read to the report."""
     total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
     plan = None if how.sample is None else SamplePlan(manifest, how.sample, how.seed)
-    asked = total if plan is None else min(total, plan.bytes)
-    lock, read, start = threading.Lock(), Counter[str](), time.monotonic()
-
-    def seen(count: int) -> None:
-        with lock:
-            read["bytes"] += count
-            if how.watch is not None:
-                how.watch(read["bytes"], asked)
+    before, start = how.meter.read, time.monotonic()
 
     def check(index: int) -> ShardResult:
         info = manifest.shards[index]
         if plan is None:
-            result = check_shard(store, manifest, info, seen)
+            result = check_shard(store, manifest, info, how.meter.seen)
         else:
             pieces, whole = plan.pieces[index], bool(plan.whole[index])
-            result = check_shard_sample(store, manifest, info, pieces, whole, seen)
+            result = check_shard_sample(store, manifest, info, pieces, whole, how.meter.seen)
         if result.record is not None:  # checksums of blocks are most of a record: not kept
             record = msgspec.structs.replace(result.record[0], blocks=Blocks(0, ""), units=[])
             result.record = (record, result.record[1])
@@ -207,16 +212,17 @@ def _check_shards(
 
     with ThreadPoolExecutor(_threads(store)) as pool:
         results = list(pool.map(check, range(len(manifest.shards))))
-    report.bytes_read += read["bytes"]
+    read = how.meter.read - before
+    report.bytes_read += read
     report.read_seconds += time.monotonic() - start
     if plan is not None:
-        report.unread_bytes += total - read["bytes"]
+        report.unread_bytes += total - read
         shards, whole = len(manifest.shards), int(plan.whole.sum())
         rest = ""
-        if whole < shards or read["bytes"] < total:
+        if whole < shards or read < total:
             rest = "; of the rest only presence and size were checked"
         report.notes.append(
-            f"a sample (seed {how.seed}) of {printable(store.root)}: read {read['bytes']:,} of "
+            f"a sample (seed {how.seed}) of {printable(store.root)}: read {read:,} of "
             f"{total:,} bytes of tokens, ends and document rows of {whole:,} of {shards:,} "
             f"shards{rest}"
         )

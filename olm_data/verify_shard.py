@@ -6,6 +6,7 @@ record, ends, tokens (streamed once: sha256, block checksums, ids, EOS), documen
 from __future__ import annotations
 
 import hashlib
+import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -101,6 +102,26 @@ class VerifyReport:
         """Note a disagreement unless `expected` equals `found`."""
         if expected != found:
             self.findings.append(Finding(file, field, str(expected), str(found)))
+
+
+class Meter:
+    """Bytes of token files read so far, of all that will be: over all datasets, from all threads.
+
+    Args:
+        watch: called with (read, total) after each piece, or None.
+    """
+
+    def __init__(self, watch: Callable[[int, int], None] | None = None) -> None:
+        self.read = self.total = 0
+        self._watch, self._lock = watch, threading.Lock()
+
+    def seen(self, count: int) -> None:
+        """Note that `count` more bytes were read."""
+        with self._lock:
+            self.read += count
+            self.total = max(self.total, self.read)
+            if self._watch is not None:
+                self._watch(self.read, self.total)
 
 
 @dataclass

@@ -45,8 +45,8 @@ def test_without_a_terminal_nothing_redraws_and_notes_are_lines() -> None:
     stream = io.StringIO()
     with Progress("verify", stream=stream, clock=Clock()) as progress:
         progress.update(0.5, "9 documents")
-        progress.note("a worker died [SIGKILL]")
-    assert stream.getvalue() == "a worker died [SIGKILL]\n"
+        progress.note("a worker died [SIGKILL] on a\n\x1b[2J.jsonl")
+    assert stream.getvalue() == r"a worker died [SIGKILL] on a\n\x1b[2J.jsonl" + "\n"
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_events_come_about_every_second_as_json_lines_and_nothing_else_is_writte
     lines = [json.loads(line) for line in events.getvalue().splitlines()]
     assert stream.getvalue() == ""
     assert lines[0] == {"event": "start", "shards": 3}
-    assert lines[-1] == {"event": "note", "text": "line\nbreak"}
+    assert lines[-1] == {"event": "note", "text": r"line\nbreak"}
     assert [line["documents"] for line in lines[1:-1]] == list(range(4, 41, 4))
     assert lines[4] == {
         "event": "progress",

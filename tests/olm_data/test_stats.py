@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -126,10 +127,8 @@ def test_duplicates_are_of_both_splits_counted_or_known_from_the_run(
     assert stats.duplicate_bytes == sum(len(text.encode()) for text in texts(30))
     manifest = json.loads((folder / "out" / "manifest.json").read_bytes())
     del manifest["tools"]
+    shutil.copytree(folder / "out", tmp_path, dirs_exist_ok=True)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    for path in (folder / "out").iterdir():
-        if path.name != "manifest.json":
-            (tmp_path / path.name).symlink_to(path)
     held = Dataset.open(str(folder / "out" / "validation")).documents
     copies = collect(str(tmp_path)).duplicates  # of this split alone
     assert 30 - held <= copies <= 30

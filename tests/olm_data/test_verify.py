@@ -235,3 +235,13 @@ def test_a_lock_is_verified_with_every_dataset_it_names(
     assert finding.field == "lock"
     with pytest.raises(InputError, match="no lock"):
         verify(str(tmp_path / "none.json"))
+
+
+def test_progress_counts_all_splits_and_datasets_as_one_and_ends_at_the_whole(
+    made: Path,
+) -> None:
+    seen: list[tuple[int, int]] = []
+    report = verify(str(made), watch=lambda read, total: seen.append((read, total)))
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {report.bytes_read}
+    assert seen[-1] == (report.bytes_read, report.bytes_read)
