@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from support.s3_proxy import Proxy
+    from support.slurm import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # so that tests can import tests/support as `support`
@@ -97,3 +98,45 @@ def proxy(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     with s3_proxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A real Slurm of two nodes on loopback (see support.slurm); skips where it cannot run."""
+    from support.slurm import serve_slurm, why_not
+
+    reason = why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with serve_slurm(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm(
+    slurm_cluster: Cluster, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Cluster]:
+    """The cluster, idle, with this process's environment pointing at it."""
+    for name, value in slurm_cluster.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(repository))
+    yield slurm_cluster
+    slurm_cluster.empty()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray for real, two CPUs, workers that can import the tests' support modules."""
+    ray = pytest.importorskip("ray", reason="Ray has no package for this Python")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", f"{REPOSITORY}:{REPOSITORY / 'tests'}")
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+        yield
+        ray.shutdown()

@@ -35,3 +35,17 @@ class DieOnce(Job):
 
     def describe(self, task: int) -> str:
         return str(self.job.describe(task))
+
+    def beside(self, worker: str) -> DieOnce:
+        return DieOnce(self.job.beside(worker), self.marks, self.deaths)
+
+    def finished(self, task: int) -> Any:
+        return self.job.finished(task)
+
+    @property
+    def output(self) -> str:
+        return str(self.job.output)
+
+    @property
+    def identity(self) -> str:
+        return str(self.job.identity)

@@ -59,6 +59,14 @@ class Cluster:
             ["slurmd", "-f", str(self.conf), "-N", node], env=self.environment(), check=True
         )
 
+    def live_nodes(self) -> list[str]:
+        """Return the names of the nodes that are not down."""
+        return [
+            line.split()[0]
+            for line in self.run("sinfo", "-hN", "-o", "%N %T").splitlines()
+            if "down" not in line
+        ]
+
     def kill_node(self, node: str) -> None:
         """Kill everything on a node, as a power cut does; the controller is told."""
         processes = _processes()
@@ -82,6 +90,17 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
+
+    def empty(self) -> None:
+        """Cancel all jobs, bring back all nodes, and wait until they are idle."""
+        self.run("scancel", "--me")
+        for node in NODES:
+            if not any("slurmd" in w[0] and node in w for _, w in _processes().values()):
+                self.start_node(node)
+        deadline = time.monotonic() + 60
+        while self.run("squeue", "-h") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.wait_idle()
 
     def wait_idle(self) -> None:
         """Wait until every node is ready for work."""
