@@ -60,7 +60,7 @@ class InputFile:
     Attributes:
         path: its name in manifests and messages, relative to the common root of the inputs or
             prefixed by the repository (`HuggingFaceFW/fineweb-edu/...`, `pylib:...`); digested.
-        url: where to read it (absolute local path, or fsspec URL without credentials); never
+        url: where to read it (absolute local path, or URL without credentials); never
             digested.
         bytes: size of the file as stored; 0 when it is not known before reading (format "hub").
         revision: opaque string that changes when the content may have changed (mtime and size, or

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 from support.command import arguments, environment, olm_data
+from support.markdown import code_blocks
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset import Dataset
@@ -164,3 +167,68 @@ def test_a_flipped_bit_on_s3_is_found_by_verify_and_at_first_read(
     assert not verify(f"{prefix}/out").ok
     with pytest.raises(Exception, match="have changed since they were written"):
         Dataset.open(f"{prefix}/out").read(0, 10)
+
+
+def test_the_how_to_page_runs_as_written_from_bucket_to_bucket(
+    source: Path,
+    prefix: str,
+    s3: dict[str, str],
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    repository: Path,
+) -> None:
+    put = fsspec.filesystem("s3", skip_instance_cache=True).put_file
+    put(str(source), f"{prefix}/text/a.jsonl")
+    (page,) = code_blocks(repository / "docs" / "how-to" / "s3.md", "bash")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "olm-data").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -m olm_data.cli "$@"\n'
+    )
+    (tmp_path / "bin" / "olm-data").chmod(0o755)
+    ran = subprocess.run(
+        ["bash", "-eu", "-c", page],
+        env=environment({"BUCKET": prefix, "TOKENIZER": str(tiny_tokenizer)})
+        | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    local = make_dataset([source], tiny_tokenizer, tmp_path / "local")
+    assert Dataset.open(f"{prefix}/tokens/web").digest == local.manifest.digest
+    assert "would delete 0 things" in ran.stdout
+    assert s3["secret"] not in ran.stdout + ran.stderr
+
+
+PUBLISH = """
+import hashlib, os, resource, sys
+from pathlib import Path
+from olm_data.store import Store
+store, path = Store(sys.argv[1]), Path(sys.argv[2])
+with open(path, "rb") as file:
+    sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+store.put("small", b"x")  # the client is loaded
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store.publish("large", path, sha256)
+read = hashlib.sha256()
+for piece in store.pieces("large", 8 << 20):
+    read.update(piece)
+assert read.hexdigest() == sha256
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_large_file_goes_up_in_parts_and_comes_back_without_being_in_memory(
+    prefix: str, s3: dict[str, str], tmp_path: Path
+) -> None:
+    path, size = tmp_path / "large", 96 << 20
+    with open(path, "wb") as file:
+        for block in range(6):
+            file.write(bytes([block]) * (size // 6))
+    command = [sys.executable, "-c", PUBLISH, prefix, str(path)]
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) * 1024 < size // 2
+    info = fsspec.filesystem("s3", skip_instance_cache=True).info(f"{prefix}/large")
+    assert (info["size"], info["ETag"].strip('"')[-2:]) == (size, "-6")  # six parts of 16 MiB
+    assert uploads(s3) == []
