@@ -11,8 +11,8 @@ within each run. Wall time is the median of --runs; MB/s is text (UTF-8 bytes of
 it. `start` is the wall time of a run over one short document a file: to compare peers measured at
 different --megabytes, take MB / (wall - start). Tokens leave out EOS and BOS. Memory is the
 largest of all runs: `mem` (anonymous and shared, shared pages once) and `rss`, see `measure`.
-`temp` is what a peer leaves in its temporary folder. `ids`: every document's ids against ours.
-x hf and x gigatoken: how many times faster ours is in this run (below 1: slower).
+`temp` is what a peer leaves in its temporary folder. `ids`: every document of the first run against
+ours. x hf, x giga: how many times faster ours is in this run (below 1: slower).
 
 Text is cut from --corpus, by default ../shared/data/corpora beside the checkout, else the Python
 standard library and package descriptions (which hold no many-language text); see `corpora`.
