@@ -47,6 +47,14 @@ _KERNELS = {
     ">=": pc.greater_equal,
 }
 
+_ARROW_TYPES = {
+    str: pa.large_string(),
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+}
+_EXACT = 1 << 53  # integers up to here are doubles too
+
 
 def matches(node: Node, columns: Mapping[str, Any], rows: int) -> np.ndarray:
     """Return bool [rows]: the expression is true.
@@ -68,11 +76,24 @@ def _mask(node: Node, columns: Mapping[str, Any], rows: int) -> pa.BooleanArray:
             result = join(result, _mask(part, columns, rows))
         return result
     column = columns.get(node.column)
-    if column is None:
-        column = pa.nulls(rows)
+    column = pa.nulls(rows) if column is None else _as_array(column)
     if isinstance(column, pa.Array):
         return _of_array(node, column)
     return pa.array([decide(node, value) for value in column], pa.bool_())
+
+
+def _as_array(values: Any) -> Any:
+    """Return JSON values of one kind as an Arrow array, exactly; others as they are."""
+    if isinstance(values, pa.Array):
+        return values
+    types = set(map(type, values)) - {type(None)}
+    if types == {int, float} and all(type(v) is not int or abs(v) <= _EXACT for v in values):
+        types = {float}
+    kind = _ARROW_TYPES.get(types.pop()) if len(types) == 1 else None
+    try:
+        return values if kind is None else pa.array(values, kind)
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):  # a number of more than 64 bits
+        return values
 
 
 def decide(leaf: Leaf, value: Any) -> Three:
