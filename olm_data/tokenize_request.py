@@ -129,7 +129,8 @@ class Request:
         options = self.source.options.to_json() | {"holdout": str(self.holdout)}
         if self.source.limit is not None:
             last = self.source.inputs[-1]
-            options |= {"limit": self.source.limit, "last": [last.path, last.until]}
+            end = [last.path, last.until, self.source.text_bytes]
+            options |= {"limit": self.source.limit, "last": end}
         if self.dedup:
             options |= {"dedup": "exact"}
         if self.shuffle is not None:

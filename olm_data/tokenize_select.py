@@ -9,14 +9,23 @@ of the plan and the work can be shared out. Nothing past the last document is pl
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 
 from olm_data.errors import InputError, UsageError
+from olm_data.manifest import PLAN
 from olm_data.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN
 from olm_data.sources import plan_units, read_units
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.selected import read_ids
+from olm_data.store import Store
+
+# of a plan: if they and the inputs are the same, so is the place where a limit is reached
+_SETTINGS = (
+    *("text_column", "id_column", "keep", "separator", "on_invalid"),
+    *("where", "exclude", "sample", "limit"),
+)
 
 
 def select_documents(
@@ -26,6 +35,7 @@ def select_documents(
     sample: Fraction | None = None,
     seed: int = 0,
     limit: int | None = None,
+    output: str | None = None,
 ) -> SourcePlan:
     """Return the source with the selection applied: where, exclude, sample, limit, in this order.
 
@@ -34,6 +44,7 @@ def select_documents(
         sample: share of the documents to draw, above 0 and below 1.
         seed: of the draw.
         limit: documents to take, counted after the rest of the selection.
+        output: where the dataset is to be; a plan there may tell where the limit is reached.
 
     Raises:
         UsageError: a share of 0.
@@ -61,7 +72,36 @@ def select_documents(
         source = replace(source, excluded=ids)
         options = replace(options, exclude=ids.sha256)
     source = replace(source, options=options)
-    return source if limit is None else limited(source, limit)
+    if limit is None:
+        return source
+    known = None if output is None else limited_before(source, limit, Store(output))
+    return known or limited(source, limit)
+
+
+def limited_before(source: SourcePlan, limit: int, store: Store) -> SourcePlan | None:
+    """Return the source that ends as the store's plan says; None if it is not of this request.
+
+    So a run that goes on, or finds its dataset complete, need not read the beginning again.
+    """
+    try:
+        plan = json.loads(store.read(PLAN))
+        settings, planned = plan["settings"], plan["inputs"]
+        path, until, text_bytes = settings["last"]
+        now = source.options.to_json() | {"limit": limit}
+        names = _SETTINGS if source.options.sample is None else (*_SETTINGS, "seed")
+        same = all(settings.get(name) == now.get(name) for name in names) and all(
+            [there[name] for name in ("path", "bytes", "revision")]
+            == [input.path, input.bytes, input.revision]
+            for there, input in zip(planned, source.inputs, strict=False)
+        )
+        last = source.inputs[len(planned) - 1]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+        return None  # there is none, or it is damaged, which is said when the run begins
+    whole = until is None and len(planned) != len(source.inputs)
+    if not same or not planned or whole or path != last.path:
+        return None
+    inputs = (*source.inputs[: len(planned) - 1], replace(last, until=until))
+    return replace(source, inputs=inputs, limit=limit, text_bytes=text_bytes)
 
 
 def limited(source: SourcePlan, limit: int) -> SourcePlan:

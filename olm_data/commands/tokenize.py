@@ -125,14 +125,16 @@ def tokenize(
         raise UsageError(
             "--seed has no effect without --sample or --shuffle-documents", where=f"--seed {seed}"
         )
+    spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
+    default = asked.default_output(source, spec)
     source = select_documents(
         source,
         exclude_ids=exclude_ids,
         sample=None if sample is None else asked.parse_share(sample, "--sample"),
         seed=seed or 0,
         limit=parse_count(limit) if limit else None,
+        output=output or default,
     )
-    spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
     request = asked.Request(
         source=source,
         tokenizer=spec,
@@ -143,8 +145,8 @@ def tokenize(
         shuffle=(seed or 0) if shuffle_documents else None,
     )
     if output is None:
-        output = asked.default_output(source, spec)
-    if tokenizer is None or output == asked.default_output(source, spec):
+        output = default
+    if tokenizer is None or output == default:
         click.echo(f"tokenizer {printable(spec.name)}, output {printable(output)}", err=True)
     if dry_run:
         plan = request.plan()

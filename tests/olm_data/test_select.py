@@ -256,7 +256,8 @@ def test_a_selection_gives_the_same_bytes_for_any_workers_and_verifies(
     assert manifest.dropped["excluded"] == 2
     last = int(wanted[-1][1:])
     assert manifest.totals.documents_in == last + 1
-    assert manifest.options["last"] == ["1.jsonl.gz" if last >= 45 else "0.jsonl.gz", last % 45]
+    path = "1.jsonl.gz" if last >= 45 else "0.jsonl.gz"
+    assert manifest.options["last"][:2] == [path, last % 45]
     assert verify(str(tmp_path / "0")).ok
 
 
@@ -289,6 +290,53 @@ def test_a_limit_gives_the_same_dataset_whatever_follows(
     two = make_dataset(sources["jsonl"], tiny_tokenizer, tmp_path / "b", limit=20)
     assert one.manifest.digest == two.manifest.digest
     assert one.manifest.totals.documents == 20
+
+
+@pytest.mark.parametrize("limit", [30, 300])
+def test_a_rerun_takes_the_end_from_the_plan_and_reads_nothing(
+    limit: int,
+    sources: dict[str, list[Path]],
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out, before = tmp_path / "out", {"limit": limit, "where": "n > 2", "sample": "1/2", "seed": 1}
+    made = make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
+
+    def read_again(*_: Any) -> None:
+        raise AssertionError("the inputs were read again")
+
+    monkeypatch.setattr("olm_data.tokenize_select.limited", read_again)
+    again = make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
+    assert again.already_complete
+    assert again.manifest == made.manifest
+    for changed in ({"limit": limit + 1}, {"where": "n > 3"}, {"sample": "1/3"}, {"seed": 2}):
+        with pytest.raises(AssertionError, match="read again"):
+            make_dataset(sources["jsonl"], tiny_tokenizer, out, **before | changed)
+    for inputs in (sources["jsonl"][::-1], sources["gz"]):
+        with pytest.raises(AssertionError, match="read again"):
+            make_dataset(inputs, tiny_tokenizer, out, **before)
+    (out / "plan.json").write_bytes(b'{"settings": {"last": 3}, "inputs": []}')
+    with pytest.raises(AssertionError, match="read again"):
+        make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
+
+
+@pytest.mark.parametrize("separator", [None, "blank-lines"])
+def test_text_files_end_at_a_limit_too(separator: str | None, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {k}" for k in range(4)))
+    source = resolve_source([str(tmp_path)], separator=separator)
+    documents = {None: 2, "blank-lines": 8}[separator]
+    for limit in range(1, documents + 2):
+        chosen = select_documents(source, limit=limit)
+        units = [
+            unit
+            for index, input in enumerate(chosen.inputs)
+            for unit in plan_units(index, input, chosen.options, 1 << 20)
+        ]
+        read = list(read_units(chosen.inputs, units, chosen.options))
+        assert sum(batch.documents for batch in read) == min(limit, documents)
+        assert sum(batch.rows_in for batch in read) == min(limit, documents)
 
 
 def test_ids_of_text_files_are_their_paths(tiny_tokenizer: Path, tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ def write_jsonl(path: Path, documents: Iterable[str | bytes]) -> Path:
     return path
 
 
-def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) -> Request:
+def make_request(
+    inputs: Sequence[Path | str], tokenizer: Path, output: str | None = None, **options: Any
+) -> Request:
     """Return a request; options are those of `Request`, of reading, of selecting, and eos/bos."""
     reading = {
         name: options.pop(name)
@@ -62,7 +64,9 @@ def make_request(inputs: Sequence[Path | str], tokenizer: Path, **options: Any) 
     }
     if "sample" in chosen:
         chosen["sample"] = Fraction(chosen["sample"])
-    source = select_documents(resolve_source([str(item) for item in inputs], **reading), **chosen)
+    source = select_documents(
+        resolve_source([str(item) for item in inputs], **reading), output=output, **chosen
+    )
     if "holdout" in options:
         options["holdout"] = Fraction(options["holdout"])
     return Request(source=source, tokenizer=spec, **options)
@@ -83,7 +87,7 @@ def make_dataset(
 ) -> Summary:
     """Tokenise `inputs` into `output`, in this process unless a runner is given."""
     return tokenize(
-        make_request(inputs, tokenizer, **options),
+        make_request(inputs, tokenizer, str(output), **options),
         str(output),
         encoder=encoder,
         runner=runner or InlineRunner(),
