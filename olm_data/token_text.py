@@ -13,8 +13,10 @@ import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import pyarrow as pa
 
 from olm_data.tokenizer import TokenizerSpec
 
@@ -40,13 +42,16 @@ class TokenBytes:
         Returns:
             uint8 [n], and int64 [t] cumulative ends.
         """
-        at = ids.astype(np.int64)
-        first = self.offsets[at]
-        lengths = self.offsets[at + 1] - first
-        ends = np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        take = np.repeat(first - ends + lengths, lengths) + np.arange(total)
-        return self.data[take], ends
+        joined = self._values.take(pa.array(ids))
+        _, offsets, data = joined.buffers()
+        ends = np.frombuffer(offsets, np.int64)[1 : len(ids) + 1]
+        size = int(ends[-1]) if len(ends) else 0
+        return np.frombuffer(data or b"", np.uint8)[:size], ends
+
+    @cached_property
+    def _values(self) -> pa.LargeBinaryArray:
+        buffers = [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
+        return pa.Array.from_buffers(pa.large_binary(), len(self.offsets) - 1, buffers)
 
     def without(self, ids: Sequence[int]) -> TokenBytes:
         """Return the table with no bytes for some ids."""
