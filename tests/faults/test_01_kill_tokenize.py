@@ -94,3 +94,11 @@ def test_01_the_command_itself_killed_again_and_again_ends_in_identical_bytes(
     assert last.returncode == 0, last.stderr
     assert killed > 0
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_01_an_addition_with_dedup_killed_at_disk_operations_leaves_the_old_or_the_new_version(
+    tiny_tokenizer: Path, tmp_path: Path, repository: Path
+) -> None:
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "add", "7", '{"dedup": true}')
+    assert [line for line in seen if line[1] is not None] == []
+    assert len(seen) > 15

@@ -24,6 +24,7 @@ def add_to(
     log: io.StringIO | None = None,
     shard_tokens: int | None = 500,
     allow_duplicates: bool = False,
+    max_bad: str = "0.1%",
     **reading: Any,
 ) -> Summary:
     """Add inputs in this process."""
@@ -35,7 +36,7 @@ def add_to(
         shard_tokens=shard_tokens,
         encoder="hf",
         runner=runner or InlineRunner(),
-        budget=parse_budget("0.1%"),
+        budget=parse_budget(max_bad),
         progress=Progress("add", stream=log or io.StringIO()),
         allow_duplicates=allow_duplicates,
     )

@@ -1,8 +1,9 @@
 """Kills a tokenise run at every operation, and at random times, and finishes it by a rerun.
 
-usage: kill_loop.py FOLDER TOKENIZER (every | random SEED COUNT) [OPTIONS]
+usage: kill_loop.py FOLDER TOKENIZER (every | add STRIDE | random SEED COUNT) [OPTIONS]
 
-FOLDER holds the inputs `*.jsonl`; OPTIONS are more of `make_dataset`, as JSON. Everything is
+FOLDER holds the inputs `*.jsonl`; `add` tokenises the first and kills the addition of the others,
+at every STRIDE-th operation. OPTIONS are more of `make_dataset`, as JSON. Everything is
 imported once; each attempt is a fork of this process, which runs no thread. Prints a line of JSON a
 kill: the operation, and what differs from an undisturbed run after the rerun (null: nothing). This
 is a program so that pytest is never forked.
@@ -23,6 +24,7 @@ from typing import Any
 
 import pyarrow as pa
 import tokenizers
+from support.adding import add_to
 from support.faulty_disk import faults, kill
 from support.tokenizing import digests, make_dataset
 
@@ -46,17 +48,24 @@ class Loop:
     def __init__(self, folder: Path, tokenizer: Path, options: dict[str, Any]) -> None:
         self.folder, self.tokenizer, self.options = folder, tokenizer, options
         self.inputs = sorted(folder.glob("*.jsonl"))
+        self.begin()
         start = time.monotonic()
         assert forked(self.finish) == 0
         self.seconds = time.monotonic() - start
         self.whole = digests(folder / "out")
         shutil.rmtree(folder / "out")
 
+    def begin(self) -> None:
+        """Make the output what it is before a run: nothing."""
+
     def run(self) -> None:
+        self.make(self.inputs, self.folder / "out")
+
+    def make(self, inputs: list[Path], output: Path) -> None:
         make_dataset(
-            self.inputs,
+            inputs,
             self.tokenizer,
-            self.folder / "out",
+            output,
             shard_tokens=500,
             holdout="1/4",
             id_column="id",
@@ -69,10 +78,14 @@ class Loop:
         with faults(-1, kill):
             self.run()
 
+    def torn(self) -> bool:
+        """Whether a killed run left a dataset that is not the whole one."""
+        listed = (self.folder / "out" / "manifest.json").exists()
+        return listed and self.whole != visible(self.folder / "out")
+
     def check(self, what: str) -> None:
         """Rerun after a kill, compare with the undisturbed run, say so."""
-        listed = (self.folder / "out" / "manifest.json").exists()
-        torn = listed and self.whole != visible(self.folder / "out")
+        torn = self.torn()
         if forked(self.finish) != 0:
             print(json.dumps([what, "the rerun failed"]))
             return
@@ -85,10 +98,11 @@ class Loop:
         print(json.dumps([what, different or ("listed while unfinished" if torn else None)]))
         shutil.rmtree(self.folder / "out")
 
-    def every(self) -> None:
-        """Kill at operation 0, 1, 2, ... until a run gets through."""
+    def every(self, stride: int = 1) -> None:
+        """Kill at operation 0, 1, 2, ... (or in greater strides) until a run gets through."""
         at = 0
         while True:
+            self.begin()
             log = self.folder / "log"
 
             def attempt(at: int = at, log: Path = log) -> None:
@@ -104,12 +118,13 @@ class Loop:
                 assert os.WEXITSTATUS(status) == 0
                 return
             self.check(f"{at}: {log.read_text()}")
-            at += 1
+            at += stride
 
     def random(self, seed: int, count: int) -> None:
         """Kill at random times of the run, from outside."""
         moments = random.Random(seed)
         for _ in range(count):
+            self.begin()
             after = moments.uniform(0, self.seconds)
             pid = os.fork()
             if pid == 0:
@@ -126,22 +141,51 @@ class Loop:
             self.check(f"after {after:.4f} s")
 
 
+class AddLoop(Loop):
+    """Attempts to add all inputs but the first to a dataset of the first."""
+
+    def __init__(self, folder: Path, tokenizer: Path, options: dict[str, Any]) -> None:
+        self.base = folder / "base"
+        first = sorted(folder.glob("*.jsonl"))[:1]
+        self.tokenizer, self.options = tokenizer, options
+        assert forked(lambda: self.make(first, self.base)) == 0
+        self.before = digests(self.base)
+        super().__init__(folder, tokenizer, options)
+
+    def begin(self) -> None:
+        shutil.copytree(self.base, self.folder / "out")
+
+    def run(self) -> None:
+        add_to(self.folder / "out", *self.inputs[1:], max_bad="100%")
+
+    def torn(self) -> bool:
+        """Whether it is neither the old version, byte for byte, nor the new one."""
+        found = visible(self.folder / "out")
+        replaced = ("manifest.json", "validation/manifest.json", "job.json")
+        kept = {name: value for name, value in self.before.items() if name not in replaced}
+        return not kept.items() <= found.items() or not all(
+            found[name] in (self.before[name], self.whole[name]) for name in replaced[:2]
+        )
+
+
 def visible(folder: Path) -> dict[str, str]:
-    """Return the digests of what a killed run left, its lock and staging folders left out."""
+    """Return the digests of what a killed run left, but of its lock and its own scratch folders."""
     return {
         name: value
         for name, value in digests(folder).items()
-        if not name.startswith(".") and "/." not in name
+        if not name.startswith((".", "dedup/")) and "/." not in name
     }
 
 
 if __name__ == "__main__":
     assert tokenizers.Tokenizer is not None  # imported here, and below pandas, not in each fork
     pa.array([0])
-    mode = 4 if sys.argv[3] == "every" else 6
-    more = json.loads(sys.argv[mode]) if len(sys.argv) > mode else {}
-    loop = Loop(Path(sys.argv[1]), Path(sys.argv[2]), more)
-    if sys.argv[3] == "every":
-        loop.every()
+    mode, *numbers = sys.argv[3:]
+    count = {"every": 0, "add": 1, "random": 2}[mode]
+    more = json.loads(numbers[count]) if len(numbers) > count else {}
+    kind = AddLoop if mode == "add" else Loop
+    loop = kind(Path(sys.argv[1]), Path(sys.argv[2]), more)
+    if mode == "random":
+        loop.random(*map(int, numbers[:2]))
     else:
-        loop.random(int(sys.argv[4]), int(sys.argv[5]))
+        loop.every(*map(int, numbers[:count]))
