@@ -42,6 +42,7 @@ from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions, Unit
 from olm_data.sources.buffers import choose
+from olm_data.sources.values import numbers
 from olm_data.tokenizer import TokenizerSpec
 
 BATCHES_AHEAD = 2
@@ -231,7 +232,7 @@ class Pipeline:
             )
             rows = batch.rows
             if not chosen.all():
-                rows = rows.take(_column(np.flatnonzero(chosen), pa.int64()))
+                rows = rows.take(numbers(np.flatnonzero(chosen), pa.int64()))
             writer.append(ids, offsets, rows)
             total += len(ids)
         return total
@@ -360,19 +361,12 @@ def document_rows(
     ids = batch.ids if batch.ids is not None else pa.nulls(batch.documents, pa.string())
     columns = [
         ids.cast(pa.string()),
-        _column(batch.inputs, pa.int32()),
-        _column(batch.positions, pa.int64()),
-        _column(batch.text_bytes, pa.int64()),
-        _column(hashes, pa.uint64()),
+        numbers(batch.inputs, pa.int32()),
+        numbers(batch.positions, pa.int64()),
+        numbers(batch.text_bytes, pa.int64()),
+        numbers(hashes, pa.uint64()),
     ]
     if keep is not None:
         assert batch.keep is not None
         columns += batch.keep.columns
     return pa.RecordBatch.from_arrays(columns, schema=docs_schema(keep))
-
-
-def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return an Arrow array of the values; `pa.array` of an ndarray would import pandas first."""
-    assert values.dtype == kind.to_pandas_dtype()
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [None, buffer])

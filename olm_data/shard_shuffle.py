@@ -67,10 +67,12 @@ def shuffle_rows(path: Path, order: np.ndarray, row_group: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from olm_data.sources.values import numbers
+
     table = pq.read_table(path, use_threads=False).combine_chunks()
     fresh = path.with_suffix(".shuffled")
     with pq.ParquetWriter(fresh, table.schema, compression="zstd", compression_level=1) as writer:
         for low in range(0, len(order), row_group):
-            part = pa.array(order[low : low + row_group])
+            part = numbers(order[low : low + row_group], pa.int64())
             writer.write_table(table.take(part), row_group_size=row_group)
     os.replace(fresh, path)

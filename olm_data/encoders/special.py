@@ -17,6 +17,8 @@ import numpy as np
 from olm_data.errors import ValidationError
 from olm_data.tokenizer import TokenizerSpec
 
+SCAN_BYTES = 1 << 17  # looked at at once: with its masks it stays in the processor's cache
+
 
 class Scanner:
     """Finds the strings that spell special tokens in a buffer of documents."""
@@ -39,12 +41,11 @@ class Scanner:
             data: uint8[n], UTF-8 of the documents, concatenated.
             offsets: int64[d + 1], rising from 0 to n.
         """
-        text = data.tobytes()
         found: list[tuple[int, str]] = []
         for prefix, pattern in self._groups:
-            if prefix not in text:
+            if not _occurs(prefix, data):
                 continue
-            place = 0
+            text, place = data.tobytes(), 0
             while match := pattern.search(text, place):
                 document = int(np.searchsorted(offsets, match.start(), side="right")) - 1
                 stop = int(offsets[document + 1])
@@ -56,6 +57,18 @@ class Scanner:
                     found.append((document, match.group().decode()))
                 place = match.end() if match else stop
         return found
+
+
+def _occurs(prefix: bytes, data: np.ndarray) -> bool:
+    """Whether one or two bytes occur in uint8[n]; several times as fast as `in` on bytes."""
+    for start in range(0, len(data), SCAN_BYTES):
+        part = data[start : start + SCAN_BYTES + 1]  # one more: a pair may lie across
+        found = part == prefix[0]
+        if len(prefix) == 2:
+            found = found[:-1] & (part[1:] == prefix[1])
+        if found.any():
+            return True
+    return False
 
 
 def special_ids(tokenizer: TokenizerSpec) -> np.ndarray:

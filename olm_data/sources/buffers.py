@@ -9,7 +9,6 @@ character outside ASCII that may be white space.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.account import unaccounted
-from olm_data.errors import InputError, printable
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions
+from olm_data.errors import InputError
+from olm_data.sources import values
+from olm_data.sources.base import DocumentBatch, Drop, OnInvalid
 from olm_data.sources.limits import MAX_BATCH_BYTES
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
@@ -58,7 +58,7 @@ def from_column(
     Raises:
         InputError: the column holds something else than text.
     """
-    if len(column) > 1 and _decoded_bytes(column) > MAX_BATCH_BYTES:
+    if len(column) > 1 and values.decoded_bytes(column) > MAX_BATCH_BYTES:
         half = len(column) // 2
         for part, left_out in ((slice(0, half), filtered), (slice(half, None), 0)):
             yield from from_column(
@@ -228,119 +228,6 @@ def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[Docume
         yield _joined(waiting)
 
 
-def as_ids(column: pa.Array, where: str) -> pa.Array:
-    """Return a column of ids as strings: numbers are spelled out, null stays null.
-
-    Raises:
-        InputError: the column is a list or struct, or holds broken text.
-    """
-    return _cast(column, "string", where, "id")
-
-
-def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
-    """Return a kept column as the Arrow type that `kind` names; see `KEEP_TYPES`.
-
-    Raises:
-        InputError: a value does not fit the type.
-    """
-    return _cast(column, kind, where, name)
-
-
-def kind_of(kind: pa.DataType) -> str:
-    """Return the kept type (a key of `KEEP_TYPES`) that holds values of an Arrow type."""
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if pa.types.is_integer(kind) and kind != pa.uint64():
-        return "int64"
-    if pa.types.is_floating(kind):
-        return "double"
-    return "string"
-
-
-def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
-    """Return JSON values as a kept column; a value that is no string is kept as its JSON text.
-
-    Raises:
-        InputError: a value does not fit the type.
-    """
-    if kind == "string":
-        values = [_spelled(value) for value in values]
-    return _cast(_array(values, kind, name, where), kind, where, name)
-
-
-def batch_of(input: InputFile, options: ReadOptions, columns: list[pa.Array]) -> pa.RecordBatch:
-    """Return the kept columns as a record batch of `options.keep_schema`."""
-    schema = options.keep_schema
-    assert schema is not None, f"nothing is kept of {input.path}"
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
-    from olm_data.sources.base import KEEP_TYPES
-
-    try:
-        return pa.array(values, KEEP_TYPES[kind])
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise _no_fit(name, kind, where, error) from error
-
-
-def _spelled(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
-    from olm_data.sources.base import KEEP_TYPES
-
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if _decoded_bytes(column) > MAX_BATCH_BYTES:
-        raise InputError(
-            f"the column {name!r} unpacks to too much: it may be a bomb",
-            where=where,
-            fix="leave the column out (--keep, --id-column)",
-        )
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    try:
-        if kind == "string" and pa.types.is_nested(column.type):
-            return pa.array([_spelled(value) for value in column.to_pylist()], pa.string())
-        result = column if column.type == KEEP_TYPES[kind] else column.cast(KEEP_TYPES[kind])
-        if kind == "string":
-            result.validate(full=True)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
-        raise _no_fit(name, kind, where, error) from error
-    return result
-
-
-def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
-    return InputError(
-        f"a value of the column {name!r} does not fit its type {kind}",
-        where=where,
-        why=printable(str(error).splitlines()[0][:200]),
-        fix="keep or take another column (--keep, --id-column)",
-    )
-
-
-def _decoded_bytes(column: pa.Array) -> int:
-    """Return the bytes a dictionary column of text becomes when it is decoded; 0 for others."""
-    if not isinstance(column, pa.DictionaryArray) or not _is_text(column.type.value_type):
-        return 0
-    lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
-    return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_large_binary(kind)
-        or kind in (pa.string_view(), pa.binary_view())
-    )
-
-
 def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -349,7 +236,7 @@ def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.large_binary())
-    if not _is_text(kind):
+    if not values.is_text(kind):
         raise InputError(
             f"the text column is of type {kind}, not text", where=where, fix="see --text-column"
         )
@@ -375,7 +262,7 @@ def _large_binary(data: np.ndarray, offsets: np.ndarray, kind: Any = None) -> pa
 def _filtered(
     mask: np.ndarray, text: pa.Array, ids: pa.Array | None, keep: pa.RecordBatch | None
 ) -> tuple[pa.Array, pa.Array | None, pa.RecordBatch | None]:
-    chosen = pa.array(mask)
+    chosen = values.mask(mask)
     return (
         pc.filter(text, chosen),
         None if ids is None else pc.filter(ids, chosen),

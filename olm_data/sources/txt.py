@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.buffers import batch_of, from_buffers
+from olm_data.sources.buffers import from_buffers
 from olm_data.sources.files import codec_of, open_stream
 from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
 from olm_data.sources.limits import check_record
+from olm_data.sources.values import batch_of, strings
 
 BLANK_LINES = "blank-lines"
 _BOM = b"\xef\xbb\xbf"
@@ -57,7 +58,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
             ids = keep = None
             if options.separator is None:
-                ids = pa.array([input.path.removeprefix("pylib:")], pa.string())
+                ids = strings([input.path.removeprefix("pylib:")])
             if options.keep:
                 kept = [pa.nulls(len(texts), field.type) for field in options.keep_schema or []]
                 keep = batch_of(input, options, kept)

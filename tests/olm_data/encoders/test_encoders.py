@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from olm_data.encoders import TextEncoder, choose_encoder, make_encoder
 from olm_data.encoders.parity import adversarial, concatenate
-from olm_data.encoders.special import Scanner
+from olm_data.encoders.special import SCAN_BYTES, Scanner
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
@@ -113,6 +113,15 @@ def test_hits_are_what_searching_each_document_finds(texts: list[str], tokens: s
         for k, text in enumerate(texts):
             wanted += [(k, hit) for hit in re.findall(pattern, text)]
     assert sorted(found) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    "place", [0, 1, SCAN_BYTES - 2, SCAN_BYTES - 1, SCAN_BYTES, 3 * SCAN_BYTES]
+)
+@pytest.mark.parametrize("token", ["<|x|>", "\u00a0", "~"])
+def test_a_special_token_is_found_wherever_it_lies(token: str, place: int) -> None:
+    text = b"<" * place + token.encode() + b"|" * (2 * SCAN_BYTES - 1)
+    assert Scanner([token]).hits(*concatenate([text])) == [(0, token)]
 
 
 def test_an_encoder_that_lets_a_special_id_through_is_stopped(spec: TokenizerSpec) -> None:

@@ -1,0 +1,154 @@
+"""Values beside the text, as Arrow columns: ids, kept columns, masks.
+
+    JSON values | Arrow column  ->  strings, kinds of `KEEP_TYPES`  ->  Arrow arrays
+
+`pa.array` of a list or an ndarray imports pandas first, wherever that is installed, which takes
+longer than a small run; so text, masks and numbers in NumPy arrays go another way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from olm_data.errors import InputError, printable
+from olm_data.sources.base import KEEP_TYPES, InputFile, ReadOptions
+from olm_data.sources.limits import MAX_BATCH_BYTES
+
+
+def strings(values: Iterable[str | None]) -> pa.StringArray:
+    """Return strings as an Arrow array; None is null.
+
+    Raises:
+        UnicodeEncodeError: one holds a lone surrogate.
+    """
+    builder = pa.lib.StringBuilder()
+    builder.append_values(values)
+    return builder.finish()
+
+
+def mask(chosen: np.ndarray) -> pa.BooleanArray:
+    """Return bool[n] as an Arrow array."""
+    bits = pa.py_buffer(np.packbits(chosen, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, bits])
+
+
+def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Return numbers as an Arrow array of the same type; the memory is shared."""
+    assert values.dtype == kind.to_pandas_dtype()
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
+
+
+def as_ids(column: pa.Array, where: str) -> pa.Array:
+    """Return a column of ids as strings: numbers are spelled out, null stays null.
+
+    Raises:
+        InputError: the column is a list or struct, or holds broken text.
+    """
+    return _cast(column, "string", where, "id")
+
+
+def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
+    """Return a kept column as the Arrow type that `kind` names; see `KEEP_TYPES`.
+
+    Raises:
+        InputError: a value does not fit the type.
+    """
+    return _cast(column, kind, where, name)
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Return the kept type (a key of `KEEP_TYPES`) that holds values of an Arrow type."""
+    if pa.types.is_boolean(kind):
+        return "bool"
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        return "int64"
+    if pa.types.is_floating(kind):
+        return "double"
+    return "string"
+
+
+def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
+    """Return JSON values as a kept column; a value that is no string is kept as its JSON text.
+
+    Raises:
+        InputError: a value does not fit the type.
+    """
+    if kind == "string":
+        values = [_spelled(value) for value in values]
+    return _cast(_array(values, kind, name, where), kind, where, name)
+
+
+def batch_of(input: InputFile, options: ReadOptions, columns: list[pa.Array]) -> pa.RecordBatch:
+    """Return the kept columns as a record batch of `options.keep_schema`."""
+    schema = options.keep_schema
+    assert schema is not None, f"nothing is kept of {input.path}"
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
+    try:
+        return strings(values) if kind == "string" else pa.array(values, KEEP_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        raise _no_fit(name, kind, where, error) from error
+
+
+def _spelled(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if decoded_bytes(column) > MAX_BATCH_BYTES:
+        raise InputError(
+            f"the column {name!r} unpacks to too much: it may be a bomb",
+            where=where,
+            fix="leave the column out (--keep, --id-column)",
+        )
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        if kind == "string" and pa.types.is_nested(column.type):
+            return strings([_spelled(value) for value in column.to_pylist()])
+        result = column if column.type == KEEP_TYPES[kind] else column.cast(KEEP_TYPES[kind])
+        if kind == "string":
+            result.validate(full=True)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+        raise _no_fit(name, kind, where, error) from error
+    return result
+
+
+def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
+    return InputError(
+        f"a value of the column {name!r} does not fit its type {kind}",
+        where=where,
+        why=printable(str(error).splitlines()[0][:200]),
+        fix="keep or take another column (--keep, --id-column)",
+    )
+
+
+def decoded_bytes(column: pa.Array) -> int:
+    """Return the bytes a dictionary column of text becomes when it is decoded; 0 for others."""
+    if not isinstance(column, pa.DictionaryArray) or not is_text(column.type.value_type):
+        return 0
+    lengths = pc.take(pc.binary_length(column.dictionary), column.indices)
+    return int(pc.sum(pc.cast(lengths, pa.int64())).as_py() or 0)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or kind in (pa.string_view(), pa.binary_view())
+    )
