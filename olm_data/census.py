@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olm_data.arrow_values import as_numpy
 from olm_data.duplicates import fingerprints, later_copies
 from olm_data.errors import ValidationError
 from olm_data.shard import DOCS
@@ -125,4 +126,4 @@ def _columns(shard: tuple[Store, str]) -> dict[str, np.ndarray]:
             where=url,
             fix="restore the file from a copy, or tokenise its inputs again into a new output",
         ) from error
-    return {column: table[column].to_numpy() for column in _COLUMNS}
+    return {column: as_numpy(table[column]) for column in _COLUMNS}

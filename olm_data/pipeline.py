@@ -31,6 +31,7 @@ from olm_data.account import (
     invalid_text,
     unaccounted,
 )
+from olm_data.arrow_values import numbers
 from olm_data.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.encoders import TextEncoder
 from olm_data.errors import InputError
@@ -42,7 +43,6 @@ from olm_data.shard import ShardWriter, docs_schema
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, ReadOptions, Unit
 from olm_data.sources.buffers import choose
-from olm_data.sources.values import numbers
 from olm_data.tokenizer import TokenizerSpec
 
 BATCHES_AHEAD = 2
@@ -199,7 +199,10 @@ class Pipeline:
             return f"{source.path}, {source.position} {int(batch.positions[k])}"
 
         ids, offsets, hits = np.empty(0, np.uint32), np.zeros(1, np.int64), 0
-        rows = pa.RecordBatch.from_pylist([], schema=docs_schema(self.read.keep_schema))
+        schema = docs_schema(self.read.keep_schema)
+        rows = pa.RecordBatch.from_arrays(
+            [pa.nulls(0, kind) for kind in schema.types], schema=schema
+        )
         if batch.documents:  # else it is here for what was dropped
             ids, offsets, hits = self.encoder.encode(batch.data, batch.offsets, place)
             rows = document_rows(batch, hashed.hashes, self.read.keep_schema)

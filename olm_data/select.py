@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 import pyarrow as pa
 
+from olm_data.arrow_values import as_numpy
 from olm_data.canonical import canonical_json
 from olm_data.digests import document_digests
 from olm_data.order import mix64
@@ -110,7 +111,7 @@ class IdSet:
         Args:
             ids: string array [d].
         """
-        known = np.asarray(ids.is_valid())
+        known = as_numpy(ids.is_valid())
         text = ids.drop_null().cast(pa.large_binary())
         _, offsets, data = text.buffers()
         at = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]

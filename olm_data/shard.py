@@ -181,6 +181,8 @@ class ShardWriter:
         Raises:
             ValidationError: an id is outside the vocabulary or a document is empty.
         """
+        from olm_data.arrow_values import as_numpy
+
         documents = len(offsets) - 1
         assert docs.num_rows == documents
         if documents == 0:
@@ -205,7 +207,7 @@ class ShardWriter:
         self._ends.append((offsets[1:] - offsets[0] + self._tokens).astype(np.uint64))
         self._tokens += len(body)
         self._documents += documents
-        self._text_bytes += int(docs.column("text_bytes").to_numpy().sum())
+        self._text_bytes += int(as_numpy(docs.column("text_bytes")).sum())
         self._max_token_id = max(self._max_token_id, largest)
 
     def commit(

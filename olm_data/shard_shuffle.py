@@ -67,7 +67,7 @@ def shuffle_rows(path: Path, order: np.ndarray, row_group: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from olm_data.sources.values import numbers
+    from olm_data.arrow_values import numbers
 
     table = pq.read_table(path, use_threads=False).combine_chunks()
     fresh = path.with_suffix(".shuffled")

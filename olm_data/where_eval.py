@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data.arrow_values import as_numpy
 from olm_data.errors import InputError, printable
 from olm_data.where import (
     OPERATORS,
@@ -63,7 +64,7 @@ def matches(node: Node, columns: Mapping[str, Any], rows: int) -> np.ndarray:
         columns: by name, each of `rows` values: an Arrow array, or a list of JSON values. A column
             that is not there is null.
     """
-    return np.asarray(pc.fill_null(_mask(node, columns, rows), False))
+    return as_numpy(pc.fill_null(_mask(node, columns, rows), False))
 
 
 def _mask(node: Node, columns: Mapping[str, Any], rows: int) -> pa.BooleanArray:

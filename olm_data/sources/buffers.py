@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.account import unaccounted
+from olm_data.arrow_values import as_mask, as_numpy
 from olm_data.errors import InputError
 from olm_data.sources import values
 from olm_data.sources.base import DocumentBatch, Drop, OnInvalid
@@ -74,7 +75,7 @@ def from_column(
             )
         return
     text = _as_large_binary(column, where)
-    present = np.asarray(text.is_valid())
+    present = as_numpy(text.is_valid())
     drops = [Drop("no_text", input_index, int(p), "the text is null") for p in positions[~present]]
     rows_in = len(text) + filtered
     if drops:
@@ -262,7 +263,7 @@ def _large_binary(data: np.ndarray, offsets: np.ndarray, kind: Any = None) -> pa
 def _filtered(
     mask: np.ndarray, text: pa.Array, ids: pa.Array | None, keep: pa.RecordBatch | None
 ) -> tuple[pa.Array, pa.Array | None, pa.RecordBatch | None]:
-    chosen = values.mask(mask)
+    chosen = as_mask(mask)
     return (
         pc.filter(text, chosen),
         None if ids is None else pc.filter(ids, chosen),

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
+from olm_data.arrow_values import as_mask
 from olm_data.errors import InputError, printable, suggest
 from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
 from olm_data.sources.buffers import from_column
-from olm_data.sources.values import as_ids, as_kept, batch_of, mask
+from olm_data.sources.values import as_ids, as_kept, batch_of
 from olm_data.where import columns
 from olm_data.where_eval import check_types, matches
 
@@ -56,7 +57,7 @@ def table_batches(
         chosen = chosen_rows(table, options) if chosen is None else chosen
         filtered = len(chosen) - int(chosen.sum())
     if chosen is not None and filtered:
-        table, positions = table.filter(mask(chosen)), positions[chosen]
+        table, positions = table.filter(as_mask(chosen)), positions[chosen]
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         return table.column(name) if name in names else pa.nulls(len(table), kind)

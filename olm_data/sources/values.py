@@ -1,48 +1,20 @@
-"""Values beside the text, as Arrow columns: ids, kept columns, masks.
+"""Values beside the text, as Arrow columns: ids and kept columns.
 
-    JSON values | Arrow column  ->  strings, kinds of `KEEP_TYPES`  ->  Arrow arrays
-
-`pa.array` of a list or an ndarray imports pandas first, wherever that is installed, which takes
-longer than a small run; so text, masks and numbers in NumPy arrays go another way.
+JSON values | Arrow column  ->  the kinds of `KEEP_TYPES`  ->  Arrow arrays
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data.arrow_values import strings
 from olm_data.errors import InputError, printable
 from olm_data.sources.base import KEEP_TYPES, InputFile, ReadOptions
 from olm_data.sources.limits import MAX_BATCH_BYTES
-
-
-def strings(values: Iterable[str | None]) -> pa.StringArray:
-    """Return strings as an Arrow array; None is null.
-
-    Raises:
-        UnicodeEncodeError: one holds a lone surrogate.
-    """
-    builder = pa.lib.StringBuilder()
-    builder.append_values(values)
-    return builder.finish()
-
-
-def mask(chosen: np.ndarray) -> pa.BooleanArray:
-    """Return bool[n] as an Arrow array."""
-    bits = pa.py_buffer(np.packbits(chosen, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(chosen), [None, bits])
-
-
-def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return numbers as an Arrow array of the same type; the memory is shared."""
-    assert values.dtype == kind.to_pandas_dtype()
-    buffer = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, len(values), [None, buffer])
 
 
 def as_ids(column: pa.Array, where: str) -> pa.Array:

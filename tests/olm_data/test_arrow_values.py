@@ -1,4 +1,4 @@
-"""Values beside the text as Arrow columns: unchanged, and without importing pandas."""
+"""Values to Arrow columns and back: unchanged, and without importing pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizing import write_jsonl
 
-from olm_data.sources.values import mask, numbers, strings
+from olm_data.arrow_values import as_mask, as_numpy, numbers, strings
 
 
 @given(st.lists(st.none() | st.text()))
@@ -29,8 +29,19 @@ def test_a_lone_surrogate_is_refused() -> None:
 
 @given(st.lists(st.booleans()))
 def test_masks_and_numbers_stay_what_they_are(values: list[bool]) -> None:
-    assert mask(np.array(values, bool)).to_pylist() == values
+    assert as_mask(np.array(values, bool)).to_pylist() == values
     assert numbers(np.array(values, np.int64), pa.int64()).to_pylist() == values
+
+
+@given(st.lists(st.booleans()), st.integers(0, 20), st.integers(0, 20))
+def test_any_part_of_a_column_comes_back_as_an_array(
+    values: list[bool], start: int, length: int
+) -> None:
+    start = min(start, len(values))
+    flags = as_mask(np.array(values, bool)).slice(start, length)
+    assert as_numpy(flags).tolist() == values[start : start + length]
+    whole = numbers(np.arange(len(values), dtype=np.uint64), pa.uint64())
+    assert as_numpy(pa.chunked_array([whole, whole])).tolist() == [*range(len(values))] * 2
 
 
 def test_reading_and_writing_with_ids_imports_no_pandas(
