@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -146,6 +147,8 @@ class BudgetWatch:
         bad = self._bad_before + int(counts[:, Count.BAD].sum())
         now = int(counts[:, [Count.DOCUMENTS, Count.DROPPED]].sum())
         records = self._records_before + now
+        if records == 0:
+            return  # a task that is done may have found no record to count
         expected = self._records_before + now / share_done if share_done > 0 else math.inf
         if not is_lost(self._budget, bad, records, records / expected):
             return
@@ -180,7 +183,8 @@ class BudgetWatch:
         start, stop = self._plan.tasks[task]
         units = [Unit.from_json(list(unit)) for unit in self._plan.units[start:stop]]
         accounts: list[InputAccount] = []
-        for batch in read_units(self._inputs, units, self._read):
+        read = replace(self._read, exclude=None, sample=None)  # these leave out good records only
+        for batch in read_units(self._inputs, units, read):
             for drop in batch.dropped:
                 if drop.reason in BAD_REASONS:
                     bad = [[drop.position, drop.reason, drop.detail]]

@@ -17,14 +17,17 @@ from hypothesis import strategies as st
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
 from olm_data.account import pack, unpack
+from olm_data.budget import BudgetWatch
 from olm_data.dataset import Dataset
 from olm_data.digests import content_hashes, document_digests
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.select import IdSet, drawn, sample_key
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.stored_job import load_job
 from olm_data.tokenize_report import plan_lines, summary_lines
+from olm_data.tokenize_request import parse_budget
 from olm_data.tokenize_select import select_documents
 from olm_data.verify import verify
 
@@ -337,6 +340,50 @@ def test_text_files_end_at_a_limit_too(separator: str | None, tmp_path: Path) ->
         read = list(read_units(chosen.inputs, units, chosen.options))
         assert sum(batch.documents for batch in read) == min(limit, documents)
         assert sum(batch.rows_in for batch in read) == min(limit, documents)
+
+
+def test_duplicates_are_looked_for_among_the_chosen_documents_only(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    lines = [{"id": f"r{n}", "text": f"text {n % 10}", "n": n} for n in range(40)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "ids.txt").write_text("r5\nr16\n")
+    made = make_dataset(
+        [source],
+        tiny_tokenizer,
+        tmp_path / "out",
+        where="n >= 5",
+        exclude_ids=str(tmp_path / "ids.txt"),
+        limit=22,
+        dedup=True,
+        shuffle=2,
+        shard_tokens=40,
+    )
+    dataset = Dataset.open(str(tmp_path / "out"))
+    ids = sorted(str(dataset.document(n).id) for n in range(dataset.documents))
+    assert ids == sorted(f"r{n}" for n in (6, 7, 8, 9, 10, 11, 12, 13, 14, 15))
+    assert made.manifest.dropped == {"duplicate": 12, "excluded": 2, "filtered": 5}
+    assert made.ids_found == 2
+    assert verify(str(tmp_path / "out")).ok
+
+
+def test_a_run_given_up_early_names_bad_records_under_a_selection_too(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(5), b"{broken", b"[1]"])
+    (tmp_path / "ids.txt").write_text("a-2\n")
+    request = make_request(
+        [source], tiny_tokenizer, exclude_ids=str(tmp_path / "ids.txt"), sample="1/2"
+    )
+    plan, reading = request.plan(), request.source
+    watch = BudgetWatch(plan, reading.inputs, reading.options, parse_budget("1"), {})
+    counts = np.zeros((len(plan.tasks), len(Count)), np.int64)
+    watch.check(counts, 0.5)  # nothing was counted yet, so there is nothing to judge
+    counts[0, [Count.DOCUMENTS, Count.DROPPED, Count.BAD]] = 2, 5, 2
+    with pytest.raises(InputError) as caught:
+        watch.check(counts, 1.0)
+    assert str(caught.value).count("malformed") >= 2
 
 
 def test_ids_of_text_files_are_their_paths(tiny_tokenizer: Path, tmp_path: Path) -> None:
