@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.arrow_values import as_numpy
+from olm_data.disk import io_errors
 from olm_data.duplicates import fingerprints, later_copies
 from olm_data.errors import ValidationError
 from olm_data.shard import DOCS
-from olm_data.store import Store, io_errors
+from olm_data.store import Store
 
 READERS = 4
 """Shards read at a time, so that a remote store's answers overlap."""

@@ -21,11 +21,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
+from olm_data.disk import existing_parent
 from olm_data.errors import OlmError, ResourceError, StorageError
 from olm_data.preflight import Probe, conditional_create
 from olm_data.s3_client import client, endpoint
 from olm_data.s3_errors import CHECKSUM_SETTING
-from olm_data.store import Store, existing_parent
+from olm_data.store import Store
 
 State = Literal["ok", "note", "fail"]
 LARGE = 8 << 20  # bytes, for the throughput

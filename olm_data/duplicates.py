@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.store import io_errors
+from olm_data.disk import io_errors
 
 MOST = 1 << 22
 """Documents sorted at a time: about 250 MiB, twice that at worst."""

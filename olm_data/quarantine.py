@@ -20,8 +20,9 @@ from typing import Any
 import zstandard
 
 from olm_data.canonical import sha256_file
+from olm_data.disk import io_errors
 from olm_data.sources.base import Drop, InputFile
-from olm_data.store import Store, io_errors
+from olm_data.store import Store
 
 FOLDER = "quarantine"
 SUFFIX = ".jsonl.zst"

@@ -22,9 +22,10 @@ import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
+from olm_data.disk import io_errors
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.shard_shuffle import document_order, shuffle_rows, shuffle_tokens
-from olm_data.store import Store, io_errors
+from olm_data.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,8 +13,6 @@ which of these names are there), hold state between calls.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -24,10 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from olm_data.disk import (
+    fsync_directory,
+    io_errors,
+    lock_file,
+    make_folder,
+    sizes_in_folder,
+    write_durable,
+)
 from olm_data.errors import (
     ConflictError,
-    OlmError,
-    ResourceError,
     UsageError,
     ValidationError,
     printable,
@@ -216,7 +220,7 @@ class Store:
             found = {o.key[cut:]: o.size for o in self.bucket.list(self.key(prefix))}
             return {name: size for name, size in found.items() if "/" not in name}
         with io_errors(self.root):
-            return _sizes_in_folder(self.root, prefix)
+            return sizes_in_folder(self.root, prefix)
 
     def clear(self) -> None:
         """Remove this folder and all in it, if it is there."""
@@ -241,7 +245,7 @@ class Store:
             return
         with io_errors(self.url(name), writing=True), self.staging() as staging:
             path = staging / "put"
-            _write_durable(path, data)
+            write_durable(path, data)
             self.publish(name, path, hashlib.sha256(data).hexdigest())
 
     def create(self, name: str, data: bytes) -> None:
@@ -299,9 +303,9 @@ class Store:
     def _create_local(self, name: str, data: bytes) -> None:
         with io_errors(self.url(name), writing=True), self.staging() as staging:
             path = staging / "create"
-            _write_durable(path, data)
+            write_durable(path, data)
             os.link(path, self.url(name))
-            _fsync_directory(Path(self.root))
+            fsync_directory(Path(self.root))
 
     def publish(self, name: str, path: Path, sha256: str) -> None:
         """Make the finished, fsynced local file `path` visible as `name`, replacing what was there.
@@ -319,10 +323,10 @@ class Store:
         with io_errors(url, writing=True):
             folder = os.path.dirname(url)
             if not os.path.isdir(folder):  # the first file of a sub-folder
-                _make_folder(folder)
-                _fsync_directory(Path(folder).parent)
+                make_folder(folder)
+                fsync_directory(Path(folder).parent)
             os.replace(path, url)
-            _fsync_directory(Path(folder))
+            fsync_directory(Path(folder))
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
@@ -332,7 +336,7 @@ class Store:
                 yield folder
             return
         with io_errors(self.root, writing=True):
-            _make_folder(self.root)
+            make_folder(self.root)
             folder = Path(tempfile.mkdtemp(prefix=self.staging_prefix, dir=self.root))
         try:
             yield folder
@@ -354,8 +358,8 @@ class Store:
             yield
             return
         with io_errors(self.root, writing=True):
-            _make_folder(self.root)
-            handle = _lock(self.url(LOCK_NAME))
+            make_folder(self.root)
+            handle = lock_file(self.url(LOCK_NAME))
         try:
             self._clear_staging(STAGING_PREFIX)
             yield
@@ -375,16 +379,6 @@ class Store:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def _sizes_in_folder(folder: str, prefix: str) -> dict[str, int]:
-    found = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(prefix) and entry.is_file():
-                with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                    found[entry.name] = entry.stat().st_size
-    return found
-
-
 def refuse_escape(name: str) -> None:
     """Refuse a name that leads out of the folder it is looked for in, or forges a log line.
 
@@ -399,102 +393,3 @@ def refuse_escape(name: str) -> None:
             why="a manifest or plan that names files elsewhere was not written by olm-data",
             fix="do not use this dataset; restore it from a copy",
         )
-
-
-@contextlib.contextmanager
-def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn errors of the local disk into errors that say where and what to do.
-
-    A missing file stays FileNotFoundError when reading; when writing, a missing folder is an error
-    for the user.
-    """
-    try:
-        yield
-    except (OlmError, FileExistsError):
-        raise
-    except FileNotFoundError as error:
-        if not writing:
-            raise
-        raise ResourceError(
-            "the folder to write to does not exist",
-            where=where,
-            fix="create it first, or choose another output",
-        ) from error
-    except OSError as error:
-        raise _translated(error, where) from error
-
-
-def _translated(error: OSError, where: str) -> OlmError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = None
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(existing_parent(where)).free
-        room = "" if free is None else f"; {free:,} bytes are free there"
-        return ResourceError(
-            f"no space left to write{room}",
-            where=where,
-            fix="make room, then run the same command again; finished work is kept",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ResourceError(
-            f"not allowed: {error.strerror}",
-            where=where,
-            fix="choose a folder you may write to, or change its permissions",
-        )
-    return ResourceError(
-        f"input/output error: {error.strerror or error}",
-        where=where,
-        fix="run the same command again; finished work is kept",
-    )
-
-
-def existing_parent(path: str) -> Path:
-    """Return the nearest folder above a path (or itself) that exists."""
-    place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
-    return place
-
-
-def _make_folder(path: str) -> None:
-    try:
-        os.makedirs(path, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ResourceError(
-            "a file is in the way of the folder to write to",
-            where=path,
-            fix="choose another output, or move the file",
-        ) from error
-
-
-def _write_durable(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _fsync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _lock(path: str) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise ConflictError(
-                "another process is writing this output",
-                where=os.path.dirname(path),
-                fix="wait for it to finish, or choose another --output",
-            ) from error
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                return handle
-        os.close(handle)  # the former holder removed the file between our open and our lock

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from olm_data.disk import io_errors
 from olm_data.errors import ConflictError, ResourceError, StorageError
-from olm_data.store import Store, io_errors
+from olm_data.store import Store
 
 
 @pytest.fixture(params=["local", "s3"])
