@@ -29,7 +29,7 @@ from olm_data.runners.ray import RayRunner
 def test_02_a_killed_node_and_a_preempted_job_cost_the_tasks_they_had(
     slurm: Cluster, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", [text * 100 for text in texts(900)])
+    source = write_jsonl(tmp_path / "a.jsonl", [text * 100 for text in texts(700)])
     out, options = tmp_path / "out", {"shard_tokens": 250_000, "holdout": "1/8"}
     make_dataset([source], tiny_tokenizer, tmp_path / "whole", **options)
     words = ("--shard-tokens", 250_000, "--holdout", "1/8", "--encoder", "hf")
