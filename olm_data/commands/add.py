@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from olm_data.commands.running import Running, make_runner, runner_options
+
 
 @click.command()
 @click.argument("dataset")
@@ -18,7 +20,7 @@ import click
 @click.option("--text-column", help="Column or JSON field of the text.  [default: the dataset's]")
 @click.option("--id-column", help="Column of the document's id; or none.  [default: the dataset's]")
 @click.option("--separator", help="Cut .txt files, as for tokenize.  [default: the dataset's]")
-@click.option("--workers", type=click.IntRange(1), help="Processes.  [default: CPUs granted]")
+@runner_options
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
 @click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
 @click.option(
@@ -39,7 +41,7 @@ def add(
     inputs: tuple[str, ...],
     source: str | None,
     separator: str | None,
-    workers: int | None,
+    running: Running,
     encoder: str,
     shard_tokens: str | None,
     max_bad: str,
@@ -63,7 +65,6 @@ def add(
     from olm_data import tokenize_request as asked
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
-    from olm_data.runners.local import LocalRunner, granted_cpus
     from olm_data.tokenize import first_documents
 
     budget = asked.parse_budget(max_bad)
@@ -82,14 +83,14 @@ def add(
             sample = first_documents(request, plan)
             click.echo("\n".join(say.plan_lines(request, plan, dataset, sample)))
         return
-    workers = workers or granted_cpus()
+    runner = make_runner(running)
     progress = Progress("add", events=sys.stdout if as_json else None)
     done = verb.add(
         existing,
         found,
         shard_tokens=tokens,
         encoder=encoder,
-        runner=LocalRunner(workers),
+        runner=runner,
         budget=budget,
         progress=progress,
         allow_duplicates=allow_duplicates,
@@ -98,5 +99,5 @@ def add(
         progress.event("done", **say.summary_json(done))
     else:
         request = existing.request(found, tokens)
-        click.echo("\n".join(say.summary_lines(request, done, workers)))
+        click.echo("\n".join(say.summary_lines(request, done, runner.workers)))
         click.echo(say.last_line(done), err=True)

@@ -35,6 +35,8 @@ ELEMENTS_PER_WORKER = 4
 """Elements of an array for each that may run at a time: late ones even out long tasks."""
 DEFAULT_WORKERS = 64
 SHORTEST_POLL, LONGEST_POLL = 0.5, 15.0
+LAST_POLLS = 20
+"""Times that workers without a task are looked at before they are cancelled."""
 SILENCE_SECONDS = 900.0
 """How long Slurm may not answer before the parent gives up following (the array goes on)."""
 
@@ -183,8 +185,21 @@ class _Following:
                     self._note(f"Slurm job {array} waits: {reason}")
             wait(pause)
             pause = min(LONGEST_POLL, pause * 1.1)
+        if not self.left:
+            self._dismiss(array)
         self._collect(sorted(self.left))  # a killed worker cannot have told of its last task
         self._watch(self._counts, [])
+
+    def _dismiss(self, array: str) -> None:
+        """Let the workers of a finished array end; cancel elements that wait for nothing."""
+        for _ in range(LAST_POLLS):
+            now = slurm.state(array)
+            if now is None or now.ended:
+                return
+            if not now.running:
+                break
+            threading.Event().wait(SHORTEST_POLL)
+        slurm.cancel(array)
 
     def _hear(self, prefix: str) -> list[int]:
         """Read the heartbeats of an array; return the running tasks."""

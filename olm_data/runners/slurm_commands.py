@@ -71,7 +71,7 @@ def submit(script: str, options: Sequence[str]) -> str:
         raise UsageError(
             "Slurm refused the job",
             where="sbatch " + " ".join(options),
-            why=done.stderr.strip() or f"exit code {done.returncode}",
+            why="; ".join(done.stderr.split("\n")).strip("; ") or f"exit code {done.returncode}",
             fix="check the --slurm options; sinfo shows partitions",
         )
     return done.stdout.strip().split(";")[0]  # ID or ID;CLUSTER
@@ -83,7 +83,8 @@ def live_jobs(prefix: str) -> dict[str, str]:
     Raises:
         ResourceError: Slurm does not answer.
     """
-    done = _run(["squeue", "--noheader", "--me", "--format=%F %j"])
+    live = "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING"  # others write nothing any more
+    done = _run(["squeue", "--noheader", "--me", live, "--format=%F %j"])
     if done.returncode != 0:
         raise _no_answer("squeue", done)
     jobs = [line.split(None, 1) for line in done.stdout.splitlines()]
