@@ -10,6 +10,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from olm_data.digests import content_hashes, document_digests
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
@@ -33,6 +36,13 @@ def texts(count: int, start: int = 0) -> list[str]:
     return [
         f"{n}: {TEXTS[n % len(TEXTS)]} {'word ' * (n % 7)}" for n in range(start, start + count)
     ]
+
+
+def hashes_of(documents: list[str]) -> np.ndarray:
+    """Return the content hashes of texts, uint64."""
+    data = [text.encode() for text in documents]
+    offsets = np.cumsum([0, *map(len, data)])
+    return content_hashes(document_digests(np.frombuffer(b"".join(data), np.uint8), offsets))
 
 
 def write_jsonl(path: Path, documents: Iterable[str | bytes]) -> Path:
