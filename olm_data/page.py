@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import UsageError
+from olm_data.store import io_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,6 +42,9 @@ def write_page(
 
     Returns:
         the path written.
+
+    Raises:
+        ResourceError: the folder does not exist or may not be written.
     """
     cells = (f"<div><b>{html.escape(v)}</b><span>{html.escape(k)}</span></div>" for k, v in facts)
     page = _PAGE.format(
@@ -50,8 +54,9 @@ def write_page(
     )
     path = Path(output)
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(page, encoding="utf-8")
-    unfinished.replace(path)
+    with io_errors(output, writing=True):
+        unfinished.write_text(page, encoding="utf-8")
+        unfinished.replace(path)
     return path
 
 

@@ -103,7 +103,7 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
 
 
 def test_help_begins_with_what_it_does_and_an_example() -> None:
-    for name in ("tokenize", "verify", "peek"):
+    for name in ("tokenize", "verify", "stats", "peek"):
         shown = olm_data(name, "--help").stdout
         assert f"olm-data {name} " in shown.split("Options:")[0]
 

@@ -20,7 +20,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.dataset import Dataset
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError, ResourceError, printable
 from olm_data.stats import EXTREME_BYTES, Stats, collect
 from olm_data.stats_page import write_stats_page
 from olm_data.stats_text import bar, columns, percent, shortened, stats_lines
@@ -196,6 +196,8 @@ def test_the_page_shows_it_all_fetches_nothing_and_is_escaped(stats: Stats, tmp_
     assert page.fetched == []
     assert "prefers-color-scheme: dark" in source
     assert "#010203" not in source
+    with pytest.raises(ResourceError, match="does not exist"):
+        write_stats_page(stats, str(tmp_path / "nowhere" / "s.html"))
 
 
 def test_the_command_prints_text_json_and_a_page(folder: Path, tmp_path: Path) -> None:
