@@ -63,13 +63,14 @@ def add(
     from olm_data import add as verb
     from olm_data import tokenize_report as say
     from olm_data import tokenize_request as asked
+    from olm_data.add_request import Existing
     from olm_data.plan import parse_count
     from olm_data.progress import Progress
     from olm_data.tokenize import first_documents
 
     budget = asked.parse_budget(max_bad)
     tokens = parse_count(shard_tokens) if shard_tokens else None
-    existing = verb.Existing.open(dataset, single_writer=single_writer)
+    existing = Existing.open(dataset, single_writer=single_writer)
     found = existing.find_source(inputs, source=source, separator=separator, **reading)
     if dry_run:
         request = existing.request(found, tokens)

@@ -18,7 +18,8 @@ from support.command import olm_data
 from support.datasets import mix_datasets
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.add import Existing, add
+from olm_data.add import add
+from olm_data.add_request import Existing
 from olm_data.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.lock import Lock

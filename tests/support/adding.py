@@ -6,7 +6,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-from olm_data.add import Existing, add
+from olm_data.add import add
+from olm_data.add_request import Existing
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
 from olm_data.tokenize import Summary
