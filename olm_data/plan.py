@@ -37,7 +37,7 @@ def parse_count(text: str) -> int:
     Raises:
         UsageError: it spells no positive whole number.
     """
-    match = re.fullmatch(r"([0-9][0-9_]*)(?:\.([0-9]+))?([KMBT]?)", text.strip().upper())
+    match = re.fullmatch(r"([0-9][0-9_]{0,30})(?:\.([0-9]{1,30}))?([KMBT]?)", text.strip().upper())
     if match:
         fraction = match[2] or ""
         whole = int(match[1].replace("_", "") + fraction) * _SUFFIXES[match[3]]
@@ -107,7 +107,8 @@ def parse_tasks(text: str) -> list[int]:
     """
     found: set[int] = set()
     for part in text.strip().split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?:-([0-9]+))?\s*", part)
+        # seven digits: the numbers are made one by one, and may come from a file of others
+        match = re.fullmatch(r"\s*([0-9]{1,7})(?:-([0-9]{1,7}))?\s*", part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise UsageError(f"{part!r} is not a range of tasks", fix="write 3-7,9")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -352,9 +353,14 @@ class Shard:
             if _sha256(data) != self._sha256["record"]:
                 raise _damaged(url, "the commit record does not match its digest in the manifest")
             try:
-                self._record = msgspec.json.decode(data, type=ShardRecord)
+                record = msgspec.json.decode(data, type=ShardRecord)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise _damaged(url, f"the commit record is malformed: {error}") from error
+            blocks, size = record.blocks, HEADER_BYTES + self._tokens * self.dtype.itemsize
+            digits = 8 * -(-size // max(blocks.bytes, 1))
+            if blocks.bytes < 1 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", blocks.crc32):
+                raise _damaged(url, "the commit record has no checksum for each block")
+            self._record = record
         return self._record
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -411,7 +417,9 @@ class Shard:
         group = number // DOCS_ROW_GROUP
         if self._docs_group[0] != group:
             with _docs_errors(self.store.url(self.name + DOCS)):
-                self._docs_group = (group, self._docs_file().read_row_group(group))
+                table = self._docs_file().read_row_group(group)
+                table.validate(full=True)  # its strings may be anything
+                self._docs_group = (group, table)
         return self._docs_group[1].slice(number % DOCS_ROW_GROUP, 1).to_pylist()[0]
 
     def document_schema(self) -> pa.Schema:
@@ -421,7 +429,9 @@ class Shard:
     def document_rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of `docs.parquet` in order, some columns of 65,536 at a time."""
         with _docs_errors(self.store.url(self.name + DOCS)):
-            yield from self._docs_file().iter_batches(DOCS_ROW_GROUP, columns=list(columns))
+            for batch in self._docs_file().iter_batches(DOCS_ROW_GROUP, columns=list(columns)):
+                batch.validate(full=True)
+                yield batch
 
     def docs(self) -> pa.Table:
         """Return all rows of `docs.parquet`."""
@@ -429,7 +439,9 @@ class Shard:
 
         data = self._read_whole(DOCS)
         with _docs_errors(self.store.url(self.name + DOCS)):
-            return pq.read_table(io.BytesIO(data))
+            table = pq.read_table(io.BytesIO(data))
+            table.validate(full=True)
+            return table
 
     def _docs_file(self) -> Any:
         import pyarrow.parquet as pq

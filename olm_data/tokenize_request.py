@@ -7,6 +7,7 @@ Never: writes, or looks at an output.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ def parse_budget(text: str) -> BadBudget:
     """
     if text.endswith("%"):
         return BadBudget(parse_share(text, "--max-bad", allow_one=True), 0)
-    if text.isascii() and text.isdigit():
+    if re.fullmatch(r"[0-9]{1,30}", text):
         return BadBudget(None, int(text))
     raise UsageError(
         f"--max-bad {text!r} is neither a count nor a percentage", fix="write 25 or 0.1%"
@@ -63,6 +64,8 @@ def parse_share(text: str, option: str, *, allow_one: bool = False) -> Fraction:
         UsageError: it is none.
     """
     try:
+        if len(text) > 40 or re.search(r"[eE][-+]?\w{3}", text):
+            raise ValueError  # a number of so many digits that it would fill the memory
         share = Fraction(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except (ValueError, ZeroDivisionError):
         share = Fraction(-1)

@@ -247,7 +247,12 @@ def spec_from_bytes(
         InputError: `data` is not a tokenizer the reference library can load.
     """
     tokenizer = open_reference(data, plain=True, name=name)
-    model = msgspec.json.decode(data)
+    try:
+        model = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(
+            "the tokenizer file is not valid JSON", where=name, why=str(error)
+        ) from error
     special = {t["content"]: t["id"] for t in model.get("added_tokens") or [] if t.get("special")}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     eos_token = _choose_eos(eos, special, _config_eos(config, name), name)
