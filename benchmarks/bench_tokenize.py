@@ -1,16 +1,26 @@
-"""How much of the encoder's own speed does `olm-data tokenize` keep?
+"""How much of the encoder's own speed does `olm-data tokenize` keep, and what bounds it?
 
     python benchmarks/bench_tokenize.py --megabytes 40 --encoder hf
     python benchmarks/bench_tokenize.py --megabytes 200 --encoder gigatoken
 
-On the same text, in the same run, with the same number of processes:
+On the same text, in the same run, with the same number of processes, for parquet, .jsonl.zst and
+.jsonl.gz:
 
 * `encoder`: the encoder plug-in alone over buffers already in memory (no reading, no writing);
-* `bare` (gigatoken only): its own `encode_files` over the same files plus one write of the ids;
-* `olm-data tokenize`: the whole command, start-up, digests, ends, provenance and fsync included.
+* `reading`: a bare loop that reads, decompresses and parses to text buffers, with the libraries
+  alone (no checks, no accounting);
+* `bare loop` (gigatoken only): its own `encode_files` over the same files and one write of the ids,
+  processes and imports included;
+* `tasks`: what the command says its tasks took: the pipe without start-up;
+* `command`: all of `olm-data tokenize`: start-up, parity gate, digests, ends, provenance, count of
+  duplicates and fsync included.
+
+`cpu` is user and system time of all processes, which other work on the machine changes least.
+Then, in one process and one thread, the share of each stage of the pipe.
 
 Text is the files under --corpus (.py, .md, .rst, .txt, .jsonl.zst, .jsonl.gz, .json.gz, .parquet;
-default: the Python standard library), repeated to the size asked for. Prints medians and ratios.
+default: the corpora beside the checkout, else the Python standard library), repeated to the size
+asked for. Prints medians and ratios.
 
     python benchmarks/bench_tokenize.py --peers --tokenizer gpt2/tokenizer.json --megabytes 20
 
@@ -20,9 +30,12 @@ With --peers: other tools beside ours; see peers/driver.py for what is measured 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import multiprocessing
 import os
+import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,13 +46,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 from peers import driver
 
-from olm_data.dataset import Dataset
+from olm_data.canonical import sha256_file
 from olm_data.digests import content_hashes, document_digests
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
@@ -51,6 +65,8 @@ from olm_data.store import Store
 from olm_data.tokenizer import load_tokenizer
 
 PARTS = 16  # files of each kind: a compressed file is read by one process
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"  # where there is such a folder
+KINDS = ("jsonl.zst", "jsonl.gz", "parquet")
 
 
 def corpus(folder: Path) -> Iterator[str]:
@@ -85,17 +101,21 @@ def read_source(source: Any) -> Iterator[DocumentBatch]:
 
 
 def write_inputs(texts: list[str], folder: Path) -> dict[str, list[str]]:
-    """Write the texts as PARTS .jsonl.zst and PARTS .parquet files; return the paths by kind."""
-    paths: dict[str, list[str]] = {"jsonl.zst": [], "parquet": []}
+    """Write the texts as PARTS files of each kind; return the paths by kind."""
+    paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for part in range(PARTS):
         chosen = texts[part::PARTS]
-        path = folder / f"part-{part:02d}.jsonl.zst"
-        lines = "".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in chosen)
-        path.write_bytes(zstandard.ZstdCompressor(3).compress(lines.encode()))
-        paths["jsonl.zst"].append(str(path))
-        path = folder / f"part-{part:02d}.parquet"
-        pq.write_table(pa.table({"text": chosen}), path, compression="zstd", row_group_size=1000)
-        paths["parquet"].append(str(path))
+        lines = "".join(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in chosen).encode()
+        for kind in KINDS:
+            path = folder / f"part-{part:02d}.{kind}"
+            paths[kind].append(str(path))
+            if kind == "jsonl.zst":
+                path.write_bytes(zstandard.ZstdCompressor(3).compress(lines))
+            elif kind == "jsonl.gz":
+                path.write_bytes(gzip.compress(lines, 6))
+            else:
+                table = pa.table({"text": chosen})
+                pq.write_table(table, path, compression="zstd", row_group_size=1000)
     return paths
 
 
@@ -118,6 +138,62 @@ def encoder_alone(
     return sum(len(b.data) for b in batches), time.perf_counter() - start
 
 
+def decompressed(path: str) -> Iterator[bytes]:
+    """Yield 4 MiB blocks of a compressed file."""
+    codec = "zstd" if path.endswith(".zst") else "gzip"
+    with pa.OSFile(path) as file, pa.CompressedInputStream(file, codec) as stream:
+        while block := stream.read(4 << 20):
+            yield block
+
+
+def whole_lines(path: str) -> Iterator[bytes]:
+    """Yield blocks of whole lines of a compressed file."""
+    rest = b""
+    for block in decompressed(path):
+        cut = block.rfind(b"\n") + 1
+        if cut:
+            yield rest + block[:cut]
+            rest = block[cut:]
+        else:
+            rest += block
+    if rest:
+        yield rest
+
+
+class Line(msgspec.Struct, gc=False):
+    """The one field that is wanted."""
+
+    text: str
+
+
+def reading_alone(rank: int, count: int, paths: list[str]) -> tuple[int, float]:
+    """Return (bytes, seconds) of reading this process's files to text buffers, nothing more."""
+    decoder = msgspec.json.Decoder(Line)
+    start, size = time.perf_counter(), 0
+    for path in paths[rank::count]:
+        if path.endswith(".parquet"):
+            for batch in pq.ParquetFile(path).iter_batches(columns=["text"], use_threads=False):
+                size += len(batch.column(0).buffers()[2])
+            continue
+        for lines in whole_lines(path):
+            texts = [record.text.encode() for record in decoder.decode_lines(lines)]
+            size += len(b"".join(texts))
+    return size, time.perf_counter() - start
+
+
+def decompressing_alone(paths: list[str]) -> float:
+    """Return the CPU seconds of decompression; parquet: decompression and decoding of pages."""
+    start = time.process_time()
+    for path in paths:
+        if path.endswith(".parquet"):
+            for _ in pq.ParquetFile(path).iter_batches(columns=["text"], use_threads=False):
+                pass
+        else:
+            for _ in decompressed(path):
+                pass
+    return time.process_time() - start
+
+
 def bare_loop(rank: int, count: int, paths: list[str], tokenizer: str, out: str) -> int:
     """Encode this process's files with gigatoken's own reader, write the ids, count them."""
     import gigatoken
@@ -133,19 +209,19 @@ def bare_loop(rank: int, count: int, paths: list[str], tokenizer: str, out: str)
     return len(ids)
 
 
-def stage_shares(
+def stage_seconds(
     paths: list[str], tokenizer_path: str, name: str, folder: Path
 ) -> dict[str, float]:
-    """Return seconds spent reading, hashing, encoding and writing, one process, stage by stage."""
-    seconds = dict.fromkeys(("read", "hash", "encode", "write"), 0.0)
+    """Return CPU seconds of each stage, one process, one thread, stage by stage."""
+    seconds = dict.fromkeys(("decompress", "parse", "encode", "hash", "write"), 0.0)
     tokenizer = load_tokenizer(tokenizer_path)
     encoder = make_encoder(name, tokenizer, "plain")
     store = Store(folder)
 
     def timed(stage: str, work: Callable[..., Any], *args: Any) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         result = work(*args)
-        seconds[stage] += time.perf_counter() - start
+        seconds[stage] += time.process_time() - start
         return result
 
     with store.staging() as staging:
@@ -157,7 +233,7 @@ def stage_shares(
             staging=staging,
         )
         batches = read_source(resolve_source(paths))
-        while (batch := timed("read", next, batches, None)) is not None:
+        while (batch := timed("parse", next, batches, None)) is not None:
             hashes = timed(
                 "hash", lambda b: content_hashes(document_digests(b.data, b.offsets)), batch
             )
@@ -172,22 +248,52 @@ def stage_shares(
 
             timed("write", write)
         timed("write", lambda: writer.commit(plan="", units=[], dropped={}))
+    before = seconds["hash"]
+    for path in folder.glob("shard-00000.*"):
+        timed("hash", sha256_file, path)
+    seconds["write"] -= seconds["hash"] - before  # the commit took it, for the same files
+    seconds["decompress"] = decompressing_alone(paths)
+    seconds["parse"] -= seconds["decompress"]
     return seconds
 
 
-def command(paths: list[str], tokenizer: str, name: str, workers: int, output: Path) -> float:
-    """Run `olm-data tokenize` as a process of its own; return its wall seconds."""
-    start = time.perf_counter()
-    subprocess.run(
+MEASURED = """
+import ctypes, json, os, resource, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this
+start = time.perf_counter()
+done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE)
+wall = time.perf_counter() - start
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+said = done.stdout.decode().splitlines()
+print(json.dumps({"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, "last": said[-1:]}))
+sys.exit(done.returncode)
+"""
+
+
+def cpu_of_children() -> float:
+    """Return user and system seconds of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def command(paths: list[str], tokenizer: str, name: str, workers: int, output: Path) -> Any:
+    """Run `olm-data tokenize` as a process of its own; return its result with "wall" and "cpu"."""
+    done = subprocess.run(
         [
-            *(sys.executable, "-m", "olm_data.cli", "tokenize", *paths),
+            *(sys.executable, "-c", MEASURED),
+            *(sys.executable, "-m", "olm_data.cli", "tokenize", *paths, "--allow-duplicates"),
             *("--tokenizer", tokenizer, "--output", str(output)),
-            *("--encoder", name, "--workers", str(workers)),
+            *("--encoder", name, "--workers", str(workers), "--json"),
         ],
         check=True,
-        capture_output=True,
+        stdout=subprocess.PIPE,
     )
-    return time.perf_counter() - start
+    measured = json.loads(done.stdout)
+    return json.loads(measured["last"][0]) | measured
 
 
 def main() -> None:
@@ -196,16 +302,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--corpus", type=Path)
-    parser.add_argument("--tokenizer", required=True, help="tokenizer.json")
+    gpt2 = DATA / "tokenizers" / "gpt2" / "tokenizer.json"
+    parser.add_argument(
+        "--tokenizer",
+        **{"default": str(gpt2)} if gpt2.is_file() else {"required": True},
+        help="tokenizer.json  (default: that of GPT-2 beside the checkout)",
+    )
     parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--encoder", choices=["hf", "gigatoken"], default="hf")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of files, with commas")
     driver.add_options(parser)
     args = parser.parse_args()
     if args.peers:
         raise SystemExit(driver.run_peers(args, texts_of))
-    base = list(corpus(args.corpus or Path(sysconfig.get_path("stdlib"))))
+    beside = DATA / "corpora" if (DATA / "corpora").is_dir() else None
+    base = list(corpus(args.corpus or beside or Path(sysconfig.get_path("stdlib"))))
     size = sum(len(t.encode()) for t in base)
     texts = (base * -(-args.megabytes * 10**6 // size))[
         : -(-len(base) * args.megabytes * 10**6 // size)
@@ -217,46 +330,63 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for kind, paths in write_inputs(texts, folder).items():
-            measure(kind, paths, total, args, folder)
+        written = write_inputs(texts, folder)
+        for kind in args.kinds.split(","):
+            measure(kind, written[kind], total, args, folder)
 
 
 def measure(kind: str, paths: list[str], total: float, args: Any, folder: Path) -> None:
     """Measure one kind of input and print it."""
-    alone, whole, bare = [], [], []
+    wall: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+
+    def note(label: str, seconds: float, of_processor: float | None = None) -> None:
+        wall.setdefault(label, []).append(seconds)
+        if of_processor is not None:
+            cpu.setdefault(label, []).append(of_processor)
+
+    tokens = 0
     for run in range(args.runs):
-        parts = in_processes(args.workers, encoder_alone, paths, args.tokenizer, args.encoder)
-        alone.append(max(seconds for _, seconds in parts))
-        output = folder / f"{kind}-{run}"
-        whole.append(command(paths, args.tokenizer, args.encoder, args.workers, output))
+        shares = in_processes(args.workers, encoder_alone, paths, args.tokenizer, args.encoder)
+        note("encoder", max(seconds for _, seconds in shares))
+        shares = in_processes(args.workers, reading_alone, paths)
+        note("reading", max(seconds for _, seconds in shares))
+        counts: list[int] = []
         if args.encoder == "gigatoken":
             out = str(folder / "bare")
-            start = time.perf_counter()
+            before, start = cpu_of_children(), time.perf_counter()
             counts = in_processes(args.workers, bare_loop, paths, args.tokenizer, out)
-            bare.append(time.perf_counter() - start)
-            documents, tokens = (
-                Dataset.open(str(output)).documents,
-                Dataset.open(str(output)).tokens,
-            )
-            if sum(counts) + documents != tokens:  # ours adds one EOS a document
-                raise OlmError(f"token counts differ: {sum(counts)} + {documents} and {tokens}")
-    tokens = Dataset.open(str(folder / f"{kind}-0")).tokens
+            note("bare loop", time.perf_counter() - start, cpu_of_children() - before)
+        output = folder / f"{kind}-{run}"
+        result = command(paths, args.tokenizer, args.encoder, args.workers, output)
+        note("tasks", result["seconds"])
+        note("command", result["wall"], result["cpu"])
+        tokens = result["tokens"]
+        if counts and sum(counts) + result["documents"] != tokens:  # ours adds one EOS a document
+            raise OlmError(f"token counts differ: {sum(counts)} + {result['documents']}, {tokens}")
+        shutil.rmtree(output)
     print(f"\n{kind}: {tokens:,} tokens")
-    for label, seconds in (("encoder", alone), ("bare loop", bare), ("olm-data", whole)):
-        if seconds:
-            middle = statistics.median(seconds)
-            print(
-                f"  {label:10} {middle:7.2f} s  {total / middle:7.1f} MB/s  "
-                f"{tokens / middle / 1e6:6.2f} Mtok/s"
-            )
-    print(f"  olm-data / encoder   {statistics.median(alone) / statistics.median(whole):.2f}")
-    if bare:
-        print(f"  olm-data / bare loop {statistics.median(bare) / statistics.median(whole):.2f}")
-    shares = stage_shares(paths, args.tokenizer, args.encoder, folder / f"stages-{kind}")
-    spent = sum(shares.values())
+    middle = {label: statistics.median(seconds) for label, seconds in wall.items()}
+    for label, seconds in middle.items():
+        used = f"  cpu {statistics.median(cpu[label]):6.2f} s" if label in cpu else ""
+        print(
+            f"  {label:10} {seconds:7.2f} s  {total / seconds:7.1f} MB/s  "
+            f"{tokens / seconds / 1e6:6.2f} Mtok/s{used}"
+        )
+    for above, below in (
+        ("encoder", "command"),
+        ("encoder", "tasks"),
+        ("reading", "tasks"),
+        ("bare loop", "command"),
+    ):
+        if above in middle:
+            print(f"  {below} / {above:10} {middle[above] / middle[below]:.2f} of its speed")
+    spent = stage_seconds(paths, args.tokenizer, args.encoder, folder / f"stages-{kind}")
+    whole = sum(spent.values())
     print(
-        "  stages, one process: "
-        + ", ".join(f"{k} {100 * v / spent:.1f} %" for k, v in shares.items())
+        "  stages, one thread: "
+        + ", ".join(f"{k} {100 * v / whole:.1f} %" for k, v in spent.items())
+        + f"; {total / whole:.1f} MB/s"
     )
 
 
