@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from faults.report import TABLE, results_by_row, row_lines, rows_of, table, tests_by_row
+from faults.report import TABLE, functions_by_row, results_by_row, row_lines, rows_of, table
 from faults.rows import ROWS
 
 
@@ -19,7 +19,7 @@ def test_the_committed_table_lists_the_tests_there_are(repository: Path) -> None
 
 
 def test_every_test_is_for_a_row_and_every_row_has_a_test_or_a_reason() -> None:
-    tests = tests_by_row()
+    tests = functions_by_row()
     assert set(tests) <= set(ROWS)
     for number, row in ROWS.items():
         assert bool(tests[number]) != bool(row.missing), number

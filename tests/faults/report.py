@@ -51,7 +51,7 @@ def rows_of(file: str, function: str) -> list[int]:
     return [int(number) for number in named[1].split("_") if number]
 
 
-def tests_by_row() -> dict[int, Counter[str]]:
+def functions_by_row() -> dict[int, Counter[str]]:
     """Return row -> file -> number of its test functions."""
     found: dict[int, Counter[str]] = defaultdict(Counter)
     for path in sorted(FOLDER.glob("test_*.py")):
@@ -64,7 +64,7 @@ def tests_by_row() -> dict[int, Counter[str]]:
 
 def row_lines() -> dict[int, str]:
     """Return each row of the table without its last column."""
-    tests = tests_by_row()
+    tests = functions_by_row()
     lines = {}
     for number, row in ROWS.items():
         files = ", ".join(f"`{name}` {count}" for name, count in sorted(tests[number].items()))
