@@ -1,6 +1,7 @@
 """Writes FAULTS.md: each fault, what is promised, the tests that show it, and their last result.
 
     python tests/faults/report.py           runs tests/faults once, then writes the table
+    python tests/faults/report.py 2 7       the same for the tests of some rows only
     python tests/faults/report.py --list    runs nothing: lists the tests, keeps the last results
 
 A test belongs to the rows in its own name (`test_04_05_...`), else to the row in its file's name.
@@ -108,12 +109,17 @@ def table(results: dict[int, str]) -> str:
 
 def main() -> int:
     """Run the tests and write the table; return pytest's exit code."""
+    before = last_results()
     if sys.argv[1:] == ["--list"]:
-        TABLE.write_text(table(last_results()))
+        TABLE.write_text(table(before))
         return 0
+    found = functions_by_row()
+    rows = [int(word) for word in sys.argv[1:]] or list(ROWS)
+    files = sorted({str(FOLDER / name) for row in rows for name in found[row]})
     results = Results()
-    code = pytest.main(["-q", str(FOLDER), "-p", "no:cacheprovider"], plugins=[results])
-    TABLE.write_text(table(results_by_row(results.outcomes)))
+    code = pytest.main(["-q", *files, "-p", "no:cacheprovider"], plugins=[results])
+    now = results_by_row(results.outcomes)
+    TABLE.write_text(table(before | {row: now.get(row, "") for row in rows}))
     return int(code)
 
 
