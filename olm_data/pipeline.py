@@ -45,6 +45,9 @@ from olm_data.sources.base import DocumentBatch, Drop, InputFile, OnInvalid, Rea
 from olm_data.sources.buffers import choose
 from olm_data.tokenizer import TokenizerSpec
 
+LONG_TOKENS = 256
+"""Documents longer than this on average are copied one by one, which is faster then."""
+
 BATCHES_AHEAD = 2
 """A stage stops while it has made this many times `batch_bytes` that the next is not done with."""
 
@@ -174,7 +177,9 @@ class Pipeline:
                     break
                 batch = choose(batch, kept, "duplicate")
                 digests = np.frombuffer(digests, f"V{DIGEST_BYTES}")[kept].tobytes()
-            yield HashedBatch(batch, digests)
+            made = [HashedBatch(batch, digests)]
+            del batch  # the text may be large: once it is encoded nobody has it
+            yield made.pop()
         if self.drops is not None and first != len(self.drops):
             raise InputError(
                 "the input gave other documents when it was read again",
@@ -348,6 +353,18 @@ def delimit(
     if extra == 0:
         return ids, placed
     out = np.empty(int(placed[-1]), np.uint32)
+    if len(ids) > LONG_TOKENS * len(lengths):  # few documents: one copy each, and no mask
+        starts = np.cumsum(lengths) - lengths
+        for start, length, at in zip(
+            starts.tolist(), lengths.tolist(), placed[:-1].tolist(), strict=True
+        ):
+            if bos is not None:
+                out[at] = bos
+                at += 1
+            out[at : at + length] = ids[start : start + length]
+            if eos is not None:
+                out[at + length] = eos
+        return out, placed
     body = np.ones(len(out), bool)
     for mark, positions in ((bos, placed[:-1]), (eos, ends - 1)):
         if mark is not None:

@@ -36,6 +36,7 @@ Verify = Literal["off", "lazy", "full"]
 BLOCK_BYTES = 1 << 16
 HEADER_BYTES = 128  # NumPy pads every 1-D version 1.0 header to this
 DOCS_ROW_GROUP = 65_536
+CAST_TOKENS = 1 << 20  # narrowed and written at a time
 WINDOWS = tuple(1 << k for k in range(6, 21))  # 64 .. 1,048,576 tokens
 TOKENS, ENDS, DOCS, RECORD = ".tokens.npy", ".ends.npy", ".docs.parquet", ".json"
 
@@ -201,7 +202,9 @@ class ShardWriter:
                 fix="use the tokenizer.json the encoder was made from",
             )
         with io_errors(self.store.url(self.name)):
-            _write_all(self._file, body.astype(self.dtype, copy=False).view(np.uint8).data)
+            for start in range(0, len(body), CAST_TOKENS):
+                part = body[start : start + CAST_TOKENS].astype(self.dtype, copy=False)
+                _write_all(self._file, part.view(np.uint8).data)
             self._pending.append(docs)
             self._pending_rows += documents
             while self._pending_rows >= DOCS_ROW_GROUP:

@@ -93,7 +93,10 @@ def read_units(
     def each() -> Iterator[DocumentBatch]:
         for unit in units:
             input = inputs[unit.input]
-            for batch in _MODULES[input.format].read(input, unit, options):
-                yield chosen(batch, options, excluded)
+            # map, as the variable of a loop would keep a batch while the consumer works on it
+            yield from map(choose, _MODULES[input.format].read(input, unit, options))
+
+    def choose(batch: DocumentBatch) -> DocumentBatch:
+        return chosen(batch, options, excluded)
 
     return merge(each(), options.batch_bytes)

@@ -215,16 +215,20 @@ def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBat
 
 
 def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[DocumentBatch]:
-    """Join consecutive batches while they fit in `batch_bytes` together; order is kept."""
+    """Join consecutive batches while they fit in `batch_bytes` together; order is kept.
+
+    A batch is not kept here while the consumer has it, as it may be one very long document.
+    """
     waiting: list[DocumentBatch] = []
     size = 0
     for batch in batches:
         more = len(batch.data) + sum(_DROP_BYTES + len(drop.raw) for drop in batch.dropped)
         if waiting and size + more > batch_bytes:
             yield _joined(waiting)
-            waiting, size = [], 0
+            size = 0
         waiting.append(batch)
         size += more
+        del batch
     if waiting:
         yield _joined(waiting)
 
@@ -312,7 +316,10 @@ def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return blank
 
 
-def _joined(batches: list[DocumentBatch]) -> DocumentBatch:
+def _joined(waiting: list[DocumentBatch]) -> DocumentBatch:
+    """Return the batches as one, and empty the list."""
+    batches = waiting.copy()
+    waiting.clear()
     if len(batches) == 1:
         return batches[0]
     sizes = np.concatenate([batch.text_bytes for batch in batches])

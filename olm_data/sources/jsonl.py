@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator
 from itertools import compress, pairwise
 from typing import Any
@@ -61,10 +62,13 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     for block, place in blocks:
         if input.until is not None and place > input.until:
             break
-        for batch in records.decode(block, place):
-            documents += batch.documents
-            rows += batch.rows_in
-            yield batch
+        held = [block]
+        del block  # it may be one very long line: kept here, it would be in memory once more
+        batches = deque(records.decode(held.pop(), place))
+        documents += sum(batch.documents for batch in batches)
+        rows += sum(batch.rows_in for batch in batches)
+        while batches:
+            yield batches.popleft()
     if rows and not documents:
         check(input, options)
 
@@ -167,6 +171,7 @@ class _Records:
                     drops.append(Drop.of(record[0], self._index, position, record[1], block[a:b]))
                     record = None
                 records.append(record)
+        del block, view
         yield from self._batches(records, positions, drops, filtered)
 
     def _all(
@@ -322,10 +327,11 @@ def _blocks(file: Any, input: InputFile, start: int, stop: int) -> Iterator[tupl
         at += len(chunk)
         cut = chunk.rfind(b"\n") + 1
         if cut:
-            block = b"".join([*pending, memoryview(chunk)[:cut]])
-            pending = [chunk[cut:]]  # before the block is worked on: it may be a very long line
-            yield block, place
-            place += len(block)
+            parts, pending = [*pending, memoryview(chunk)[:cut]], [chunk[cut:]]
+            size = sum(map(len, parts))
+            del chunk  # nothing is kept while the block is worked on: it may be a very long line
+            yield _joined(parts), place
+            place += size
         else:
             pending.append(chunk)
     # The last line goes on past `stop`, up to its line break or the end of the file.
@@ -336,10 +342,16 @@ def _blocks(file: Any, input: InputFile, start: int, stop: int) -> Iterator[tupl
         pending.append(chunk[:cut] if cut else chunk)
         at += len(chunk)
         if cut or not chunk:
-            block = b"".join(pending)
-            pending.clear()
-            yield block, place
+            del chunk
+            yield _joined(pending), place
             return
+
+
+def _joined(parts: list[Any]) -> bytes:
+    """Join byte strings and forget them."""
+    whole = b"".join(parts)
+    parts.clear()
+    return whole
 
 
 def _compressed_blocks(input: InputFile) -> Iterator[tuple[bytes, int]]:
@@ -347,8 +359,10 @@ def _compressed_blocks(input: InputFile) -> Iterator[tuple[bytes, int]]:
     line = 0
     with open_stream(input) as stream:
         for block, _ in _blocks(stream, input, 0, 1 << 62):
-            yield block, line
-            line += block.count(b"\n")
+            held, lines = [block], block.count(b"\n")
+            del block
+            yield held.pop(), line
+            line += lines
 
 
 def _chunk(line_so_far: int) -> int:

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
+from olm_data import pipeline
 from olm_data.dataset import Dataset
 from olm_data.digests import content_hashes, document_digests
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
@@ -418,9 +419,12 @@ def test_delimiting_equals_the_plain_loop(
         for document, keep in zip(documents, chosen, strict=True)
         if keep
     ]
-    got, ends = delimit(ids, offsets, chosen, bos=bos, eos=eos)
-    assert got.tolist() == [i for document in expected for i in document]
-    assert ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
+    for long in (-1, pipeline.LONG_TOKENS):  # documents count as long, and do not
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "LONG_TOKENS", long)
+            got, ends = delimit(ids, offsets, chosen, bos=bos, eos=eos)
+        assert got.tolist() == [i for document in expected for i in document]
+        assert ends.tolist() == np.cumsum([0, *map(len, expected)]).tolist()
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))
