@@ -23,7 +23,9 @@ from olm_data.errors import ConflictError, InputError, ValidationError, printabl
 from olm_data.mixing import MAX_BLOCK
 from olm_data.order import VERSION as ORDER
 from olm_data.order import Schedule, Stage
-from olm_data.packing import rows_in
+from olm_data.pack import PlanInfo
+from olm_data.packing import PACKINGS, PLANNED, rows_in
+from olm_data.row_plan import RowPlan
 from olm_data.shard import Verify
 from olm_data.store import Store, is_remote
 
@@ -41,8 +43,13 @@ class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos: int | None
 
 
-class LockSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d"."""
+class LockSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
+
+    `plan` is what the row plan must be where the packing needs one, else None.
+    """
 
     name: str
     dataset: str
@@ -52,6 +59,7 @@ class LockSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dtype: str
     max_documents_per_row: int
     max_epochs: str
+    plan: PlanInfo | None = None
 
 
 class LockStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +145,23 @@ class Lock(_File, frozen=True, kw_only=True):
         if is_remote(self.folder):
             return f"{self.folder}/{location}"
         return os.path.normpath(os.path.join(self.folder, location))
+
+    def open_plans(self) -> list[RowPlan | None]:
+        """Open each source's row plan, in the order of `sources`; None where it needs none.
+
+        A local plan is memory-mapped; one beside a remote lock is read into memory.
+
+        Raises:
+            ValidationError: a plan is missing, or not of the locked size.
+        """
+        return [
+            None
+            if source.plan is None
+            else RowPlan.open(
+                Store(self.folder).child(source.plan.folder), source.plan.rows, source.plan.pieces
+            )
+            for source in self.sources
+        ]
 
     def open_datasets(
         self, *, verify: Verify = "lazy", max_open: int | None = None
@@ -296,7 +321,12 @@ def _consistent(lock: Lock) -> bool:
         set(lock.locations) == set(names)
         and len(set(names)) == len(names) > 0
         and lock.sequence_length > 0
-        and all(s.rows == rows_in(s.tokens, lock.sequence_length) > 0 for s in lock.sources)
+        and lock.packing in PACKINGS
+        and all((s.plan is not None) == (lock.packing in PLANNED) for s in lock.sources)
+        and all(
+            s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
+            for s in lock.sources
+        )
         and all(
             len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
             and min(stage.counts) >= 0

@@ -9,8 +9,10 @@ The plan is computed from the lock alone, so it says what training will do, not 
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +22,9 @@ from olm_data.errors import UsageError
 from olm_data.lock import Lock, split
 from olm_data.mixing import TOLERANCE
 from olm_data.mixture import compile_lock, open_sources, read_mixture
-from olm_data.packing import unused_tail
+from olm_data.pack import write_plan
+from olm_data.packing import PLANNED, unused_tail
+from olm_data.store import Store
 
 EPOCHS_TO_WARN = 4
 
@@ -49,10 +53,26 @@ def mix(
             "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
         )
     mixture = read_mixture(manifest)
-    lock = compile_lock(mixture, open_sources(mixture), split(path)[0])
-    if dry_run:
-        return Mixed(lock, path, "dry run")
-    return Mixed(lock, path, lock.write(path, overwrite=overwrite))
+    datasets, folder = open_sources(mixture), split(path)[0]
+    if mixture.packing not in PLANNED:
+        lock = compile_lock(mixture, datasets, folder)
+        return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
+    with tempfile.TemporaryDirectory() if dry_run else Store(folder).staging() as staging:
+        plans = {}
+        for name, dataset in datasets.items():
+            made = Path(staging, name)
+            made.mkdir()
+            plans[name] = write_plan(dataset, mixture.packing, mixture.sequence_length, made)
+        lock = compile_lock(mixture, datasets, folder, plans)
+        if dry_run:
+            return Mixed(lock, path, "dry run")
+        for name, plan in plans.items():  # before the lock that needs them
+            place = Store(folder).child(plan.folder)
+            for file, sha256 in plan.sha256.items():
+                made = Path(staging, name, file)
+                if place.size(file) != made.stat().st_size:
+                    place.publish(file, made, sha256)
+        return Mixed(lock, path, lock.write(path, overwrite=overwrite))
 
 
 def plan(lock: Lock) -> dict[str, Any]:
@@ -95,7 +115,12 @@ def plan(lock: Lock) -> dict[str, Any]:
                 "source": source.name,
                 "tokens_available": source.tokens,
                 "rows_available": source.rows,
-                "unused_tail_tokens": unused_tail(source.tokens, length),
+                "tokens_in_no_row": unused_tail(source.tokens, length)
+                if source.plan is None
+                else source.plan.dropped,
+                "padding": 0
+                if source.plan is None
+                else 1 - source.plan.tokens / (source.rows * length),
                 "rows": rows,
                 "tokens": rows * length,
                 "epochs": rows / source.rows,
@@ -169,29 +194,37 @@ def print_plan(lock: Lock, console: Console) -> None:
     table = _table(
         f"run: {numbers['tokens']:,} tokens, {numbers['rows']:,} rows of "
         f"{numbers['sequence_length']:,} tokens, seed {numbers['seed']}",
-        ("tokens available", "in no row", "rows drawn", "tokens drawn", "epochs", "max", "share"),
+        (
+            "tokens available",
+            "in no row",
+            "padding",
+            "rows drawn",
+            "tokens drawn",
+            "epochs",
+            "max",
+            "share",
+        ),
     )
     for row in numbers["sources"]:
         table.add_row(
             row["source"],
             f"{row['tokens_available']:,}",
-            f"{row['unused_tail_tokens']:,}",
+            f"{row['tokens_in_no_row']:,}",
             f"{row['rows']:,}",
             f"{row['tokens']:,}",
             f"{row['epochs']:.4f}",
             f"{row['max_epochs']:g}",
             f"{row['share_got']:.4%}",
         )
+
+    def total(key: str) -> str:
+        return f"{sum(row[key] for row in numbers['sources']):,}"
+
     table.add_section()
     table.add_row(
         "total",
-        *(
-            f"{sum(row[key] for row in numbers['sources']):,}"
-            for key in ("tokens_available", "unused_tail_tokens", "rows", "tokens")
-        ),
-        "",
-        "",
-        "100%",
+        *(total("tokens_available"), total("tokens_in_no_row"), ""),
+        *(total("rows"), total("tokens"), "", "", "100%"),
     )
     console.print(table)
 

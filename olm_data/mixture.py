@@ -25,9 +25,10 @@ from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.lock import FORMAT, VERSION, Lock, LockSource, LockStage, LockTokenizer
 from olm_data.manifest import TokenizerInfo
 from olm_data.mixing import compile_shares, slot_table
-from olm_data.mixture_yaml import Mixture, parse_mixture, read_mixture
+from olm_data.mixture_yaml import Mixture, SourceSpec, parse_mixture, read_mixture
 from olm_data.order import VERSION as ORDER
 from olm_data.order import Stage, rows_by_source
+from olm_data.pack import PlanInfo
 from olm_data.packing import rows_between, rows_in
 from olm_data.store import is_remote
 
@@ -52,12 +53,18 @@ def open_sources(mixture: Mixture) -> dict[str, Dataset]:
     return datasets
 
 
-def compile_lock(mixture: Mixture, datasets: Mapping[str, Dataset], folder: str = "") -> Lock:
+def compile_lock(
+    mixture: Mixture,
+    datasets: Mapping[str, Dataset],
+    folder: str = "",
+    plans: Mapping[str, PlanInfo] | None = None,
+) -> Lock:
     """Compile a manifest against its datasets.
 
     Args:
         mixture: the parsed manifest.
         datasets: one for each source, by name.
+        plans: the row plan of each source, by name, where the packing needs them.
         folder: where the lock will lie (default: the manifest's folder).
 
     Raises:
@@ -66,7 +73,10 @@ def compile_lock(mixture: Mixture, datasets: Mapping[str, Dataset], folder: str 
         UsageError: a stage without a row, or a source drawn beyond its `max_epochs`.
     """
     tokenizer = _one_tokenizer(mixture, datasets)
-    sources = tuple(_compile_source(mixture, i, datasets) for i in range(len(mixture.sources)))
+    sources = tuple(
+        _compile_source(mixture, spec, datasets[spec.name], (plans or {}).get(spec.name))
+        for spec in mixture.sources
+    )
     stages = _compile_stages(mixture)
     _refuse_exhausted(mixture, sources, stages)
     folder = folder or mixture.folder
@@ -115,10 +125,11 @@ def _one_tokenizer(mixture: Mixture, datasets: Mapping[str, Dataset]) -> Tokeniz
     return ours
 
 
-def _compile_source(mixture: Mixture, index: int, datasets: Mapping[str, Dataset]) -> LockSource:
-    spec = mixture.sources[index]
-    dataset, length = datasets[spec.name], mixture.sequence_length
-    rows = rows_in(dataset.tokens, length)
+def _compile_source(
+    mixture: Mixture, spec: SourceSpec, dataset: Dataset, plan: PlanInfo | None
+) -> LockSource:
+    length = mixture.sequence_length
+    rows = rows_in(dataset.tokens, length) if plan is None else plan.rows
     if not rows:
         raise InputError(
             f"source {spec.name!r} has {dataset.tokens:,} tokens; one row takes {length + 1:,} "
@@ -126,6 +137,7 @@ def _compile_source(mixture: Mixture, index: int, datasets: Mapping[str, Dataset
             where=mixture.where("sources", spec.name),
             fix="tokenise more text for it, or lower sequence_length, or remove the source",
         )
+    bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces
     return LockSource(
         name=spec.name,
         dataset=dataset.digest,
@@ -133,8 +145,9 @@ def _compile_source(mixture: Mixture, index: int, datasets: Mapping[str, Dataset
         documents=dataset.documents,
         rows=rows,
         dtype=dataset.dtype.name,
-        max_documents_per_row=dataset.manifest.documents_bound(length),
+        max_documents_per_row=bound,
         max_epochs=_ratio(spec.max_epochs),
+        plan=plan,
     )
 
 

@@ -20,13 +20,13 @@ from typing import Any
 
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.mixing import normalise
+from olm_data.packing import PACKINGS
 from olm_data.store import is_remote
 from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 
 DEFAULT_MAX_EPOCHS = Fraction(4)
 MAX_SEQUENCE_LENGTH = 1 << 24
 MAX_TOKENS = 1 << 62
-PACKINGS = ("concat",)
 ON_EXHAUSTED = ("error",)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

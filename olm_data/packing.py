@@ -1,4 +1,4 @@
-"""Packing `concat`: a source is one stream of tokens, and a row is a window of it.
+"""The packings there are, and the arithmetic of `concat`: rows are windows of one stream.
 
     row r of a source -> tokens [r*S, r*S + S]: S inputs and the one that follows, the last label
 
@@ -13,6 +13,11 @@ from typing import TypeVar
 import numpy as np
 
 Rows = TypeVar("Rows", int, np.ndarray)
+
+PLANNED = ("best_fit", "document")
+"""Packings whose rows are lists of pieces (`row_plan.py`)."""
+
+PACKINGS = ("concat", *PLANNED)
 
 
 def rows_in(tokens: int, sequence_length: int) -> int:

@@ -28,13 +28,14 @@ from olm_data.errors import UsageError
 from olm_data.fields import IGNORED_LABEL, Int32, Int64, fill_labels, fill_pieces
 from olm_data.lock import Lock
 from olm_data.packing import row_span
+from olm_data.row_plan import RowPlan
 from olm_data.shard import Shard, Verify
 
 PADDING_ROW = -1
 """Row id of a row that holds padding only."""
 
 _ACROSS = -1
-"""Shard of a window that is not inside one shard."""
+"""Shard of a row that is not one stretch inside one shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ class RowReader:
         self.lock = lock if isinstance(lock, Lock) else Lock.read(lock)
         self.schedule = self.lock.schedule()
         self.datasets = self.lock.open_datasets(verify=verify)
-        self._shards = _Shards(self.datasets)
+        self._shards = _Shards(self.datasets, self.lock.open_plans())
         self.sequence_length: int = self.lock.sequence_length
         self.total_rows: int = self.schedule.total_rows
         self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)
@@ -101,11 +102,12 @@ class RowReader:
                 fix="ask for a row of the schedule, or make a longer mixture with olm-data mix",
             )
         place = self.schedule.locate(rows)
+        start = row_span(place.row, self.sequence_length)[0]
         return Windows(
             self._shards,
             rows,
             place.source,
-            row_span(place.row, self.sequence_length)[0],
+            np.where(self._shards.planned[place.source], place.row, start),
             self.sequence_length,
             self.max_documents_per_row,
             self._pool,
@@ -134,7 +136,7 @@ class DatasetRows:
 
     def __init__(self, dataset: Dataset, sequence_length: int) -> None:
         self.dataset, self.sequence_length = dataset, sequence_length
-        self._shards = _Shards([dataset])
+        self._shards = _Shards([dataset], [None])
         self.total_rows = -(-max(0, dataset.tokens - 1) // sequence_length)
         self.max_documents_per_row = dataset.manifest.documents_bound(sequence_length)
         self._pool = Pool()
@@ -156,16 +158,17 @@ class DatasetRows:
 
 
 class Windows:
-    """m located windows of S + 1 tokens, read in pieces [i, j).
+    """m located rows of S + 1 tokens, read in pieces [i, j).
 
-    A window inside one shard is a slice of its memory map. One that crosses shards, or runs past
-    the end of its dataset (padding), is put together piece by piece.
+    A row that is one window inside one shard is a slice of its memory map. One that crosses shards,
+    runs past the end of its dataset (padding), or has a row plan is put together piece by piece.
 
     Args:
         shards: the shards of all datasets.
         rows: int64 [m] ids that go into the batches.
-        source: integers [m], the dataset of each window.
-        start: int64 [m], first token of each window, counted over the dataset.
+        source: integers [m], the dataset of each row.
+        start: int64 [m], first token of each window, counted over the dataset; of a source with a
+            row plan, the number of the row.
         length: S.
         max_documents_per_row: most pieces in a row.
         pool: where batches get their memory.
@@ -186,6 +189,7 @@ class Windows:
         place = shards.first_token[source] + start
         shard = np.searchsorted(shards.ends, place, side="right")
         inside = place + length < np.append(shards.ends, 0)[shard]
+        inside &= ~shards.planned[source]
         shard[~inside] = _ACROSS
         local = np.where(inside, place - np.append(0, shards.ends)[shard], start)
         # windows by place, and so by shard: all windows of a shard are looked up together
@@ -283,26 +287,42 @@ class Windows:
         self._new_cuts.append(ends.astype(np.int64) + shift)
 
     def _read_across(self, k: int, out: NDArray[Any]) -> int:
-        """Read window k over shard borders into `out` [S+1]; return how many tokens it has."""
-        source, shards, done = self._source[k], self._shards, 0
-        place = int(shards.first_token[source]) + self._local[k]
-        valid = min(self._length + 1, shards.datasets[source].tokens - self._local[k])
+        """Put row k together in `out` [S+1]; return how many tokens it has."""
+        source = self._source[k]
+        dataset, plan = self._shards.datasets[source], self._shards.plans[source]
+        done, cuts = 0, []
+        if plan is None:
+            first = self._local[k]
+            done = min(self._length + 1, dataset.tokens - first)
+            cuts.append(self._copy(source, first, out[:done]))
+        else:
+            for first, size in plan.pieces(self._local[k]):
+                self._copy(source, first, out[done : done + size])
+                done += size
+                cuts.append(np.array([done], np.int64))
+        if k not in self._looked_up_across:
+            places = np.concatenate(cuts)  # the last one of the row cuts nothing
+            self._new_cuts.append(places[places < done] + k * self._length)
+            self._looked_up_across.add(k)
+        out[done:] = 0
+        return done
+
+    def _copy(self, source: int, start: int, out: NDArray[Any]) -> Int64:
+        """Copy tokens of a dataset from `start` on to `out`; return where in it documents end."""
+        shards, done, ends = self._shards, 0, []
+        place = int(shards.first_token[source]) + start
         number = int(np.searchsorted(shards.ends, place, side="right"))
-        while done < valid:
+        while done < len(out):
             shard, end = shards.open(number), int(shards.ends[number])
             size = int(shard.ends[-1])
             first = place + done - (end - size)
-            last = min(size, first + valid - done)
+            last = min(size, first + len(out) - done)
             out[done : done + last - first] = shard.read(first, last)
-            # ends e of this shard with first < e <= last; the last one of the window cuts nothing
+            # ends e of this shard with first < e <= last
             low, high = np.searchsorted(shard.ends, np.array([first + 1, last + 1], np.uint64))
-            cuts = shard.ends[low:high].astype(np.int64) + (done - first)
-            if k not in self._looked_up_across:
-                self._new_cuts.append(cuts[cuts < valid] + k * self._length)
+            ends.append(shard.ends[low:high].astype(np.int64) + (done - first))
             done, number = done + last - first, number + 1
-        self._looked_up_across.add(k)
-        out[valid:] = 0
-        return valid
+        return np.concatenate(ends) if ends else np.zeros(0, np.int64)
 
     def _cuts_of(self, i: int, j: int) -> Int64:
         """Return the cuts of windows i .. j-1, all looked up before, as places among them."""
@@ -320,17 +340,20 @@ class _Shards:
 
     Args:
         datasets: the datasets; their shards are kept open here, least recently used out first.
+        plans: the row plan of each dataset, None where rows are windows of its stream.
 
     Attributes:
-        datasets: the datasets.
+        datasets, plans: as given.
+        planned: bool [datasets], whether there is a plan.
         first_token: int64 [datasets], tokens of the datasets before.
         ends: int64 [shards of all datasets], cumulative tokens.
         dtype: the widest of the datasets' dtypes.
         at_hand: shards a `Windows` may hold besides.
     """
 
-    def __init__(self, datasets: Sequence[Dataset]) -> None:
-        self.datasets = datasets
+    def __init__(self, datasets: Sequence[Dataset], plans: Sequence[RowPlan | None]) -> None:
+        self.datasets, self.plans = datasets, plans
+        self.planned = np.array([plan is not None for plan in plans])
         self.first_token = _before([dataset.tokens for dataset in datasets])
         self._first_shard = _before([len(dataset.token_ends) for dataset in datasets])
         parts = [

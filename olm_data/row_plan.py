@@ -12,6 +12,8 @@ tokens is padded. A source that is packed as one stream of all its documents nee
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from olm_data.best_fit import Int64, best_fit, cut
 from olm_data.errors import ValidationError
 from olm_data.shard import HEADER_BYTES, npy_header
+from olm_data.store import Store
 
 WINDOW = 1 << 22
 """Documents packed at once: the memory of a plan does not grow with the dataset."""
@@ -189,8 +192,8 @@ class RowPlan:
         return list(zip(starts, lengths, strict=True))
 
     @classmethod
-    def open(cls, folder: Path, rows: int, pieces: int) -> RowPlan:
-        """Open the plan in `folder`, which must have just so many rows and pieces.
+    def open(cls, store: Store, rows: int, pieces: int) -> RowPlan:
+        """Open the plan in `store`, which must have just so many rows and pieces.
 
         Raises:
             ValidationError: a file is missing, damaged, or of another size.
@@ -198,13 +201,16 @@ class RowPlan:
         arrays = []
         for name, dtype in _FILES.items():
             try:
-                array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+                if store.remote:
+                    array = np.load(io.BytesIO(store.read(name)), allow_pickle=False)
+                else:
+                    array = np.load(store.url(name), mmap_mode="r", allow_pickle=False)
             except (OSError, EOFError, ValueError) as error:
-                raise _damaged(folder / name, str(error)) from error
+                raise _damaged(store.url(name), str(error)) from error
             count = rows if name == ENDS else pieces
             if array.dtype != dtype or array.shape != (count,):
                 raise _damaged(
-                    folder / name,
+                    store.url(name),
                     f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [{count}]",
                 )
             arrays.append(array)
@@ -221,7 +227,7 @@ class RowPlan:
 
 
 def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
-    """Write the rows of `parts` as a plan; return how many rows and pieces there are."""
+    """Write the rows of `parts` as a plan, durable; return how many rows and pieces there are."""
     rows = pieces = 0
     with (
         open(folder / STARTS, "wb") as starts,
@@ -240,6 +246,8 @@ def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
         for file, dtype, count in zip(files, _FILES.values(), (pieces, pieces, rows), strict=True):
             file.seek(0)
             file.write(npy_header(np.dtype(dtype), count))
+            file.flush()
+            os.fsync(file.fileno())
     return rows, pieces
 
 
@@ -252,10 +260,10 @@ def _mixed(values: Int64, key: int) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _damaged(path: Path, why: str) -> ValidationError:
+def _damaged(url: str, why: str) -> ValidationError:
     return ValidationError(
         "a row plan of the mixture is missing or damaged",
-        where=str(path),
+        where=url,
         why=why,
         fix="run olm-data mix again: it writes the same plan",
     )

@@ -93,7 +93,7 @@ def test_the_json_plan_adds_up(project: Path) -> None:
     assert [s["share_wanted"] for s in main] == [0.15, 0.85]
     assert sum(s["tokens"] for s in plan["sources"]) == plan["tokens"] == 8000
     assert plan["sources"][0]["epochs"] == 75 / 124
-    assert plan["sources"][0]["unused_tail_tokens"] == 2000 - 124 * 16 - 1
+    assert plan["sources"][0]["tokens_in_no_row"] == 2000 - 124 * 16 - 1
 
 
 def test_the_lock_works_from_another_folder_and_moves_with_its_tree(

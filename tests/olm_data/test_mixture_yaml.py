@@ -90,7 +90,7 @@ def test_the_largest_token_count_is_two_to_the_62() -> None:
         ("sequence_length: 2048", "sequence_length: 0", 3, "sequence_length must be"),
         ("sequence_length: 2048", "sequence_length: '8'", 3, "not a number"),
         ("sequence_length: 2048\n", "", 1, "'sequence_length' is missing"),
-        ("packing: concat", "packing: best_fit", 4, "this version accepts: concat"),
+        ("packing: concat", "packing: bestfit", 4, "best_fit"),
         ("on_exhausted: error", "on_exhausted: cap_and_redistribute", 11, "accepts: error"),
         ("max_epochs: 4", "max_epoch: 4", 6, "did you mean 'max_epochs'"),
         ("max_epochs: 4", "max_epochs: 0", 6, "more than 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from olm_data.row_plan import (
     pack_documents,
     write,
 )
+from olm_data.store import Store
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
 Row = list[tuple[int, int]]
@@ -85,7 +87,7 @@ def test_a_stream_has_the_same_rows_in_any_windows(
     waste = Waste()
     packer, rows = StreamPacker(sequence_length, waste), []
     edges = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         rows += rows_of(packer.pack(starts[a:b], sizes[a:b]))
     stream = [t for a, n in zip(starts.tolist(), lengths, strict=True) for t in range(a, a + n)]
     wanted = [
@@ -98,7 +100,7 @@ def test_a_stream_has_the_same_rows_in_any_windows(
     owner = {t: d for d, (a, n) in enumerate(zip(starts.tolist(), lengths, strict=True))
              for t in range(a, a + n)}  # fmt: skip
     for row in rows:  # pieces end where documents end, but for the last of the row
-        for (start, size), (following, _) in zip(row, row[1:], strict=False):
+        for (start, size), (following, _) in itertools.pairwise(row):
             assert owner[start + size - 1] != owner[following]
     # cut: the document of a row's last input goes on as the next row's first
     apart = {owner[one[-1]] for one in wanted if owner[one[-2]] == owner[one[-1]]}
@@ -113,14 +115,14 @@ def test_a_stored_plan_is_the_plan(tmp_path: Path) -> None:
         for a, b in ((0, 3), (3, 6))
     ]
     rows, pieces = write(tmp_path, parts)
-    plan = RowPlan.open(tmp_path, rows, pieces)
+    plan = RowPlan.open(Store(tmp_path), rows, pieces)
     assert [plan.pieces(r) for r in range(plan.rows)] == [r for p in parts for r in rows_of(p)]
     for name in ("starts.npy", "lengths.npy", "ends.npy"):
         data = (tmp_path / name).read_bytes()
         for broken in (data[:-1], data[:100], b""):
             (tmp_path / name).write_bytes(broken)
             with pytest.raises(ValidationError, match="missing or damaged"):
-                RowPlan.open(tmp_path, rows, pieces)
+                RowPlan.open(Store(tmp_path), rows, pieces)
         (tmp_path / name).write_bytes(data)
     with pytest.raises(ValidationError, match=r"not uint64 \[1\]"):
-        RowPlan.open(tmp_path, 1, pieces)
+        RowPlan.open(Store(tmp_path), 1, pieces)

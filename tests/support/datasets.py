@@ -125,6 +125,7 @@ def write_mixture(
     sequence_length: int,
     seed: int = 20260101,
     dtypes: Mapping[str, str] | None = None,
+    packing: str = "concat",
 ) -> Path:
     """Write each source as a dataset (documents shard by shard) and mix them; return the lock.
 
@@ -135,7 +136,12 @@ def write_mixture(
     for name, shards in sources.items():
         write_dataset(folder / name, shards, dtype=(dtypes or {}).get(name, "uint16"))
     return mix_datasets(
-        folder, list(sources), stages=stages, sequence_length=sequence_length, seed=seed
+        folder,
+        list(sources),
+        stages=stages,
+        sequence_length=sequence_length,
+        seed=seed,
+        packing=packing,
     )
 
 
@@ -146,12 +152,14 @@ def mix_datasets(
     stages: Sequence[tuple[int, Mapping[str, int]]],
     sequence_length: int,
     seed: int = 20260101,
+    packing: str = "concat",
 ) -> Path:
     """Write `manifest.yaml` over the datasets in `folder` and compile it; return the lock."""
     manifest = {
         "version": 1,
         "seed": seed,
         "sequence_length": sequence_length,
+        "packing": packing,
         "sources": {name: {"data": f"./{name}", "max_epochs": 1000} for name in names},
         "stages": [
             {"name": f"stage-{i}", "tokens": tokens, "weights": dict(weights)}
