@@ -24,6 +24,7 @@ COMMANDS = (
     "status",
     "work",
     "add",
+    "pack",
     "mix",
     "verify",
     "stats",

@@ -62,7 +62,13 @@ def mix(
         for name, dataset in datasets.items():
             made = Path(staging, name)
             made.mkdir()
-            plans[name] = write_plan(dataset, mixture.packing, mixture.sequence_length, made)
+            plans[name] = write_plan(
+                dataset,
+                mixture.packing,
+                mixture.sequence_length,
+                made,
+                min_tail=mixture.min_tail,
+            )
         lock = compile_lock(mixture, datasets, folder, plans)
         if dry_run:
             return Mixed(lock, path, "dry run")

@@ -61,6 +61,7 @@ class Mixture:
     seed: int
     sequence_length: int
     packing: str
+    min_tail: int
     sources: tuple[SourceSpec, ...]
     stages: tuple[StageSpec, ...]
     on_exhausted: str
@@ -125,6 +126,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
             "seed",
             "sequence_length",
             "packing",
+            "min_tail",
             "sources",
             "stages",
             "on_exhausted",
@@ -143,11 +145,21 @@ def _mixture(document: Document, folder: str) -> Mixture:
             )
     _integer(document, ("version",), 1, 1)
     sources = _sources(document)
+    packing = _choice(document, "packing", PACKINGS)
+    if "min_tail" in top and packing != "best_fit":
+        raise UsageError(
+            f"min_tail has no meaning with packing: {packing}",
+            where=document.where("min_tail"),
+            fix="leave it out, or write packing: best_fit",
+        )
     return Mixture(
         folder=folder,
         seed=_integer(document, ("seed",), 0, MAX_INTEGER) if "seed" in top else 0,
         sequence_length=_integer(document, ("sequence_length",), 1, MAX_SEQUENCE_LENGTH),
-        packing=_choice(document, "packing", PACKINGS),
+        packing=packing,
+        min_tail=_integer(document, ("min_tail",), 1, MAX_SEQUENCE_LENGTH)
+        if "min_tail" in top
+        else 1,
         sources=sources,
         stages=_stages(document, [source.name for source in sources]),
         on_exhausted=_choice(document, "on_exhausted", ON_EXHAUSTED),

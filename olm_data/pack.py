@@ -75,33 +75,28 @@ def documents(dataset: Dataset, window: int = WINDOW) -> Iterator[tuple[Int64, I
         yield np.concatenate(starts), np.concatenate(lengths)
 
 
-def packed(
-    dataset: Dataset,
-    packing: str,
-    sequence_length: int,
-    *,
-    min_tail: int = 1,
-    waste: Waste,
-    window: int = WINDOW,
-) -> Iterator[PackedRows]:
-    """Yield the rows of a dataset under a packing, window by window; `waste` is added to."""
-    pack: Callable[[Int64, Int64], PackedRows]
+def packer(
+    dataset: Dataset, packing: str, sequence_length: int, *, min_tail: int = 1, waste: Waste
+) -> Callable[[Int64, Int64], PackedRows]:
+    """Return what packs windows of documents, (first tokens, lengths), given one after another.
+
+    Args:
+        packing: of `packing.PACKINGS`.
+        waste: is added to.
+    """
     if packing == "best_fit":
         name = f"best_fit {dataset.digest} {sequence_length}"
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-        pack = partial(
+        return partial(
             pack_best_fit,
             sequence_length=sequence_length,
             key=key,
             min_tail=min_tail,
             waste=waste,
         )
-    elif packing == "document":
-        pack = partial(pack_documents, sequence_length=sequence_length, waste=waste)
-    else:
-        pack = StreamPacker(sequence_length, waste).pack
-    for starts, lengths in documents(dataset, window):
-        yield pack(starts, lengths)
+    if packing == "document":
+        return partial(pack_documents, sequence_length=sequence_length, waste=waste)
+    return StreamPacker(sequence_length, waste).pack
 
 
 def write_plan(
@@ -109,10 +104,12 @@ def write_plan(
 ) -> PlanInfo:
     """Write the row plan of a dataset into an existing local folder."""
     waste, most = Waste(), 0
+    pack = packer(dataset, packing, sequence_length, min_tail=min_tail, waste=waste)
 
     def watched() -> Iterator[PackedRows]:
         nonlocal most
-        for part in packed(dataset, packing, sequence_length, min_tail=min_tail, waste=waste):
+        for starts, lengths in documents(dataset):
+            part = pack(starts, lengths)
             most = max(most, int(part.counts.max(initial=0)))
             yield part
 

@@ -1,0 +1,68 @@
+"""`olm-data pack`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from olm_data.errors import UsageError
+
+
+@click.command()
+@click.argument("datasets", nargs=-1, required=True, metavar="DATASET...")
+@click.option(
+    "--compare", "packings", default="concat,best_fit", show_default=True, help="Packings, a,b."
+)
+@click.option(
+    "--seq-len", "lengths", default="2048", show_default=True, help="Tokens of a row: 2048,8192."
+)
+@click.option("--min-tail", type=click.IntRange(1), default=1, help="Drop shorter remainders.")
+@click.option(
+    "--documents",
+    default="16M",
+    show_default=True,
+    help='Look at the first so many documents of each dataset; or "all".',
+)
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a page with pictures too.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def pack(
+    datasets: tuple[str, ...],
+    packings: str,
+    lengths: str,
+    min_tail: int,
+    documents: str,
+    html: str | None,
+    as_json: bool,
+) -> None:
+    """Compare ways to pack documents into rows; writes nothing but the page asked for.
+
+    \b
+    olm-data pack --compare concat,best_fit --seq-len 2048,8192 ./tokens/books ./tokens/web
+    olm-data pack ./tokens/books --html packing.html
+    """
+    from rich.console import Console
+
+    from olm_data import pack_compare as verb
+    from olm_data.plan import parse_count
+
+    if not all(text.isdecimal() and int(text) for text in lengths.split(",")):
+        raise UsageError(
+            f"{lengths!r} are no lengths of rows", where="--seq-len", fix="--seq-len 2048,8192"
+        )
+    found = verb.compare(
+        datasets,
+        packings.split(","),
+        [int(text) for text in lengths.split(",")],
+        most_documents=None if documents == "all" else parse_count(documents),
+        min_tail=min_tail,
+    )
+    if as_json:
+        click.echo(json.dumps([one.to_json() for one in found], indent=1))
+    else:
+        verb.print_comparisons(found, Console(width=None if sys.stdout.isatty() else 120))
+    if html:
+        click.echo(f"wrote {verb.write_comparison(found, html)}", err=True)
+    best = min(found, key=lambda one: (one.cut_avoidable, one.padding))
+    click.echo(f"next: write packing: {best.packing} in the mixture's manifest.yaml", err=True)
