@@ -278,16 +278,25 @@ def view_lock_row(
             f"there is no row {row}", fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}"
         )
     place = lock.schedule().locate(np.array([row], np.int64))
-    source = int(place.source[0])
-    inner = view_row(datasets[source], specs[source], int(place.row[0]), lock.sequence_length)
+    source, source_row = int(place.source[0]), int(place.row[0])
+    plan = lock.open_plans()[source]
+    if plan is None:
+        first, stop = row_span(source_row, lock.sequence_length)
+        stretches = [(first, stop - first)]
+    else:
+        stretches = plan.pieces(source_row)
     return RowView(
         row=row,
         stage=lock.stages[int(place.stage[0])].name,
         source=lock.sources[source].name,
         epoch=int(place.epoch[0]),
-        source_row=inner.source_row,
-        first_token=inner.first_token,
-        pieces=inner.pieces,
+        source_row=source_row,
+        first_token=stretches[0][0],
+        pieces=[
+            piece
+            for first, size in stretches
+            for piece in _pieces(datasets[source], specs[source], first, first + size)
+        ],
     )
 
 

@@ -36,6 +36,7 @@ from olm_data.manifest import (
     build_manifest,
     read_manifest,
 )
+from olm_data.pack import PlanInfo
 from olm_data.plan import shard_name
 from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
@@ -126,6 +127,22 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
     how.meter.total = sum(_planned(item.store, item.digest, how.sample) for item in datasets)
     for dataset in datasets:
         _verify_dataset(dataset.store.root, report, how, top=False, digest=dataset.digest)
+    for source in lock.sources:
+        if source.plan is not None:
+            _verify_row_plan(Store(lock.folder).child(source.plan.folder), source.plan, report)
+
+
+def _verify_row_plan(store: Store, plan: PlanInfo, report: VerifyReport) -> None:
+    for name, wanted in plan.sha256.items():
+        seen = hashlib.sha256()
+        try:
+            for piece in store.pieces(name, 4 << 20):
+                seen.update(piece)
+        except FileNotFoundError:
+            report.add(store.url(name), "file", "a row plan of the lock", "nothing")
+            continue
+        if seen.hexdigest() != wanted:
+            report.add(store.url(name), "sha256", wanted, seen.hexdigest())
 
 
 def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:

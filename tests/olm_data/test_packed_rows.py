@@ -11,6 +11,7 @@ from support.datasets import write_mixture
 from olm_data.errors import ValidationError
 from olm_data.lock import Lock
 from olm_data.reader import RowReader
+from olm_data.verify import verify
 
 S = 8
 LENGTHS = {  # in shards: longer than rows, exactly a row, one token; most are short
@@ -105,6 +106,20 @@ def test_the_same_manifest_makes_the_same_plan_and_lock(lock: Path) -> None:
         packing=Lock.read(lock).packing,
     )
     assert Lock.read(again).digest == Lock.read(lock).digest
+
+
+def test_verify_finds_a_changed_or_missing_row_plan(lock: Path) -> None:
+    plan = Lock.read(lock).sources[1].plan
+    assert plan is not None
+    path = lock.parent / plan.folder / "lengths.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    findings = {(f.file, f.field) for f in verify(str(lock)).findings}
+    assert (str(path), "sha256") in findings
+    path.unlink()
+    findings = {(f.file, f.field) for f in verify(str(lock)).findings}
+    assert (str(path), "file") in findings
 
 
 def test_a_plan_that_is_gone_or_cut_is_refused_by_name(lock: Path) -> None:

@@ -18,6 +18,7 @@ from olm_data.lock import Lock
 from olm_data.mix import mix
 from olm_data.peek import DocumentView, RowView, Wanted, peek
 from olm_data.peek_render import render
+from olm_data.reader import RowReader
 from olm_data.tokenizer import load_tokenizer
 
 MANIFEST = """\
@@ -110,6 +111,20 @@ def test_a_row_of_the_run_is_what_the_reader_reads(folder: Path) -> None:
     shown = render(peek(lock, Wanted(row=0))[0])
     assert shown.startswith("== row 0: stage main, source ")
     assert shown.count("-- document") == len(row(peek(lock, Wanted(row=0))[0]).pieces)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "document"])
+def test_a_packed_row_of_the_run_is_what_the_reader_reads(folder: Path, packing: str) -> None:
+    manifest = folder / f"{packing}.yaml"
+    manifest.write_text(MANIFEST.replace("concat", packing))
+    lock = mix(str(manifest)).path
+    for number in range(0, 10, 3):
+        (view,) = peek(lock, Wanted(row=number))
+        ids = [i for piece in row(view).pieces for i in piece.ids]
+        batch = RowReader(lock).read(np.array([number]))
+        assert len({piece.document for piece in row(view).pieces}) == len(row(view).pieces)
+        assert batch.tokens[0, : len(ids)].tolist() == ids
+        assert batch.labels[0, len(ids) :].tolist() == [-100] * (64 - len(ids))
 
 
 def test_a_document_of_a_lock_needs_its_source(folder: Path) -> None:
