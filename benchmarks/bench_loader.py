@@ -49,7 +49,7 @@ def peak():
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 idle = peak()
 begun = time.perf_counter()
-from olm_data.reader import RowReader
+from olm_data.rows.reader import RowReader
 imported = time.perf_counter()
 reader = RowReader(sys.argv[1])
 opened = time.perf_counter()
@@ -90,7 +90,7 @@ def throughput(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """Return million tokens a second of each contestant."""
     import torch
 
-    from olm_data.reader import RowReader
+    from olm_data.rows.reader import RowReader
     from olm_train.data import DataLoader
 
     torch.set_num_threads(1)
@@ -191,7 +191,7 @@ def make_mixture(folder: Path, options: argparse.Namespace) -> tuple[Path, list[
     """Write four sources of several shards; return the lock and a memory map of each source."""
     from support.datasets import write_mixture
 
-    from olm_data.dataset import Dataset
+    from olm_data.dataset.dataset import Dataset
 
     rng = np.random.default_rng(0)
     sources = {}

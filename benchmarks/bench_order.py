@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.mixing import round_counts, slot_table
-from olm_data.order import Schedule, Stage, permute, round_keys, unpermute
+from olm_data.mixture.order import Schedule, Stage, permute, round_keys, unpermute
+from olm_data.mixture.shares import round_counts, slot_table
 
 
 def best(rounds: int, work: Callable[[], Any]) -> float:

@@ -54,14 +54,14 @@ import zstandard
 from peers import driver
 
 from olm_data.canonical import sha256_file
-from olm_data.digests import content_hashes, document_digests
+from olm_data.dataset.shard import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
-from olm_data.pipeline import delimit, document_rows
-from olm_data.shard import ShardWriter
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch
-from olm_data.store import Store
+from olm_data.storage.store import Store
+from olm_data.tokenize.digests import content_hashes, document_digests
+from olm_data.tokenize.pipeline import delimit, document_rows
 from olm_data.tokenizer import load_tokenizer
 
 PARTS = 16  # files of each kind: a compressed file is read by one process

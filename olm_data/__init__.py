@@ -15,10 +15,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Dataset": "olm_data.dataset",
-    "Lock": "olm_data.mixture",
-    "RowReader": "olm_data.reader",
-    "Schedule": "olm_data.order",
+    "Dataset": "olm_data.dataset.dataset",
+    "Lock": "olm_data.mixture.compile",
+    "RowReader": "olm_data.rows.reader",
+    "Schedule": "olm_data.mixture.order",
 }
 
 __all__ = ["Dataset", "Lock", "RowReader", "Schedule", "__version__"]

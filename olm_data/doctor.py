@@ -21,12 +21,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-from olm_data.disk import existing_parent
 from olm_data.errors import OlmError, ResourceError, StorageError
-from olm_data.preflight import Probe, conditional_create
-from olm_data.s3_client import client, endpoint
-from olm_data.s3_errors import CHECKSUM_SETTING
-from olm_data.store import Store
+from olm_data.storage.disk import existing_parent
+from olm_data.storage.s3_client import client, endpoint
+from olm_data.storage.s3_errors import CHECKSUM_SETTING
+from olm_data.storage.store import Store
+from olm_data.tokenize.preflight import Probe, conditional_create
 
 State = Literal["ok", "note", "fail"]
 LARGE = 8 << 20  # bytes, for the throughput

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.errors import InputError, UsageError
-from olm_data.heartbeat import RUN
-from olm_data.preflight import PROBE
-from olm_data.s3 import Upload
-from olm_data.scratch import abandoned
-from olm_data.store import STAGING_PREFIX, WORKER_PREFIX, Store
+from olm_data.storage.s3 import Upload
+from olm_data.storage.scratch import abandoned
+from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
+from olm_data.tokenize.heartbeat import RUN
+from olm_data.tokenize.preflight import PROBE
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # What `Store.publish` uploads in parts: files of a shard. Heartbeats and probes are small.

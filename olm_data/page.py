@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import UsageError
-from olm_data.store import io_errors
+from olm_data.storage.store import io_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

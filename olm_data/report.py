@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.errors import InputError
-from olm_data.mixture import Lock
+from olm_data.mixture.compile import Lock
 from olm_data.page import COLOURS, colours, section, svg, table, write_page
 
 if TYPE_CHECKING:

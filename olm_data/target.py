@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olm_data.manifest import MANIFEST
+from olm_data.dataset.manifest import MANIFEST
 
 
 def is_lock(target: str) -> bool:

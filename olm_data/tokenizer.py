@@ -27,7 +27,7 @@ import numpy as np
 
 from olm_data.canonical import digest
 from olm_data.errors import InputError, UsageError, ValidationError, suggest
-from olm_data.hub import hub_file
+from olm_data.storage.hub import hub_file
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import yaml
 
-from olm_data.lock import Lock
+from olm_data.mixture.lock import Lock
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
 from olm_train.flops import num_flops_per_token

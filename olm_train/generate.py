@@ -17,8 +17,8 @@ import click
 import torch
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.lock import Lock
-from olm_data.store import Store
+from olm_data.mixture.lock import Lock
+from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import CONFIG, LOCK, folder_name
 from olm_train.config import Values, parse

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from olm_data.errors import UsageError
-from olm_data.lock import Lock
+from olm_data.mixture.lock import Lock
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.callbacks.console_logger import ConsoleLoggerConfig

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.errors import ConflictError, UsageError
-from olm_data.store import Store
+from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, write_durably

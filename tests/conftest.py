@@ -90,8 +90,8 @@ def proxy(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     """
     from support.s3_proxy import s3_proxy
 
-    from olm_data import s3 as under_test
-    from olm_data.retry import Backoff
+    from olm_data.storage import s3 as under_test
+    from olm_data.storage.retry import Backoff
 
     for name in ("BACKOFF", "FIRST_CONTACT"):
         monkeypatch.setattr(under_test, name, Backoff(first=0.001, most=0.01))

@@ -15,7 +15,7 @@ from peers.base import Part, Peer, Task
 
 def read(output: Path, task: Task) -> Iterator[Part]:
     """Yield one part a shard, in manifest order."""
-    from olm_data.dataset import Dataset
+    from olm_data.dataset.dataset import Dataset
 
     dataset = Dataset.open(str(output))
     for index in range(len(dataset.manifest.shards)):

@@ -23,7 +23,7 @@ def mix(manifest: str, output: str | None, dry_run: bool, overwrite: bool, as_js
     """
     from rich.console import Console
 
-    from olm_data import mix as verb
+    from olm_data.mixture import mix as verb
 
     done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
     if as_json:

@@ -45,8 +45,8 @@ def peek(
 
     On a terminal tokens have backgrounds and special tokens are red; NO_COLOR turns that off.
     """
-    from olm_data import peek as verb
-    from olm_data.peek_render import render
+    from olm_data.peek import views as verb
+    from olm_data.peek.render import render
     from olm_data.progress import Progress
 
     asked = {"--doc": doc, "--id": identifier, "--search": search, "--row": row}

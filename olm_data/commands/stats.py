@@ -25,9 +25,9 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     olm-data stats ./tokens/books
     olm-data stats s3://bucket/tokens/web --html web.html
     """
-    from olm_data import stats as verb
     from olm_data.progress import Progress
-    from olm_data.stats_text import stats_lines
+    from olm_data.stats import count as verb
+    from olm_data.stats.text import stats_lines
     from olm_data.target import dataset_root
 
     with Progress("stats") as progress:
@@ -39,7 +39,7 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
             ),
         )
     if page is not None:
-        from olm_data.stats_page import write_stats_page
+        from olm_data.stats.page import write_stats_page
 
         write_stats_page(found, page)
     if as_json:

@@ -11,7 +11,7 @@ import click
 from olm_data.commands.running import Running, make_runner, runner_options
 from olm_data.errors import printable
 
-WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize_job", "tokenizers")
+WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize.job", "tokenizers")
 FAST_MODULES = ("awkward", "gigatoken")
 """What a worker needs, imported once for all of them."""
 
@@ -104,8 +104,8 @@ def tokenize(
     olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
     olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
     """
-    from olm_data import tokenize_request as asked
     from olm_data.runners import fork_server
+    from olm_data.tokenize import request as asked
 
     budget = asked.parse_budget(max_bad)
     share = asked.parse_share(holdout, "--holdout")
@@ -113,12 +113,12 @@ def tokenize(
     if running.runner == "local" and not dry_run:
         # before the rest is imported: on another core, workers import the same
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
-    from olm_data import tokenize as verb
-    from olm_data import tokenize_report as say
     from olm_data.errors import UsageError
-    from olm_data.plan import parse_count
     from olm_data.progress import Progress
-    from olm_data.tokenize_select import select_documents
+    from olm_data.tokenize import report as say
+    from olm_data.tokenize import run as verb
+    from olm_data.tokenize.plan import parse_count
+    from olm_data.tokenize.selecting import select_documents
     from olm_data.tokenizer import load_tokenizer
 
     if seed is not None and sample is None and not shuffle_documents:

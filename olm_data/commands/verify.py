@@ -35,10 +35,10 @@ def verify(
     olm-data verify ./tokens/books --deep --root ./books      compare with the text, too
     olm-data verify manifest.lock.json
     """
-    from olm_data import verify as verb
     from olm_data.progress import Progress
-    from olm_data.tokenize_request import parse_share
-    from olm_data.verify_deep import DEFAULT_SHARE, Deep
+    from olm_data.tokenize.request import parse_share
+    from olm_data.verify import run as verb
+    from olm_data.verify.deep import DEFAULT_SHARE, Deep
 
     share = None if sample is None else parse_share(sample, "--sample")
     if share == 0:

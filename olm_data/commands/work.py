@@ -25,7 +25,7 @@ def work(output: str, tasks: str, part: str | None, workers: int, name: str | No
 
     Finished tasks are skipped. When all tasks are done, the tokenize command writes the manifest.
     """
-    from olm_data import work as verb
+    from olm_data.tokenize import work as verb
 
     # Batch systems end a job by SIGTERM, and after a grace time by SIGKILL.
     signal.signal(signal.SIGTERM, _interrupt)

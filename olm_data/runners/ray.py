@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError, StorageError, UsageError
-from olm_data.heartbeat import Heartbeat, read_beats
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
-from olm_data.store import Store
+from olm_data.storage.store import Store
+from olm_data.tokenize.heartbeat import Heartbeat, read_beats
 
 TICK_SECONDS = 1.0
 """How often the parent looks at the heartbeats while it waits for results."""

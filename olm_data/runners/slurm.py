@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
-from olm_data.heartbeat import RUN, Beat, error_from, read_beats
-from olm_data.plan import spell_tasks
 from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
-from olm_data.store import Store
+from olm_data.storage.store import Store
+from olm_data.tokenize.heartbeat import RUN, Beat, error_from, read_beats
+from olm_data.tokenize.plan import spell_tasks
 
 ELEMENTS_PER_WORKER = 4
 """Elements of an array for each that may run at a time: late ones even out long tasks."""

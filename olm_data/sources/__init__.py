@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
-from olm_data.select import IdSet
+from olm_data.select.selection import IdSet
 from olm_data.sources import arrow, hub, jsonl, parquet, txt
 from olm_data.sources.base import (
     DROP_REASONS,

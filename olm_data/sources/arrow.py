@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.errors import InputError
+from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.columns import require_decidable, require_text, table_batches
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import Expansion
-from olm_data.where import columns as columns_of
 
 _BYTES = {
     pa.string(): pa.binary(),

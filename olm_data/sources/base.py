@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from olm_data.select import IdSet
-from olm_data.where import Node, parse
+from olm_data.select.selection import IdSet
+from olm_data.select.where import Node, parse
 
 Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
 OnInvalid = Literal["skip", "replace", "error"]

@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from olm_data.arrow_values import as_mask
 from olm_data.errors import InputError, printable, suggest
+from olm_data.select.evaluate import check_types, matches
+from olm_data.select.where import columns
 from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
 from olm_data.sources.buffers import from_column
 from olm_data.sources.values import as_ids, as_kept, batch_of
-from olm_data.where import columns
-from olm_data.where_eval import check_types, matches
 
 
 def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -> None:

@@ -29,10 +29,10 @@ from olm_data.errors import (
     refuse_secrets,
     suggest,
 )
-from olm_data.hub import dataset_commit, hub_filesystem, is_connection
 from olm_data.sources import s3_files
 from olm_data.sources.base import Format, InputFile, PositionKind
 from olm_data.sources.limits import Bounded
+from olm_data.storage.hub import dataset_commit, hub_filesystem, is_connection
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.errors import InputError, UsageError
-from olm_data.hub import dataset_commit, hub_errors
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.columns import require_decidable, require_text, table_batches
+from olm_data.storage.hub import dataset_commit, hub_errors
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
 ROWS = 256  # rows asked for at a time; batches are cut by bytes afterwards

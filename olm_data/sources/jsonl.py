@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.errors import InputError, printable, suggest
+from olm_data.select.evaluate import matches
+from olm_data.select.where import columns, kind_of_value
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import from_buffers
 from olm_data.sources.files import codec_of, open_binary, open_stream, reading
 from olm_data.sources.limits import check_record
 from olm_data.sources.values import batch_of, plain_values
-from olm_data.where import columns, kind_of_value
-from olm_data.where_eval import matches
 
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 HEAD_BYTES = 1 << 20

@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.errors import InputError
+from olm_data.select.evaluate import Span, can_match, span_of
+from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import skipped_batch
 from olm_data.sources.columns import (
@@ -28,8 +30,6 @@ from olm_data.sources.columns import (
 )
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
-from olm_data.where import columns as columns_of
-from olm_data.where_eval import Span, can_match, span_of
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:

@@ -13,13 +13,13 @@ from pathlib import PurePosixPath
 from typing import cast, get_args
 
 from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.select.evaluate import check_types, mismatch
+from olm_data.select.where import Node, columns, leaves, parse, wanted_kinds
 from olm_data.sources import arrow, hub, jsonl, named, parquet, pylib
 from olm_data.sources.base import InputFile, OnInvalid, ReadOptions, SourcePlan
 from olm_data.sources.columns import require_text
 from olm_data.sources.files import list_files
 from olm_data.sources.values import kind_of
-from olm_data.where import Node, columns, leaves, parse, wanted_kinds
-from olm_data.where_eval import check_types, mismatch
 
 
 def resolve_source(

@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from olm_data.errors import InputError, printable
-from olm_data.s3 import Bucket, S3Object, split_url
-from olm_data.s3_errors import S3Failure
+from olm_data.storage.s3 import Bucket, S3Object, split_url
+from olm_data.storage.s3_errors import S3Failure
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
 

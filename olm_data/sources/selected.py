@@ -13,12 +13,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from olm_data.digests import content_hashes, document_digests
 from olm_data.errors import InputError, UsageError, printable
-from olm_data.select import IdSet, drawn
+from olm_data.select.selection import IdSet, drawn
 from olm_data.sources.base import DocumentBatch, ReadOptions
 from olm_data.sources.buffers import choose
 from olm_data.sources.files import list_files, open_stream
+from olm_data.tokenize.digests import content_hashes, document_digests
 
 _CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
-from olm_data.lock import Lock
+from olm_data.mixture.lock import Lock
 from olm_train.callbacks.base import Callback
 from olm_train.config import FilePath
 from olm_train.data.loader import EvalLoader

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olm_data.reader import RowBatch
+from olm_data.rows.reader import RowBatch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
-from olm_data.lock import Lock
-from olm_data.reader import DatasetRows, RowReader
-from olm_data.shard import Verify
+from olm_data.mixture.lock import Lock
+from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
 from olm_train.data.prefetch import Prefetcher
 from olm_train.data.skip import KeptRows, clip_ranges, merge_ranges
@@ -53,7 +53,7 @@ class DataLoader:
         rank_microbatch_size: tokens of one micro-batch of one rank.
         rank, world_size: which of how many slices this process reads.
         prefetch: steps prepared ahead by a background thread; 0 reads in the caller's thread.
-        verify: `off` | `lazy` | `full`, see `olm_data.reader.RowReader`.
+        verify: `off` | `lazy` | `full`, see `olm_data.rows.reader.RowReader`.
         device: where batches end up; on CUDA they are pinned by the thread and copied without
             blocking. None leaves them on the CPU.
         skip: ranges [first, one past the last] of global rows that are left out.

@@ -9,10 +9,10 @@ import pytest
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import MANIFEST
 from olm_data.errors import ConflictError
-from olm_data.manifest import MANIFEST
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 
 def test_an_addition_on_s3_is_that_of_a_local_folder(

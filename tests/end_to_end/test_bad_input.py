@@ -21,7 +21,7 @@ import zstandard
 from support.datasets import write_dataset
 
 from olm_data.cli import main
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 
 GOOD = [{"id": f"d{i}", "text": f"document number {i} says something\n"} for i in range(40)]
 MANIFEST = """version: 1

@@ -14,8 +14,8 @@ from support.command import olm_data
 from support.hub_stub import HubStub
 from support.tokenizing import texts
 
-from olm_data.dataset import Dataset
-from olm_data.verify import verify
+from olm_data.dataset.dataset import Dataset
+from olm_data.verify.run import verify
 
 README = """---
 configs:

@@ -15,10 +15,10 @@ from support.command import arguments, environment, olm_data
 from support.markdown import code_blocks
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, StorageError
 from olm_data.runners.local import InlineRunner
-from olm_data.verify import verify
+from olm_data.verify.run import verify
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_the_how_to_page_runs_as_written_from_bucket_to_bucket(
 PUBLISH = """
 import hashlib, os, resource, sys
 from pathlib import Path
-from olm_data.store import Store
+from olm_data.storage.store import Store
 store, path = Store(sys.argv[1]), Path(sys.argv[2])
 with open(path, "rb") as file:
     sha256 = hashlib.file_digest(file, "sha256").hexdigest()

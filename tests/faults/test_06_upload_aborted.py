@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.s3_proxy import Proxy, answer, reset
 
-from olm_data import s3_body
 from olm_data.errors import ResourceError, StorageError
-from olm_data.store import Store
+from olm_data.storage import s3_body
+from olm_data.storage.store import Store
 
 SIZE = 40 << 20  # three parts
 
@@ -81,7 +81,7 @@ def test_06_an_interrupt_aborts_the_upload_and_removes_the_local_copy(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def interrupted(exchange):
-        monkeypatch.setattr("olm_data.s3.Bucket._complete", _interrupt)
+        monkeypatch.setattr("olm_data.storage.s3.Bucket._complete", _interrupt)
         exchange.reply(*exchange.forward())
 
     proxy.inject(interrupted, method="PUT", key="partNumber=3")

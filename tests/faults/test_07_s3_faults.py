@@ -19,8 +19,8 @@ from support.s3_proxy import (
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, StorageError
-from olm_data.s3_errors import S3Failure
-from olm_data.store import Store
+from olm_data.storage.s3_errors import S3Failure
+from olm_data.storage.store import Store
 
 SLOW_DOWN, INTERNAL = answer(503, "SlowDown"), answer(500, "InternalError")
 TOO_MANY = answer(429, "TooManyRequests")

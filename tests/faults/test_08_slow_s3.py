@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from support.s3_proxy import Proxy, delay, stall, throttled
 
-from olm_data import s3, s3_client
 from olm_data.errors import StorageError
-from olm_data.retry import Backoff
-from olm_data.store import Store
+from olm_data.storage import s3, s3_client
+from olm_data.storage.retry import Backoff
+from olm_data.storage.store import Store
 
 
 @pytest.fixture

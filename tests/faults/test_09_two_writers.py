@@ -13,7 +13,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
 from olm_data.runners.local import InlineRunner
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 
 def test_09_a_second_command_is_refused_while_the_first_one_works(

@@ -13,7 +13,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, StorageError
 from olm_data.runners.local import InlineRunner
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 REFUSED = answer(501, "NotImplemented", "A header you provided implies functionality")
 

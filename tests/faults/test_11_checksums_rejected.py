@@ -9,7 +9,7 @@ from support.s3_proxy import Exchange, Proxy, answer, passing
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import StorageError
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 REJECT = answer(400, "InvalidArgument", "x-amz-checksum-crc32 is not supported")
 

@@ -16,8 +16,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, UsageError
 from olm_data.gc import find, parse_age, remove
-from olm_data.store import Store
-from olm_data.verify import verify
+from olm_data.storage.store import Store
+from olm_data.verify.run import verify
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_12_a_dry_run_lists_and_deletes_nothing(output: str, scratch: Path) -> N
 
 HOLD = """
 import os, signal, sys
-from olm_data.store import Store
+from olm_data.storage.store import Store
 with Store("s3://bucket/x").staging() as folder:
     (folder / "shard").write_bytes(bytes(1000))
     print(folder, flush=True)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.account import InputAccount, check_accounts, totals_by_input
-from olm_data.pipeline import delimit
-from olm_data.plan import make_plan
-from olm_data.shard import ENDS, HEADER_BYTES, TOKENS, Shard, npy_header, window_counts
-from olm_data.store import Store
-from olm_data.tokenize_request import parse_budget
+from olm_data.dataset.shard import ENDS, HEADER_BYTES, TOKENS, Shard, npy_header, window_counts
+from olm_data.storage.store import Store
+from olm_data.tokenize.account import InputAccount, check_accounts, totals_by_input
+from olm_data.tokenize.pipeline import delimit
+from olm_data.tokenize.plan import make_plan
+from olm_data.tokenize.request import parse_budget
 
 ENDS_OF = np.array([2**31 - 1, 2**31 + 5, 2**32 + 7, 2**32 + 9], np.uint64)
 

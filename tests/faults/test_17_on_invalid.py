@@ -13,7 +13,7 @@ from support.command import olm_data
 from support.reading import read_source
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError
 from olm_data.tokenizer import load_tokenizer
 

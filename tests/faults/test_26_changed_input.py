@@ -16,7 +16,7 @@ from olm_data.runners.local import InlineRunner
 from olm_data.sources.base import ReadOptions
 from olm_data.sources.files import list_files
 from olm_data.sources.identical import identical_inputs
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
 from olm_data.runners.local import InlineRunner
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 
 class Never:

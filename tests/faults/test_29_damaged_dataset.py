@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from support.tokenizing import make_dataset, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, OlmError, ValidationError
-from olm_data.store import Store
-from olm_data.verify import verify
-from olm_data.verify_shard import check_shard
+from olm_data.storage.store import Store
+from olm_data.verify.run import verify
+from olm_data.verify.shard import check_shard
 
 DOCUMENTS = ["one two", "three", "\u4f60", "a longer text to have some tokens of, five six seven"]
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.datasets import random_shards, write_mixture
 
+from olm_data.dataset.shard import BLOCK_BYTES, HEADER_BYTES
 from olm_data.errors import ValidationError
-from olm_data.shard import BLOCK_BYTES, HEADER_BYTES
 from olm_train.data import DataLoader, EvalLoader
 
 S, TOKENS = 512, 100_000  # shards of more than three blocks each

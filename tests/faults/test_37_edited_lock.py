@@ -12,7 +12,7 @@ from support.stand_in import MANIFEST, compiled
 
 from olm_data.canonical import digest
 from olm_data.errors import ConflictError, ValidationError
-from olm_data.lock import UNDIGESTED, Lock
+from olm_data.mixture.lock import UNDIGESTED, Lock
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -13,12 +13,12 @@ import pytest
 from support.stand_in import MANIFEST, compiled
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import Addition, Manifest, version_name
 from olm_data.errors import UsageError, ValidationError
-from olm_data.lock import Lock
-from olm_data.manifest import Addition, Manifest, version_name
-from olm_data.store import Store
-from olm_data.verify import verify
+from olm_data.mixture.lock import Lock
+from olm_data.storage.store import Store
+from olm_data.verify.run import verify
 
 ESCAPES = [
     "../shard-00000",

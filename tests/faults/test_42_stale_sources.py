@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError
-from olm_data.lock import Lock
-from olm_data.mix import mix
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.mix import mix
 
 YAML = """
 version: 1

@@ -11,7 +11,7 @@ from support.s3_proxy import Proxy, answer
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.errors import UsageError, redacted, refuse_secrets
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 CANARIES = {
     "AWS_SECRET_ACCESS_KEY": "canary-wrong-secret-key",

@@ -26,20 +26,20 @@ from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.canonical import canonical_json
 from olm_data.canonical import digest as canonical_digest
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import decode_manifest
+from olm_data.dataset.shard import Shard, ShardRecord
 from olm_data.errors import OlmError
-from olm_data.lock import UNDIGESTED, Lock
-from olm_data.manifest import decode_manifest
-from olm_data.mixture_yaml import parse_mixture
-from olm_data.plan import Plan, parse_count, parse_tasks
-from olm_data.shard import Shard, ShardRecord
+from olm_data.mixture.lock import UNDIGESTED, Lock
+from olm_data.mixture.manifest import parse_mixture
+from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
-from olm_data.store import Store
-from olm_data.stored_job import load_job
+from olm_data.storage.store import Store
 from olm_data.strict_yaml import load
-from olm_data.tokenize_request import parse_budget, parse_share
+from olm_data.tokenize.plan import Plan, parse_count, parse_tasks
+from olm_data.tokenize.request import parse_budget, parse_share
+from olm_data.tokenize.stored_job import load_job
 from olm_data.tokenizer import spec_from_bytes
-from olm_data.where import parse
 
 LINES = [
     b'{"id": "a", "text": "one \\u00e9 \\ud83d\\ude00", "n": 1, "s": "x"}',

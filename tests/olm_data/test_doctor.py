@@ -13,8 +13,8 @@ from support.s3_proxy import Exchange, Fault, Proxy, answer, ignore_condition, r
 
 from olm_data.doctor import Finding, examine
 from olm_data.errors import UsageError
-from olm_data.s3 import Bucket
-from olm_data.store import Store
+from olm_data.storage.s3 import Bucket
+from olm_data.storage.store import Store
 
 
 def findings(place: str) -> dict[str, Finding]:

@@ -10,7 +10,7 @@ import pytest
 from support.datasets import write_dataset
 
 from olm_data.errors import InputError
-from olm_data.mixture import compile_lock, open_sources, read_mixture
+from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
 from olm_data.report import write_report
 
 MANIFEST = """

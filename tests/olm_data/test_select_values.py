@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tokenizing import hashes_of
 
-from olm_data.account import pack, unpack
-from olm_data.digests import document_digests
-from olm_data.select import IdSet, drawn, sample_key
+from olm_data.select.selection import IdSet, drawn, sample_key
+from olm_data.tokenize.account import pack, unpack
+from olm_data.tokenize.digests import document_digests
 
 
 def test_the_draw_is_the_documented_function() -> None:

@@ -213,7 +213,7 @@ def test_another_model_or_batch_size_is_refused_with_the_difference(
 def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
     from support.runs import MANIFEST
 
-    from olm_data.mixture import compile_lock, open_sources, parse_mixture
+    from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
 
     build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
     folder = tiny_mixture.parent

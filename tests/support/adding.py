@@ -6,12 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
-from olm_data.add import add
-from olm_data.add_request import Existing
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenize import Summary
-from olm_data.tokenize_request import parse_budget
+from olm_data.tokenize.add import add
+from olm_data.tokenize.add_request import Existing
+from olm_data.tokenize.request import parse_budget
+from olm_data.tokenize.run import Summary
 
 
 class Stop(Exception):

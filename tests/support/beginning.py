@@ -10,7 +10,7 @@ import pytest
 from support.tokenizing import make_dataset
 
 from olm_data.runners.base import Runner
-from olm_data.store import Store
+from olm_data.storage.store import Store
 
 
 class Stop(Runner):

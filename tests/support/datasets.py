@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.manifest import (
+from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
     Manifest,
@@ -28,8 +28,7 @@ from olm_data.manifest import (
     Totals,
     build_manifest,
 )
-from olm_data.mix import mix
-from olm_data.shard import (
+from olm_data.dataset.shard import (
     BLOCK_BYTES,
     ENDS,
     HEADER_BYTES,
@@ -43,7 +42,8 @@ from olm_data.shard import (
     npy_header,
     window_counts,
 )
-from olm_data.store import Store
+from olm_data.mixture.mix import mix
+from olm_data.storage.store import Store
 
 _LINKS_PER_INODE = 30_000  # ext4 allows 65,000
 

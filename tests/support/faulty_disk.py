@@ -1,8 +1,8 @@
 """A disk that fails, or a process that dies, at operation number n of everything written to disk.
 
-The modules that write (`olm_data.disk`, `store`, `shard`, `quarantine`) get an `open` and an `os`
-of their own, which count: open for writing, write (twice: before it, and with half of it done),
-fsync, replace, link, makedirs. At number n the fault happens.
+The modules that write (`MODULES`) get an `open` and an `os` of their own, which count: open for
+writing, write (twice: before it, and with half of it done), fsync, replace, link, makedirs. At
+number n the fault happens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import olm_data.disk
-import olm_data.quarantine
-import olm_data.shard
-import olm_data.store
+import olm_data.dataset.shard
+import olm_data.storage.disk
+import olm_data.storage.store
+import olm_data.tokenize.quarantine
 
-MODULES = (olm_data.disk, olm_data.store, olm_data.shard, olm_data.quarantine)
+MODULES = (
+    olm_data.storage.disk,
+    olm_data.storage.store,
+    olm_data.dataset.shard,
+    olm_data.tokenize.quarantine,
+)
 CALLS = ("fsync", "replace", "link", "makedirs")
 
 Fault = Callable[[], None]

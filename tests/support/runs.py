@@ -16,7 +16,7 @@ import torch.distributed as dist
 import yaml
 from support.tokenizing import make_dataset, write_jsonl
 
-from olm_data.mixture import compile_lock, open_sources, parse_mixture
+from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.config import Values

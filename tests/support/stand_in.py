@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from olm_data.dataset import Dataset
-from olm_data.lock import Lock
-from olm_data.manifest import InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
-from olm_data.mixture import compile_lock, parse_mixture
-from olm_data.mixture_yaml import Mixture
-from olm_data.store import Store
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
+from olm_data.mixture.compile import compile_lock, parse_mixture
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.manifest import Mixture
+from olm_data.storage.store import Store
 
 _SHA = "0" * 64
 

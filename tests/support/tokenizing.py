@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.digests import content_hashes, document_digests
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
 from olm_data.sources import resolve_source
-from olm_data.tokenize import Summary, tokenize
-from olm_data.tokenize_request import Request, parse_budget
-from olm_data.tokenize_select import select_documents
+from olm_data.tokenize.digests import content_hashes, document_digests
+from olm_data.tokenize.request import Request, parse_budget
+from olm_data.tokenize.run import Summary, tokenize
+from olm_data.tokenize.selecting import select_documents
 from olm_data.tokenizer import load_tokenizer
 
 TEXTS = [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
 from olm_train.callbacks.evaluator import perplexity
 from olm_train.world import World

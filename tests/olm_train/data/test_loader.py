@@ -13,9 +13,9 @@ import pytest
 import torch
 from support.datasets import mix_datasets, random_shards, write_dataset, write_mixture
 
-from olm_data.dataset import Dataset
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
-from olm_data.reader import RowReader
+from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader, EvalLoader
 
 S = 8

@@ -1,0 +1,1 @@
+"""The dataset on disk, format v1: shards, manifest, history."""

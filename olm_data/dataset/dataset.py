@@ -1,0 +1,239 @@
+"""A dataset: random access to the tokens and documents of the shards its manifest names.
+
+    manifest.json -> Dataset.open -> shards, opened on first touch
+
+Never: list a directory, guess a dtype, or find document borders by an EOS id.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from olm_data.dataset.manifest import Manifest, read_manifest
+from olm_data.dataset.shard import Shard, Verify
+from olm_data.storage.store import Store
+
+_MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a document came from, and its kept columns."""
+
+    number: int
+    id: str | None
+    input: str
+    position: int
+    position_kind: str
+    text_bytes: int
+    columns: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Document(Origin):
+    """One document: where it came from, and its tokens, BOS and EOS included."""
+
+    tokens: np.ndarray
+
+
+class Dataset:
+    """Random access to the tokens and documents of a dataset.
+
+    Token positions and document numbers count over all shards in manifest order.
+
+    Attributes:
+        manifest: the parsed manifest.
+        digest: sha256 that names this dataset.
+        dtype: NumPy dtype of the stored tokens.
+        token_ends: int64 [shards], cumulative tokens.
+        document_ends: int64 [shards], cumulative documents.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        *,
+        verify: Verify = "lazy",
+        max_open: int | None = None,
+    ) -> None:
+        self.store, self.manifest, self.verify = store, manifest, verify
+        self.digest = str(manifest.digest)
+        self.dtype = np.dtype(manifest.dtype)
+        self.token_ends = np.cumsum([s.tokens for s in manifest.shards], dtype=np.int64)
+        self.document_ends = np.cumsum([s.documents for s in manifest.shards], dtype=np.int64)
+        self._max_open = max_open or open_shards_budget()
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        *,
+        digest: str | None = None,
+        verify: Verify = "lazy",
+        max_open: int | None = None,
+    ) -> Dataset:
+        """Open the dataset at a local path or URL; reads the manifest only.
+
+        Args:
+            path: folder of the dataset.
+            digest: which version, where inputs were added since; the newest by default.
+            verify: `off`, `lazy` (each 64 KiB block of tokens on first touch) or `full` (whole
+                shard when it is opened).
+            max_open: most shards kept open at a time.
+
+        Raises:
+            InputError: there is no dataset, or no such version of it.
+            ValidationError: the manifest is damaged, edited or of another version.
+        """
+        store = Store(path)
+        return cls(store, read_manifest(store, digest), verify=verify, max_open=max_open)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return self.manifest.totals.tokens
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return self.manifest.totals.documents
+
+    @property
+    def vocab_size(self) -> int:
+        """Every id is below it."""
+        return self.manifest.tokenizer.vocab_size
+
+    @property
+    def tokenizer_name(self) -> str:
+        """What the tokenizer was called where the dataset was made; not digested."""
+        tools = self.manifest.tools or {}
+        return tools.get("tokenizer", self.manifest.tokenizer.sha256[:12])
+
+    @property
+    def eos(self) -> int | None:
+        """Id that ends each document, or None."""
+        return self.manifest.tokenizer.eos
+
+    def shard(self, index: int) -> Shard:
+        """Return shard `index`, opening and checking it on first use.
+
+        Raises:
+            ValidationError: the shard's files disagree with the manifest.
+        """
+        shard = self._open.get(index)
+        if shard is not None:
+            self._open.move_to_end(index)
+            return shard
+        shard = self._open[index] = self.open_shard(index)
+        if len(self._open) > self._max_open:
+            self._open.popitem(last=False)
+        return shard
+
+    def open_shard(self, index: int) -> Shard:
+        """Open and check shard `index` for a caller that keeps it itself.
+
+        Raises:
+            ValidationError: the shard's files disagree with the manifest.
+        """
+        info = self.manifest.shards[index]
+        return Shard(
+            self.store,
+            info.name,
+            dtype=self.dtype,
+            tokens=info.tokens,
+            documents=info.documents,
+            sha256=info.sha256,
+            verify=self.verify,
+        )
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Return tokens [start, stop) in the dataset's dtype; a view if in one local shard."""
+        if not 0 <= start <= stop <= self.tokens:
+            raise IndexError(f"tokens [{start}, {stop}) of a dataset of {self.tokens}")
+        parts = [self.shard(i).read(a, b) for i, a, b in self._pieces(start, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def ends_between(self, start: int, stop: int) -> np.ndarray:
+        """Return the document ends e with start < e < stop, ascending, as int64 token positions."""
+        parts = []
+        for i, a, b in self._pieces(start, stop):
+            ends = self.shard(i).ends
+            base = int(self.token_ends[i]) - self.manifest.shards[i].tokens
+            low, high = np.searchsorted(ends, np.array([a + 1, b + 1], np.uint64))
+            parts.append(ends[low:high].astype(np.int64) + base)
+        ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return ends[ends < stop]
+
+    def document_span(self, number: int) -> tuple[int, int]:
+        """Return the token positions [start, stop) of document `number`."""
+        i, local = self._document_shard(number)
+        base = int(self.token_ends[i]) - self.manifest.shards[i].tokens
+        ends = self.shard(i).ends
+        return base + (int(ends[local - 1]) if local else 0), base + int(ends[local])
+
+    def document_at(self, token: int) -> int:
+        """Return the number of the document that holds token position `token`."""
+        if not 0 <= token < self.tokens:
+            raise IndexError(f"token {token} of a dataset of {self.tokens}")
+        i = int(np.searchsorted(self.token_ends, token, side="right"))
+        local = token - (int(self.token_ends[i]) - self.manifest.shards[i].tokens)
+        first = int(self.document_ends[i]) - self.manifest.shards[i].documents
+        return first + int(np.searchsorted(self.shard(i).ends, np.uint64(local), side="right"))
+
+    def document(self, number: int) -> Document:
+        """Return document `number` with its provenance."""
+        origin = self.origin(number)
+        return Document(**vars(origin), tokens=self.read(*self.document_span(number)))
+
+    def origin(self, number: int) -> Origin:
+        """Return where document `number` came from; reads none of its tokens."""
+        i, local = self._document_shard(number)
+        row = self.shard(i).document_row(local)
+        source = self.manifest.inputs[row["input"]]
+        known = ("id", "input", "position", "text_bytes", "content_hash")
+        return Origin(
+            number=number,
+            id=row["id"],
+            input=source.path,
+            position=row["position"],
+            position_kind=source.position,
+            text_bytes=row["text_bytes"],
+            columns={key: value for key, value in row.items() if key not in known},
+        )
+
+    def _document_shard(self, number: int) -> tuple[int, int]:
+        if not 0 <= number < self.documents:
+            raise IndexError(f"document {number} of a dataset of {self.documents}")
+        i = int(np.searchsorted(self.document_ends, number, side="right"))
+        return i, number - (int(self.document_ends[i]) - self.manifest.shards[i].documents)
+
+    def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """Split tokens [start, stop) into (shard, first, last) pieces local to each shard."""
+        pieces = []
+        i = int(np.searchsorted(self.token_ends, start, side="right"))
+        while start < stop:
+            base = int(self.token_ends[i]) - self.manifest.shards[i].tokens
+            end = min(stop, int(self.token_ends[i]))
+            pieces.append((i, start - base, end - base))
+            start, i = end, i + 1
+        return pieces
+
+
+def open_shards_budget() -> int:
+    """Return how many shards this process may keep open: at most 16,384.
+
+    Half the file limit, as the maps of tokens and ends hold a file handle each.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MAX_MAPPED_SHARDS
+    return max(16, min(_MAX_MAPPED_SHARDS, soft // 4))

@@ -1,0 +1,325 @@
+"""The manifest of a dataset: what every shard, input and total is, under one digest.
+
+    commit records -> build_manifest -> manifest.json (written last, conditional create)
+    manifest.json  -> read_manifest  -> Manifest, its digest checked
+
+The `digest` is the sha256 of the manifest's canonical JSON without the keys `digest` and `tools`;
+it names the dataset everywhere else. docs/reference/format.md is the specification. Never: list a
+directory, or trust a manifest that does not match its digest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from olm_data.dataset.shard import WINDOWS, ShardRecord
+from olm_data.errors import InputError, ValidationError, printable, suggest
+from olm_data.storage.store import Store
+
+MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
+JOB, EXCLUDED = "job.json", "exclude-ids.npy"
+VERSIONS = "manifests"
+"""Sub-folder of the manifests that additions have replaced, each under its digest."""
+
+FORMAT, VERSION = "olm-dataset", 1
+_SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tokenizer made the ids, and the rules for BOS, EOS and special tokens in text."""
+
+    sha256: str
+    probe_sha256: str
+    vocab_size: int
+    bos: int | None
+    eos: int | None
+    special: str
+
+
+class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One input: `documents` counts everything read from it, dropped documents included."""
+
+    path: str
+    bytes: int
+    position: str
+    documents: int
+    sha256: str
+
+
+class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One shard: counts, and the sha256 of its `tokens`, `ends`, `docs` and `record` files."""
+
+    name: str
+    tokens: int
+    documents: int
+    text_bytes: int
+    max_token_id: int
+    sha256: dict[str, str]
+
+
+class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sums over all shards; `documents_in` = documents + dropped + sent to another split."""
+
+    tokens: int
+    documents: int
+    text_bytes: int
+    documents_in: int
+    other_split: int
+
+
+class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Inputs that were added to a dataset after it was first written.
+
+    `parent` is the digest of the version they were added to, `plan` that of the plan that made
+    their shards, `first_shard` and `first_input` are where they begin (shards by the number in
+    their name), `options` is how the inputs were read.
+    """
+
+    parent: str
+    plan: str
+    first_shard: int
+    first_input: int
+    options: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of `manifest.json`."""
+
+    format: str
+    version: int
+    container: str
+    dtype: str
+    tokenizer: TokenizerInfo
+    options: dict[str, Any]
+    plan: str
+    inputs: list[InputInfo]
+    shards: list[ShardInfo]
+    totals: Totals
+    dropped: dict[str, int]
+    max_documents_in: dict[str, int]
+    added: list[Addition] | msgspec.UnsetType = msgspec.UNSET
+    digest: str | msgspec.UnsetType = msgspec.UNSET
+    tools: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
+    def compute_digest(self) -> str:
+        """Return the sha256 of the canonical JSON without `digest` and `tools`."""
+        import hashlib
+
+        body = msgspec.structs.replace(self, digest=msgspec.UNSET, tools=msgspec.UNSET)
+        return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+
+    def encode(self) -> bytes:
+        """Return the bytes of `manifest.json`."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+    @property
+    def additions(self) -> list[Addition]:
+        """What was added to the dataset, in order; [] for a dataset made in one run."""
+        return self.added or []
+
+    def plan_of(self, shard: str) -> str:
+        """Return the digest of the plan that made the shard of this name."""
+        number = int(shard.removeprefix("shard-"))
+        plans = [addition.plan for addition in self.additions if addition.first_shard <= number]
+        return plans[-1] if plans else self.plan
+
+    def documents_bound(self, width: int) -> int:
+        """Return a bound on the documents that a window of `width` tokens can touch."""
+        exact = [w for w in map(int, self.max_documents_in) if w >= width]
+        if exact:
+            starts = self.max_documents_in[str(min(exact))]
+        elif self.max_documents_in:
+            widest = max(map(int, self.max_documents_in))
+            starts = -(-width // widest) * self.max_documents_in[str(widest)]
+        else:
+            starts = width
+        return min(width, starts + 1)
+
+
+def build_manifest(
+    *,
+    tokenizer: TokenizerInfo,
+    dtype: np.dtype[Any],
+    options: dict[str, Any],
+    plan: str,
+    inputs: Sequence[InputInfo],
+    records: Sequence[tuple[ShardRecord, str]],
+    dropped: dict[str, int],
+    documents_in: int,
+    tools: dict[str, str],
+    added: Sequence[Addition] = (),
+) -> Manifest:
+    """Assemble a manifest from the commit records of all shard tasks, in task order.
+
+    Args:
+        records: (record, sha256 of the record's file) of each task; empty shards are left out.
+        documents_in: documents read from all inputs, dropped ones included.
+        added: what was added since the dataset was first written.
+    """
+    full = [(record, sha) for record, sha in records if record.tokens]
+    documents = sum(record.documents for record, _ in full)
+    manifest = Manifest(
+        format=FORMAT,
+        version=VERSION,
+        container="npy",
+        dtype=np.dtype(dtype).name,
+        tokenizer=tokenizer,
+        options=options,
+        plan=plan,
+        inputs=list(inputs),
+        shards=[
+            ShardInfo(
+                name=record.name,
+                tokens=record.tokens,
+                documents=record.documents,
+                text_bytes=record.text_bytes,
+                max_token_id=record.max_token_id,
+                sha256={kind: info.sha256 for kind, info in record.files.items()} | {"record": sha},
+            )
+            for record, sha in full
+        ],
+        totals=Totals(
+            tokens=sum(record.tokens for record, _ in full),
+            documents=documents,
+            text_bytes=sum(record.text_bytes for record, _ in full),
+            documents_in=documents_in,
+            other_split=documents_in - documents - sum(dropped.values()),
+        ),
+        dropped=dict(sorted(dropped.items())),
+        max_documents_in=_stream_windows([record for record, _ in full]),
+        added=list(added) or msgspec.UNSET,
+        tools=tools,
+    )
+    return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+
+
+def _stream_windows(records: Sequence[ShardRecord]) -> dict[str, int]:
+    """Bound document starts in any window of the logical stream, from the shards' own windows."""
+    if not records:
+        return {}
+    tokens = np.array([r.tokens for r in records], np.int64)
+    documents = np.array([r.documents for r in records], np.int64)
+    token_ends, document_ends = np.cumsum(tokens), np.cumsum(documents)
+    bounds: dict[str, int] = {}
+    for width in WINDOWS:
+        # a shard shorter than the window has no entry for it: all its documents may be inside
+        inside, first, last = (
+            np.array([r.windows.get(str(width), [r.documents] * 3)[i] for r in records], np.int64)
+            for i in range(3)
+        )
+        # a window that starts in shard i ends at the latest in shard j, with all between inside it
+        index = np.arange(len(records))
+        j = np.minimum(np.searchsorted(token_ends, token_ends + width - 1), len(records) - 1)
+        across = last + (document_ends[j] - documents[j] - document_ends) + first[j]
+        bounds[str(width)] = int(max(inside.max(), np.where(j > index, across, 0).max()))
+        if width >= token_ends[-1]:
+            break
+    return bounds
+
+
+def read_manifest(store: Store, digest: str | None = None) -> Manifest:
+    """Read and check `manifest.json`, or the manifest of an older version.
+
+    Args:
+        digest: of the version that is wanted; None for the newest.
+
+    Raises:
+        InputError: there is no dataset at this place, it is unfinished, or it has no such version.
+        ValidationError: malformed, edited, of another version, or naming files outside the folder.
+    """
+    store.refuse_links(MANIFEST)
+    try:
+        data = store.read(MANIFEST)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if store.exists(PLAN):
+            raise InputError(
+                "this dataset is unfinished: it has a plan but no manifest yet",
+                where=store.root,
+                fix="run the same olm-data tokenize command again; it continues where it stopped",
+            ) from error
+        raise InputError(
+            "there is no dataset here (no manifest.json)",
+            where=store.root,
+            fix="check the path, or make one: olm-data tokenize INPUT --tokenizer FILE "
+            f"--output {store.root}",
+        ) from error
+    newest = decode_manifest(data, store.url(MANIFEST))
+    if digest is None or digest == newest.digest:
+        return newest
+    name = version_name(digest)
+    try:
+        found = decode_manifest(store.read(name), store.url(name))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        known = [str(newest.digest), *(item.parent for item in reversed(newest.additions))]
+        raise InputError(
+            "the dataset has no version of this digest",
+            where=f"{store.root}, {printable(digest)}",
+            fix=f"its versions, the newest first: {', '.join(known)}",
+        ) from error
+    if found.digest != digest:
+        raise ValidationError(
+            "this is the manifest of another version than its name says", where=store.url(name)
+        )
+    return found
+
+
+def version_name(digest: str) -> str:
+    """Return where the manifest of a version that an addition replaced is kept."""
+    return f"{VERSIONS}/{digest}.json"
+
+
+def decode_manifest(data: bytes, url: str) -> Manifest:
+    """Check the bytes of a manifest; `url` is where they lie.
+
+    Raises:
+        ValidationError: malformed, edited, of another version, or naming files outside the folder.
+    """
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValidationError(
+            f"the manifest is malformed: {error}",
+            where=url,
+            fix="restore it from a copy, or run olm-data tokenize into a new output",
+        ) from error
+    _check_manifest(manifest, url)
+    return manifest
+
+
+def _check_manifest(manifest: Manifest, url: str) -> None:
+    def refuse(what: str, fix: str) -> None:
+        raise ValidationError(what, where=url, fix=fix)
+
+    restore = "restore the file from a copy, or tokenise the inputs again into a new output"
+    if manifest.format != FORMAT or manifest.version != VERSION:
+        refuse(
+            f"this is {manifest.format} version {manifest.version}; "
+            f"this release reads {FORMAT} version {VERSION}",
+            "use the release that wrote it, or tokenise again",
+        )
+    if manifest.digest != manifest.compute_digest():
+        refuse("the manifest was changed after it was written: its digest does not match", restore)
+    if manifest.container != "npy" or manifest.dtype not in ("uint16", "uint32"):
+        refuse(
+            f"container {manifest.container!r} with dtype {manifest.dtype!r} is not known; "
+            + suggest(manifest.dtype, ("uint16", "uint32")),
+            restore,
+        )
+    for shard in manifest.shards:
+        if not _SHARD_NAME.match(shard.name):
+            refuse(f"shard name {shard.name!r} is not of the form shard-00000", restore)
+    for addition in manifest.additions:
+        if not _DIGEST.match(addition.parent):
+            refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
+    totals = manifest.totals
+    if (totals.tokens, totals.documents) != (
+        sum(s.tokens for s in manifest.shards),
+        sum(s.documents for s in manifest.shards),
+    ):
+        refuse("the totals are not the sums over the shards", restore)

@@ -1,0 +1,1 @@
+"""From a manifest to the lock: shares, order, packing, row plans."""

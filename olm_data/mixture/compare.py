@@ -1,0 +1,212 @@
+"""`olm-data pack --compare`: what each packing would cost, before a byte is written.
+
+    ends of documents, a window at a time -> row_plan's packers -> Comparison -> table | page
+
+Uses the packers that `mix` uses, so the numbers are those of the rows that would be trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import UsageError, suggest
+from olm_data.mixture.pack import documents, packer
+from olm_data.mixture.packing import PACKINGS
+from olm_data.mixture.row_plan import WINDOW, PackedRows, Waste
+
+ROW_DOCUMENTS = 32
+"""Documents a row from which on the histogram counts together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What one packing of one dataset at one sequence length comes to.
+
+    Attributes:
+        dataset, packing, sequence_length: what was packed.
+        documents: documents looked at; `of` is how many the dataset has.
+        rows: rows made.
+        tokens: inputs in them.
+        padding: share of the places without a token.
+        cut_needed: documents cut because they are longer than a row.
+        cut_avoidable: documents cut though they fit in a row.
+        dropped: tokens in no row.
+        documents_per_row: mean number of pieces in a row.
+        context: mean number of tokens before a token that it may see: of its document, in its row.
+        attention_saved: share of causal attention work that masking documents saves.
+        histogram: rows by number of pieces, 0 .. `ROW_DOCUMENTS` and more.
+    """
+
+    dataset: str
+    packing: str
+    sequence_length: int
+    documents: int
+    of: int
+    rows: int
+    tokens: int
+    padding: float
+    cut_needed: int
+    cut_avoidable: int
+    dropped: int
+    documents_per_row: float
+    context: float
+    attention_saved: float
+    histogram: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a JSON object."""
+        return asdict(self)
+
+
+def compare(
+    targets: Sequence[str],
+    packings: Sequence[str],
+    lengths: Sequence[int],
+    *,
+    most_documents: int | None,
+    min_tail: int = 1,
+) -> list[Comparison]:
+    """Pack datasets in several ways, in memory.
+
+    Args:
+        targets: folders or URLs of datasets.
+        packings: of `packing.PACKINGS`.
+        lengths: sequence lengths.
+        most_documents: look at so many documents of each dataset, its first; None for all.
+        min_tail: see `best_fit.cut`.
+
+    Raises:
+        UsageError: there is no such packing.
+        InputError, ValidationError: there is no sound dataset.
+    """
+    for name in packings:
+        if name not in PACKINGS:
+            raise UsageError(f"there is no packing {name!r}", fix=suggest(name, PACKINGS))
+    return [
+        _measure(Dataset.open(target), target, packing, length, most_documents, min_tail)
+        for target in targets
+        for length in lengths
+        for packing in packings
+    ]
+
+
+def _measure(
+    dataset: Dataset,
+    target: str,
+    packing: str,
+    length: int,
+    most_documents: int | None,
+    min_tail: int,
+) -> Comparison:
+    waste, seen = Waste(), 0
+    pieces = context = work = 0
+    histogram = np.zeros(ROW_DOCUMENTS + 1, np.int64)
+    pack = packer(dataset, packing, length, min_tail=min_tail, waste=waste)
+    window = WINDOW if most_documents is None else min(WINDOW, most_documents)
+    windows = documents(dataset, window)
+    if most_documents is not None:
+        windows = islice(windows, -(-most_documents // window))
+    for starts, sizes in windows:
+        seen += len(sizes)
+        packed = pack(starts, sizes)
+        inputs = input_lengths(packed, length)
+        pieces += int((inputs > 0).sum())
+        context += int((inputs * (inputs - 1) // 2).sum())
+        work += int((inputs * (inputs + 1) // 2).sum())
+        histogram += np.bincount(np.minimum(packed.counts, ROW_DOCUMENTS), minlength=len(histogram))
+    whole = waste.rows * length * (length + 1) // 2
+    return Comparison(
+        dataset=target,
+        packing=packing,
+        sequence_length=length,
+        documents=seen,
+        of=dataset.documents,
+        rows=waste.rows,
+        tokens=waste.tokens,
+        padding=waste.padding / max(waste.rows * length, 1),
+        cut_needed=waste.cut_long,
+        cut_avoidable=waste.cut_short,
+        dropped=waste.dropped,
+        documents_per_row=pieces / max(waste.rows, 1),
+        context=context / max(waste.tokens, 1),
+        attention_saved=1 - work / max(whole, 1),
+        histogram=tuple(histogram.tolist()),
+    )
+
+
+def input_lengths(packed: PackedRows, sequence_length: int) -> np.ndarray:
+    """Return int64 [p]: how many inputs each piece gives, without the last label of a full row."""
+    inputs = packed.lengths.copy()
+    last = np.cumsum(packed.counts) - 1
+    totals = np.add.reduceat(packed.lengths, last - packed.counts + 1) if len(last) else last
+    inputs[last[totals > sequence_length]] -= 1
+    return inputs
+
+
+def print_comparisons(found: Sequence[Comparison], console: Console) -> None:
+    """Print one table a dataset and sequence length."""
+    for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
+        chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
+        part = f"{chosen[0].documents:,} documents"
+        if chosen[0].documents < chosen[0].of:
+            part = f"the first {part} of {chosen[0].of:,}"
+        console.print(f"{target}, rows of {length:,} tokens, {part}", style="bold", soft_wrap=True)
+        table = Table()
+        table.add_column("", overflow="fold")
+        for comparison in chosen:
+            table.add_column(comparison.packing, justify="right")
+        for cells in zip(*map(_column, chosen), strict=True):
+            table.add_row(cells[0][0], *(text for _, text in cells))
+        console.print(table)
+
+
+def _column(comparison: Comparison) -> list[tuple[str, str]]:
+    return [
+        ("rows", f"{comparison.rows:,}"),
+        ("tokens in rows", f"{comparison.tokens:,}"),
+        ("padding", f"{comparison.padding:.4%}"),
+        ("tokens in no row", f"{comparison.dropped:,}"),
+        ("documents cut, too long for a row", f"{comparison.cut_needed:,}"),
+        ("documents cut without need", f"{comparison.cut_avoidable:,}"),
+        ("documents in a row, mean", f"{comparison.documents_per_row:.2f}"),
+        ("context of a token, mean", f"{comparison.context:,.1f}"),
+        ("attention work saved by masking", f"{comparison.attention_saved:.1%}"),
+    ]
+
+
+def write_comparison(found: Sequence[Comparison], output: str) -> Path:
+    """Write the comparisons as one HTML page with pictures."""
+    from matplotlib.axes import Axes
+
+    from olm_data.page import colours, section, svg, table, write_page
+
+    sections = []
+    for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
+        chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
+
+        def draw(axes: Axes, chosen: list[Comparison] = chosen) -> None:
+            width = 0.8 / len(chosen)
+            for number, (colour, one) in enumerate(zip(colours(), chosen, strict=False)):
+                share = 100 * np.array(one.histogram) / max(one.rows, 1)
+                place = np.arange(len(share)) + (number - (len(chosen) - 1) / 2) * width
+                axes.bar(place, share, width, color=colour, label=one.packing)
+            axes.set_xlabel(f"documents in a row ({ROW_DOCUMENTS}: and more)")
+            axes.set_ylabel("share of rows, %")
+            axes.legend(frameon=False)
+
+        columns = [_column(one) for one in chosen]
+        rows = [(cells[0][0], *(text for _, text in cells)) for cells in zip(*columns, strict=True)]
+        head = ("", *(one.packing for one in chosen))
+        title = f"{target}, rows of {length:,} tokens"
+        sections.append(section(title, svg(draw) + table(head, rows)))
+    facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]
+    return write_page(output, "olm packing", facts, sections)

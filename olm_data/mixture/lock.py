@@ -1,0 +1,338 @@
+"""The mixture lock: a manifest compiled against real datasets, the only thing training takes.
+
+    mixture.compile_lock --> Lock --.write--> mixture.lock.json --Lock.read--> Lock
+                                                      Lock --.schedule()------> order.Schedule
+                                                           --.open_datasets()-> checked datasets
+
+A lock holds integers and strings only. Its `digest` is the sha256 of its canonical JSON without the
+keys `digest`, `tools` and `locations`, so that data may be moved and the run stays the same run.
+docs/reference/mixture.md is the specification. Never: read tokens, or replace
+another lock unasked.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import msgspec
+
+from olm_data.canonical import digest as canonical_digest
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import Verify
+from olm_data.errors import ConflictError, InputError, ValidationError, printable, redacted
+from olm_data.mixture.order import VERSION as ORDER
+from olm_data.mixture.order import Schedule, Stage
+from olm_data.mixture.pack import PlanInfo
+from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
+from olm_data.mixture.row_plan import RowPlan
+from olm_data.mixture.shares import MAX_BLOCK
+from olm_data.storage.store import Store, is_remote
+
+FORMAT, VERSION = "olm-mixture-lock", 1
+UNDIGESTED = ("digest", "tools", "locations")
+
+
+class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer that all sources share."""
+
+    sha256: str
+    probe_sha256: str
+    vocab_size: int
+    bos: int | None
+    eos: int | None
+
+
+class LockSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
+
+    `plan` is what the row plan must be where the packing needs one, else None.
+    """
+
+    name: str
+    dataset: str
+    tokens: int
+    documents: int
+    rows: int
+    dtype: str
+    max_documents_per_row: int
+    max_epochs: str
+    plan: PlanInfo | None = None
+
+
+class LockStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d"."""
+
+    name: str
+    rows: int
+    tokens: int
+    block: int
+    counts: tuple[int, ...]
+    wanted: tuple[str, ...]
+    rows_by_source: tuple[int, ...]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of `mixture.lock.json`."""
+
+    format: str
+    version: int
+    order: str
+    seed: int
+    sequence_length: int
+    packing: str
+    tokenizer: LockTokenizer
+    sources: tuple[LockSource, ...]
+    stages: tuple[LockStage, ...]
+    locations: dict[str, str]
+    tools: dict[str, str]
+    digest: str
+
+
+class Lock(_File, frozen=True, kw_only=True):
+    """A compiled mixture. The fields are the keys of the file, and `folder`, where the file lies.
+
+    Attributes:
+        sources: in order of their names.
+        stages: in the order of the run.
+        locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
+        digest: names this mixture everywhere else.
+        folder: local path or URL that relative locations start from.
+    """
+
+    folder: str
+
+    @property
+    def total_rows(self) -> int:
+        """Rows of the run."""
+        return sum(stage.rows for stage in self.stages)
+
+    def schedule(self) -> Schedule:
+        """Return the order of all rows; slot tables are built when a stage is first touched."""
+        return Schedule(
+            self.seed,
+            [(source.name, source.rows) for source in self.sources],
+            [Stage(stage.rows, stage.counts, stage.rows_by_source) for stage in self.stages],
+        )
+
+    def location(self, name: str) -> str:
+        """Return the path or URL of a source's dataset, resolved against the lock's folder.
+
+        Raises:
+            ValidationError: the location is of a kind that `mix` never writes: the digest of a lock
+                does not cover its locations.
+        """
+        location = self.locations[name]
+        scheme = location.partition("://")[0] if "://" in location else ""
+        relative = is_remote(self.folder) and not scheme
+        if (
+            not location.isprintable()
+            or not location
+            or scheme not in ("", "s3")
+            or redacted(location) != location
+            or (relative and ".." in location.split("/"))
+        ):
+            raise ValidationError(
+                f"the lock leads to a place that olm-data mix never writes, for source {name!r}",
+                where=redacted(printable(location)),
+                why="a lock may come from elsewhere, and its digest does not cover its locations",
+                fix="mend `locations` of the lock, or run olm-data mix again",
+            )
+        if is_remote(location) or os.path.isabs(location):
+            return location
+        if is_remote(self.folder):
+            return f"{self.folder}/{location}"
+        return os.path.normpath(os.path.join(self.folder, location))
+
+    def open_plans(self) -> list[RowPlan | None]:
+        """Open each source's row plan, in the order of `sources`; None where it needs none.
+
+        A local plan is memory-mapped; one beside a remote lock is read into memory.
+
+        Raises:
+            ValidationError: a plan is missing, or not of the locked size.
+        """
+        return [
+            None
+            if source.plan is None
+            else RowPlan.open(
+                Store(self.folder).child(source.plan.folder), source.plan.rows, source.plan.pieces
+            )
+            for source in self.sources
+        ]
+
+    def open_datasets(
+        self, *, verify: Verify = "lazy", max_open: int | None = None
+    ) -> list[Dataset]:
+        """Open each source's dataset, in the order of `sources`, and check it is the locked one.
+
+        Where inputs were added since, the version that the lock names is opened.
+
+        Raises:
+            InputError: there is no dataset at a source's location.
+            ValidationError: another dataset lies there than the lock was made from.
+        """
+        datasets = []
+        for source in self.sources:
+            location = self.location(source.name)
+            dataset = Dataset.open(location, verify=verify, max_open=max_open)
+            if source.dataset in [version.parent for version in dataset.manifest.additions]:
+                dataset = Dataset.open(
+                    location, digest=source.dataset, verify=verify, max_open=max_open
+                )
+            differences = [
+                f"{what} {there}, in the lock {locked}"
+                for what, there, locked in (
+                    ("digest", dataset.digest, source.dataset),
+                    ("tokens", f"{dataset.tokens:,}", f"{source.tokens:,}"),
+                    ("documents", f"{dataset.documents:,}", f"{source.documents:,}"),
+                    ("dtype", dataset.dtype.name, source.dtype),
+                )
+                if there != locked
+            ]
+            if differences:
+                raise ValidationError(
+                    f"the dataset of source {source.name!r} is not the one in the lock: "
+                    + "; ".join(differences),
+                    where=location,
+                    why="training would see other tokens than the lock promises",
+                    fix="restore the dataset, or run olm-data mix again for a new lock",
+                )
+            datasets.append(dataset)
+        return datasets
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        content = msgspec.to_builtins(self)
+        del content["folder"]
+        return msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=1) + b"\n"
+
+    def compute_digest(self) -> str:
+        """Return the sha256 that `digest` must be."""
+        content = msgspec.to_builtins(self)
+        for key in (*UNDIGESTED, "folder"):
+            del content[key]
+        return canonical_digest(content)
+
+    def write(
+        self, path: str | os.PathLike[str], *, overwrite: bool = False
+    ) -> Literal["written", "unchanged"]:
+        """Write the lock, whole or not at all; a lock that is there already is left alone.
+
+        A lock with the same digest but other locations is replaced: the run stays the same run.
+
+        Raises:
+            ConflictError: another lock, or another file, is there and `overwrite` is not set.
+        """
+        folder, name = split(path)
+        store = Store(folder)
+        try:
+            there = store.read(name)
+        except (FileNotFoundError, NotADirectoryError):
+            store.create(name, self.encode())
+            return "written"
+        try:
+            old = Lock.decode(there, os.fspath(path))
+        except ValidationError:
+            old = None
+        if old is not None and (old.digest, old.locations) == (self.digest, self.locations):
+            return "unchanged"
+        if not overwrite and (old is None or old.digest != self.digest):
+            raise ConflictError(
+                "another lock is here" if old else "a file that is no lock is here",
+                where=os.fspath(path),
+                why="a run may depend on it" + (f" (its digest is {old.digest})" if old else ""),
+                fix="choose another --output, or replace it with --overwrite",
+            )
+        store.put(name, self.encode())
+        return "written"
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Lock:
+        """Read and check a lock file, local or remote.
+
+        Raises:
+            InputError: there is no such file.
+            ValidationError: malformed, edited, or of another version.
+        """
+        folder, name = split(path)
+        try:
+            data = Store(folder).read(name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise InputError(
+                "there is no mixture lock here",
+                where=os.fspath(path),
+                fix="make one: olm-data mix manifest.yaml",
+            ) from None
+        return cls.decode(data, os.fspath(path))
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Lock:
+        """Check the bytes of a lock file; `path` is where they lie.
+
+        Raises:
+            ValidationError: malformed, edited, or of another version.
+        """
+        try:
+            head = msgspec.json.decode(data, type=dict[str, Any])
+            known = (head.get("format"), head.get("version"), head.get("order"))
+            if known != (FORMAT, VERSION, ORDER):
+                raise ValidationError(
+                    f"this is {known[0]} version {known[1]} with order {known[2]}; this release "
+                    f"reads {FORMAT} version {VERSION} with order {ORDER}",
+                    where=path,
+                    fix="give the lock that olm-data mix wrote, or use the release that wrote it",
+                )
+            content = msgspec.convert(head, _File)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ValidationError(
+                f"this is no mixture lock: {error}",
+                where=path,
+                fix="give the lock that olm-data mix wrote (NAME.lock.json), not its manifest",
+            ) from None
+        fields = {name: getattr(content, name) for name in content.__struct_fields__}
+        lock = cls(folder=split(path)[0], **fields)
+        if lock.digest != lock.compute_digest() or not _consistent(lock):
+            raise ValidationError(
+                "the lock was changed after it was written: its digest does not match",
+                where=path,
+                why="the order of the run would not be the recorded one",
+                fix="restore it, or change the manifest and run olm-data mix again",
+            )
+        return lock
+
+
+def split(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """Split a local path or URL into its folder, absolute if local, and the file's name."""
+    text = os.fspath(path)
+    if is_remote(text):
+        folder, _, name = text.rpartition("/")
+        return folder, name
+    absolute = os.path.abspath(text.removeprefix("file://"))
+    return os.path.dirname(absolute), os.path.basename(absolute)
+
+
+def _consistent(lock: Lock) -> bool:
+    """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
+    names = [source.name for source in lock.sources]
+    return (
+        set(lock.locations) == set(names)
+        and len(set(names)) == len(names) > 0
+        and lock.sequence_length > 0
+        and lock.packing in PACKINGS
+        and all((s.plan is not None) == (lock.packing in PLANNED) for s in lock.sources)
+        and all(
+            s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
+            for s in lock.sources
+        )
+        and all(
+            len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
+            and min(stage.counts) >= 0
+            and min(stage.rows_by_source) >= 0
+            and 0 < sum(stage.counts) == stage.block <= MAX_BLOCK
+            and sum(stage.rows_by_source) == stage.rows
+            for stage in lock.stages
+        )
+    )

@@ -1,0 +1,243 @@
+"""The verb behind `olm-data mix`: compile a manifest, write its lock, and say what was planned.
+
+    manifest.yaml -> mixture.compile_lock -> Lock -> NAME.lock.json
+                                               |---> plan(lock): numbers, warnings -> tables | JSON
+
+The plan is computed from the lock alone, so it says what training will do, not what was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from olm_data.errors import UsageError
+from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
+from olm_data.mixture.lock import Lock, split
+from olm_data.mixture.pack import write_plan
+from olm_data.mixture.packing import PLANNED, unused_tail
+from olm_data.mixture.shares import TOLERANCE
+from olm_data.storage.store import Store
+
+EPOCHS_TO_WARN = 4
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What `mix` did: the lock, where it is (or would be), and written | unchanged | dry run."""
+
+    lock: Lock
+    path: str
+    status: str
+
+
+def mix(
+    manifest: str, output: str | None = None, *, dry_run: bool = False, overwrite: bool = False
+) -> Mixed:
+    """Compile `manifest` and write the lock to `output` (default: NAME.lock.json beside it).
+
+    Raises:
+        UsageError, InputError, ValidationError: the manifest or its data are refused.
+        ConflictError: another lock is at `output` and `overwrite` is not set.
+    """
+    path = output or os.path.splitext(manifest)[0] + ".lock.json"
+    if not path.endswith(".json"):
+        raise UsageError(
+            "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
+        )
+    mixture = read_mixture(manifest)
+    datasets, folder = open_sources(mixture), split(path)[0]
+    if mixture.packing not in PLANNED:
+        lock = compile_lock(mixture, datasets, folder)
+        return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
+    with tempfile.TemporaryDirectory() if dry_run else Store(folder).staging() as staging:
+        plans = {}
+        for name, dataset in datasets.items():
+            made = Path(staging, name)
+            made.mkdir()
+            plans[name] = write_plan(
+                dataset,
+                mixture.packing,
+                mixture.sequence_length,
+                made,
+                min_tail=mixture.min_tail,
+            )
+        lock = compile_lock(mixture, datasets, folder, plans)
+        if dry_run:
+            return Mixed(lock, path, "dry run")
+        for name, plan in plans.items():  # before the lock that needs them
+            place = Store(folder).child(plan.folder)
+            for file, sha256 in plan.sha256.items():
+                made = Path(staging, name, file)
+                if place.size(file) != made.stat().st_size:
+                    place.publish(file, made, sha256)
+        return Mixed(lock, path, lock.write(path, overwrite=overwrite))
+
+
+def plan(lock: Lock) -> dict[str, Any]:
+    """Return the numbers of a lock for people and scripts (shares and epochs as floats)."""
+    length = lock.sequence_length
+    stages = []
+    for stage in lock.stages:
+        drawn = []
+        for index, source in enumerate(lock.sources):
+            wanted = Fraction(stage.wanted[index])
+            if not wanted:
+                continue
+            rows = stage.rows_by_source[index]
+            compiled = Fraction(stage.counts[index], stage.block)
+            drawn.append(
+                {
+                    "source": source.name,
+                    "rows": rows,
+                    "tokens": rows * length,
+                    "epochs": rows / source.rows,
+                    "share_wanted": float(wanted),
+                    "share_got": rows / stage.rows,
+                    "compile_error": float((compiled - wanted) / wanted),
+                }
+            )
+        stages.append(
+            {
+                "name": stage.name,
+                "rows": stage.rows,
+                "tokens": stage.tokens,
+                "block": stage.block,
+                "sources": drawn,
+            }
+        )
+    sources = []
+    for index, source in enumerate(lock.sources):
+        rows = sum(stage.rows_by_source[index] for stage in lock.stages)
+        sources.append(
+            {
+                "source": source.name,
+                "tokens_available": source.tokens,
+                "rows_available": source.rows,
+                "tokens_in_no_row": unused_tail(source.tokens, length)
+                if source.plan is None
+                else source.plan.dropped,
+                "padding": 0
+                if source.plan is None
+                else 1 - source.plan.tokens / (source.rows * length),
+                "rows": rows,
+                "tokens": rows * length,
+                "epochs": rows / source.rows,
+                "max_epochs": float(Fraction(source.max_epochs)),
+                "share_got": rows / lock.total_rows,
+            }
+        )
+    return {
+        "digest": lock.digest,
+        "seed": lock.seed,
+        "sequence_length": length,
+        "rows": lock.total_rows,
+        "tokens": lock.total_rows * length,
+        "stages": stages,
+        "sources": sources,
+        "warnings": warnings(lock),
+    }
+
+
+def warnings(lock: Lock) -> list[str]:
+    """Return what a user may not expect from this lock, one sentence each."""
+    found = []
+    for index, source in enumerate(lock.sources):
+        rows = sum(stage.rows_by_source[index] for stage in lock.stages)
+        if rows > EPOCHS_TO_WARN * source.rows:
+            found.append(
+                f"source {source.name!r} is repeated {rows / source.rows:.2f} times; "
+                f"above {EPOCHS_TO_WARN} epochs repeated data helps little"
+            )
+        if not any(Fraction(stage.wanted[index]) for stage in lock.stages):
+            found.append(f"source {source.name!r} has a weight in no stage: it is never drawn")
+    for stage in lock.stages:
+        errors = []
+        for index, source in enumerate(lock.sources):
+            wanted = Fraction(stage.wanted[index])
+            if wanted and not stage.rows_by_source[index]:
+                found.append(
+                    f"source {source.name!r} is never drawn in stage {stage.name!r}: its share "
+                    f"of {float(wanted):.3g} is {float(wanted * stage.rows):.3g} of "
+                    f"{stage.rows:,} rows"
+                )
+            elif wanted:
+                errors.append(abs(Fraction(stage.counts[index], stage.block) - wanted) / wanted)
+        if errors and max(errors) >= TOLERANCE:
+            found.append(
+                f"stage {stage.name!r}: the shares fit no block of {stage.block:,} rows exactly; "
+                f"the largest relative error is {float(max(errors)):.2%}"
+            )
+    return found
+
+
+def print_plan(lock: Lock, console: Console) -> None:
+    """Print the plan as tables, one a stage and one for the whole run."""
+    numbers = plan(lock)
+    for stage in numbers["stages"]:
+        table = _table(
+            f"stage {stage['name']}: {stage['tokens']:,} tokens, {stage['rows']:,} rows",
+            ("rows drawn", "tokens drawn", "epochs", "share wanted", "share got", "compile error"),
+        )
+        for row in stage["sources"]:
+            table.add_row(
+                row["source"],
+                f"{row['rows']:,}",
+                f"{row['tokens']:,}",
+                f"{row['epochs']:.4f}",
+                f"{row['share_wanted']:.4%}",
+                f"{row['share_got']:.4%}",
+                f"{row['compile_error']:+.4%}" if row["compile_error"] else "0",
+            )
+        console.print(table)
+    table = _table(
+        f"run: {numbers['tokens']:,} tokens, {numbers['rows']:,} rows of "
+        f"{numbers['sequence_length']:,} tokens, seed {numbers['seed']}",
+        (
+            "tokens available",
+            "in no row",
+            "padding",
+            "rows drawn",
+            "tokens drawn",
+            "epochs",
+            "max",
+            "share",
+        ),
+    )
+    for row in numbers["sources"]:
+        table.add_row(
+            row["source"],
+            f"{row['tokens_available']:,}",
+            f"{row['tokens_in_no_row']:,}",
+            f"{row['rows']:,}",
+            f"{row['tokens']:,}",
+            f"{row['epochs']:.4f}",
+            f"{row['max_epochs']:g}",
+            f"{row['share_got']:.4%}",
+        )
+
+    def total(key: str) -> str:
+        return f"{sum(row[key] for row in numbers['sources']):,}"
+
+    table.add_section()
+    table.add_row(
+        "total",
+        *(total("tokens_available"), total("tokens_in_no_row"), ""),
+        *(total("rows"), total("tokens"), "", "", "100%"),
+    )
+    console.print(table)
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("source", overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    return table

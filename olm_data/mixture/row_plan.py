@@ -1,0 +1,269 @@
+"""Rows as lists of pieces: what packing decides, stored as three memory-mapped arrays.
+
+    documents of a dataset, window by window -> pieces of each row -> starts, lengths, ends (.npy)
+    RowPlan.open(folder) -> .pieces(row)     -> the reader copies them one behind the other
+
+A piece is a stretch of one document. The pieces of a row have at most S + 1 tokens, the last of
+which is only a label; after each piece that ends before that, a document ends. A row with fewer
+tokens is padded. A source that is packed as one stream of all its documents needs no plan
+(`packing.py`). Never: hold more than a window of documents in memory, or read a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.dataset.shard import HEADER_BYTES, npy_header
+from olm_data.errors import ValidationError
+from olm_data.mixture.best_fit import Int64, best_fit, cut
+from olm_data.storage.store import Store
+
+WINDOW = 1 << 22
+"""Documents packed at once: the memory of a plan does not grow with the dataset."""
+
+STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
+_FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Some consecutive rows.
+
+    Attributes:
+        starts: int64 [p], first token of each piece, counted over the dataset.
+        lengths: int64 [p], tokens of each piece.
+        counts: int64 [rows], pieces of each row.
+    """
+
+    starts: Int64
+    lengths: Int64
+    counts: Int64
+
+
+@dataclass(slots=True)
+class Waste:
+    """What a packing costs, summed over a dataset.
+
+    Attributes:
+        rows: rows made.
+        tokens: tokens in them that are inputs.
+        padding: places without a token.
+        cut_long: documents cut because they are longer than a row.
+        cut_short: documents cut though they would have fitted into one row.
+        dropped: tokens in no row.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    padding: int = 0
+    cut_long: int = 0
+    cut_short: int = 0
+    dropped: int = 0
+
+
+def pack_best_fit(
+    starts: Int64, lengths: Int64, sequence_length: int, *, key: int, min_tail: int, waste: Waste
+) -> PackedRows:
+    """Pack one window of documents by best-fit decreasing.
+
+    Args:
+        starts, lengths: int64 [d], first token and number of tokens of each document.
+        key: decides which documents of equal length meet which others.
+        min_tail: see `best_fit.cut`.
+        waste: is added to.
+    """
+    pieces = cut(lengths, sequence_length, min_tail)
+    first = starts[pieces.document] + pieces.offset
+    # The token after a full row is the row's last label, where the document goes on.
+    follows = pieces.offset + pieces.length < lengths[pieces.document]
+    full = pieces.length == sequence_length
+    some = np.flatnonzero(~full)
+    packed = best_fit(pieces.length[some], _mixed(first[some], key), sequence_length)
+    order = np.concatenate([np.flatnonzero(full), some[packed.order]])
+    counts = np.concatenate([np.ones(int(full.sum()), np.int64), np.diff(packed.starts)])
+    waste.rows += len(counts)
+    waste.tokens += int(pieces.length.sum())
+    waste.padding += len(counts) * sequence_length - int(pieces.length.sum())
+    waste.cut_long += int((lengths > sequence_length).sum())
+    waste.dropped += pieces.dropped
+    return PackedRows(first[order], (pieces.length + (full & follows))[order], counts)
+
+
+def pack_documents(
+    starts: Int64, lengths: Int64, sequence_length: int, *, waste: Waste
+) -> PackedRows:
+    """Give each document rows of its own, padded; one longer than a row goes on in the next."""
+    pieces = cut(lengths, sequence_length)
+    follows = pieces.offset + pieces.length < lengths[pieces.document]
+    rows = len(pieces.length)
+    waste.rows += rows
+    waste.tokens += int(pieces.length.sum())
+    waste.padding += rows * sequence_length - int(pieces.length.sum())
+    waste.cut_long += int((lengths > sequence_length).sum())
+    return PackedRows(
+        starts[pieces.document] + pieces.offset, pieces.length + follows, np.ones(rows, np.int64)
+    )
+
+
+class StreamPacker:
+    """Packs chosen documents as one stream, row r from its token r * S, across windows.
+
+    The same geometry as `packing.py` has for all documents of a dataset. What is left at the end
+    and fills no row is dropped.
+    """
+
+    def __init__(self, sequence_length: int, waste: Waste) -> None:
+        self._length, self._waste, self._past = sequence_length, waste, 0
+        self._starts: Int64 = np.zeros(0, np.int64)
+        self._lengths: Int64 = np.zeros(0, np.int64)
+
+    def pack(self, starts: Int64, lengths: Int64) -> PackedRows:
+        """Return the rows that the stream has now and had not before."""
+        starts = np.concatenate([self._starts, starts[lengths > 0]])
+        lengths = np.concatenate([self._lengths, lengths[lengths > 0]])
+        size, ends = self._length, np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        rows = max(0, (total - 1) // size)
+        # A row is [r * S, r * S + S]: neighbours share the token on their border.
+        low = np.arange(rows, dtype=np.int64) * size
+        first = np.searchsorted(ends, low, side="right")
+        last = np.searchsorted(ends, low + size, side="right")
+        counts = last - first + 1
+        document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        begin = np.maximum(np.repeat(low, counts), (ends - lengths)[document])
+        stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
+        inside = begin - (ends - lengths)[document]
+        packed = PackedRows(starts[document] + inside, stop - begin, counts)
+        self._count_cuts(lengths, ends, rows * size)
+        self._keep(starts, lengths, ends, rows * size)
+        self._waste.rows += rows
+        self._waste.tokens += rows * size
+        self._waste.dropped = total - (rows * size + 1 if rows else 0)
+        return packed
+
+    def _count_cuts(self, lengths: Int64, ends: Int64, used: int) -> None:
+        """Count the documents that begin in these rows and go on in another row than they begin."""
+        begin = ends - lengths
+        fresh = (begin >= 0) & (begin < used)
+        if self._past and len(fresh):
+            fresh[0] = False  # the rest of a document that began in earlier rows
+        size = self._length
+        apart = fresh & (begin // size != (ends - 1) // size)
+        self._waste.cut_long += int((apart & (lengths > size)).sum())
+        self._waste.cut_short += int((apart & (lengths <= size)).sum())
+
+    def _keep(self, starts: Int64, lengths: Int64, ends: Int64, used: int) -> None:
+        at = int(np.searchsorted(ends, used, side="right"))
+        self._starts, self._lengths = starts[at:].copy(), lengths[at:].copy()
+        if at < len(starts):
+            gone = used - int(ends[at] - lengths[at])
+            self._starts[0] += gone
+            self._lengths[0] -= gone
+            self._past = gone
+
+
+class RowPlan:
+    """A stored plan, memory-mapped.
+
+    Attributes:
+        rows: how many rows there are.
+        starts: uint64 [p], first token of each piece, counted over the dataset.
+        lengths: uint32 [p], tokens of each piece.
+        ends: uint64 [rows], pieces up to and with each row.
+    """
+
+    def __init__(self, starts: NDArray[Any], lengths: NDArray[Any], ends: NDArray[Any]) -> None:
+        self.starts, self.lengths, self.ends = starts, lengths, ends
+        self.rows = len(ends)
+
+    def pieces(self, row: int) -> list[tuple[int, int]]:
+        """Return (first token, tokens) of each piece of a row, in order."""
+        low, high = int(self.ends[row - 1]) if row else 0, int(self.ends[row])
+        starts, lengths = self.starts[low:high].tolist(), self.lengths[low:high].tolist()
+        return list(zip(starts, lengths, strict=True))
+
+    @classmethod
+    def open(cls, store: Store, rows: int, pieces: int) -> RowPlan:
+        """Open the plan in `store`, which must have just so many rows and pieces.
+
+        Raises:
+            ValidationError: a file is missing, damaged, or of another size.
+        """
+        arrays = []
+        for name, dtype in _FILES.items():
+            try:
+                if store.remote:
+                    array = np.load(io.BytesIO(store.read(name)), allow_pickle=False)
+                else:
+                    array = np.load(store.url(name), mmap_mode="r", allow_pickle=False)
+            except (OSError, EOFError, ValueError) as error:
+                raise _damaged(store.url(name), str(error)) from error
+            count = rows if name == ENDS else pieces
+            if array.dtype != dtype or array.shape != (count,):
+                raise _damaged(
+                    store.url(name),
+                    f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [{count}]",
+                )
+            arrays.append(array)
+        return cls(*arrays)
+
+    @staticmethod
+    def digests(folder: Path) -> dict[str, str]:
+        """Return the sha256 of each file of a plan, by name."""
+        found = {}
+        for name in _FILES:
+            with open(folder / name, "rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        return found
+
+
+def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
+    """Write the rows of `parts` as a plan, durable; return how many rows and pieces there are."""
+    rows = pieces = 0
+    with (
+        open(folder / STARTS, "wb") as starts,
+        open(folder / LENGTHS, "wb") as lengths,
+        open(folder / ENDS, "wb") as ends,
+    ):
+        files = (starts, lengths, ends)
+        for file in files:
+            file.write(bytes(HEADER_BYTES))
+        for part in parts:
+            starts.write(part.starts.astype("<u8").tobytes())
+            lengths.write(part.lengths.astype("<u4").tobytes())
+            ends.write((np.cumsum(part.counts) + pieces).astype("<u8").tobytes())
+            rows += len(part.counts)
+            pieces += len(part.starts)
+        for file, dtype, count in zip(files, _FILES.values(), (pieces, pieces, rows), strict=True):
+            file.seek(0)
+            file.write(npy_header(np.dtype(dtype), count))
+            file.flush()
+            os.fsync(file.fileno())
+    return rows, pieces
+
+
+def _mixed(values: Int64, key: int) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    z = values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    return z ^ (z >> np.uint64(31))
+
+
+def _damaged(url: str, why: str) -> ValidationError:
+    return ValidationError(
+        "a row plan of the mixture is missing or damaged",
+        where=url,
+        why=why,
+        fix="run olm-data mix again: it writes the same plan",
+    )

@@ -1,0 +1,1 @@
+"""Documents and rows shown to people."""

@@ -1,0 +1,125 @@
+"""How `peek` shows documents and rows: lines for people, in colour or plain.
+
+Text is shown so that it cannot forge what is around it: control characters are escaped and each
+line of it stands behind a bar. In colour, tokens alternate between two backgrounds, special tokens
+are red, and a string that was searched for is bold; colours are ANSI codes that we alone write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from olm_data.errors import printable
+from olm_data.peek.token_text import token_bytes, token_texts
+from olm_data.peek.views import DocumentView, RowView
+
+SHOWN_IDS = 16
+SHOWN_TEXT = 1200
+
+_HEAD, _SOFT, _SPECIAL = "1;36", "2", "1;97;41"
+_TOKENS = ("38;5;16;48;5;153", "38;5;16;48;5;223")  # dark letters on light blue, light orange
+_FOUND = "1;38;5;16;48;5;226"  # on yellow
+
+
+def render(
+    view: DocumentView | RowView, *, full: bool = False, colour: bool = False, found: str = ""
+) -> str:
+    """Return a view as lines.
+
+    Args:
+        full: show all of the text; otherwise its first characters.
+        colour: with ANSI colours.
+        found: a string to mark in the text, with `colour`.
+    """
+    if isinstance(view, DocumentView):
+        return _document(view, full, colour, found)
+    place = f"token {view.first_token:,}"
+    if view.source is not None:
+        place = (
+            f"stage {view.stage}, source {view.source}, epoch {view.epoch}, "
+            f"row {view.source_row:,} of the source, {place}"
+        )
+    count = sum(piece.stop - piece.start for piece in view.pieces)
+    head = f"== row {view.row}: {place}; {count:,} tokens in {len(view.pieces)} documents"
+    pieces = (_document(piece, full, colour, found) for piece in view.pieces)
+    return "\n".join([_painted(head, _HEAD, colour), *pieces])
+
+
+def _document(view: DocumentView, full: bool, colour: bool, found: str) -> str:
+    name = "" if view.id is None else f"  id {printable(view.id)}"
+    part = ""
+    if (view.start, view.stop) != (0, view.tokens):
+        part = f"  tokens {view.start:,} to {view.stop:,} of {view.tokens:,}"
+    head = [
+        _painted(f"-- document {view.document}{name}{part}", _HEAD, colour),
+        f"   {printable(view.input)}, {view.position_kind} {view.position:,}; "
+        f"{view.tokens:,} tokens, {view.text_bytes:,} bytes of text",
+    ]
+    if view.columns:
+        kept = (f"{printable(key)}={printable(str(value))}" for key, value in view.columns.items())
+        head.append("   " + ", ".join(kept))
+    head.append(_ids(view, colour))
+    shown = len(view.text) if full else min(len(view.text), SHOWN_TEXT)
+    if view.bos:
+        head.append("   " + _painted("[BOS]", _SPECIAL, colour))
+    pieces = _coloured(view, shown, found) if colour else [(view.text[:shown], "")]
+    body = [f"   | {line}" for line in _lines(pieces)]
+    if shown < len(view.text):
+        body.append(f"   ... {len(view.text) - shown:,} more characters (--full shows all)")
+    end = ["   end of document"] if view.stop == view.tokens else []
+    if view.eos:
+        end = ["   " + _painted("[EOS]", _SPECIAL, colour) + " end of document"]
+    return "\n".join(head + body + end)
+
+
+def _ids(view: DocumentView, colour: bool) -> str:
+    """Return the line of ids; the text's ids have the colours of their tokens."""
+    first = int(view.bos)
+    ids = (
+        _painted(str(token), _TOKENS[(k - first) % 2] if k >= first else _SPECIAL, colour)
+        for k, token in enumerate(view.ids[:SHOWN_IDS])
+    )
+    rest = len(view.ids) - SHOWN_IDS
+    return f"   ids [{', '.join(ids)}{f', ... {rest:,} more' if rest > 0 else ''}]"
+
+
+def _coloured(view: DocumentView, shown: int, found: str) -> list[tuple[str, str]]:
+    """Return the first `shown` characters as (text, style) pieces, one or more a token."""
+    body = view.ids[int(view.bos) : len(view.ids) - int(view.eos)]
+    body = body[: 4 * shown]  # a token has a byte at least, a character has four at most
+    texts = token_texts(view.spec, body, token_bytes(view.spec))
+    special = set(view.spec.special_tokens.values())
+    marks = [m.span() for m in re.finditer(re.escape(found), view.text)] if found else []
+    pieces: list[tuple[str, str]] = []
+    at = 0
+    for k, (token, text) in enumerate(zip(body, texts, strict=True)):
+        style = _SPECIAL if token in special else _TOKENS[k % 2]
+        for cut in _cuts(text[: max(0, shown - at)], at, marks):
+            pieces.append((cut[0], _FOUND if cut[1] else style))
+        at += len(text)
+    return pieces
+
+
+def _cuts(text: str, at: int, marks: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
+    """Cut a token's text where marked stretches begin and end: (text, marked) pieces."""
+    inside = [(max(a, at), min(b, at + len(text))) for a, b in marks if a < at + len(text) > at < b]
+    pieces, last = [], at
+    for low, high in inside:
+        pieces += [(text[last - at : low - at], False), (text[low - at : high - at], True)]
+        last = high
+    return [piece for piece in [*pieces, (text[last - at :], False)] if piece[0]]
+
+
+def _lines(pieces: Sequence[tuple[str, str]]) -> list[str]:
+    """Return (text, style) pieces as lines, control characters escaped and each piece painted."""
+    lines = [""]
+    for text, style in pieces:
+        first, *rest = text.split("\n")
+        lines[-1] += _painted(printable(first), style, bool(style))
+        lines += [_painted(printable(line), style, bool(style)) for line in rest]
+    return lines
+
+
+def _painted(text: str, style: str, colour: bool) -> str:
+    return f"\x1b[{style}m{text}\x1b[0m" if colour and text else text

@@ -1,0 +1,356 @@
+"""`olm-data peek`: look at the documents of a dataset, or at the rows a mixture trains on.
+
+    dataset, document number -> DocumentView      text, ids, where it came from
+    dataset, id | string     -> DocumentView, ... found by peek_find.py
+    lock or dataset, row     -> RowView           the pieces of documents the row is made of
+
+Reads through `Dataset`, so what is shown has been verified. How it is shown is peek_render.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import TOKENIZER
+from olm_data.errors import UsageError, ValidationError, printable, suggest
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.packing import row_span, rows_in
+from olm_data.peek.find import Watch, find_id, find_text
+from olm_data.target import dataset_root, is_lock
+from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+
+FIRST_DOCUMENTS, FIRST_ROWS, FIRST_HITS = 3, 2, 5
+AROUND = 48
+"""Tokens shown before and after a string that was searched for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentView:
+    """A document, or the piece of one that a row holds.
+
+    Attributes:
+        document: number in its dataset.
+        id: its id in the source, if it has one.
+        input, position, position_kind: where it was read: file, and row, line or byte in it.
+        start, stop: tokens of the document that are shown, [start, stop).
+        tokens: tokens of the whole document, BOS and EOS included.
+        text_bytes: bytes of the whole document's text.
+        ids: the token ids shown.
+        text: their text; a character cut at a row's edge is U+FFFD.
+        bos, eos: whether the piece begins with BOS / ends with EOS (not in `text`).
+        columns: kept columns.
+        spec: the tokenizer, for showing where tokens begin; not part of the JSON.
+    """
+
+    document: int
+    id: str | None
+    input: str
+    position: int
+    position_kind: str
+    start: int
+    stop: int
+    tokens: int
+    text_bytes: int
+    ids: list[int]
+    text: str
+    bos: bool
+    eos: bool
+    columns: dict[str, Any]
+    spec: TokenizerSpec = field(repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the view as a JSON object."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spec"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowView:
+    """A row: `sequence_length` tokens and the one after them, cut into pieces of documents.
+
+    Attributes:
+        row: number of the row in the run (lock) or in the dataset.
+        stage, source, epoch: where the schedule places it; None for a dataset's own rows.
+        source_row: number of the row in its source.
+        first_token: position of its first token in the source's stream of tokens.
+        pieces: documents in it, in order.
+    """
+
+    row: int
+    stage: str | None
+    source: str | None
+    epoch: int | None
+    source_row: int
+    first_token: int
+    pieces: list[DocumentView]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the view as a JSON object."""
+        names = (f.name for f in fields(self) if f.name != "pieces")
+        pieces = [piece.to_json() for piece in self.pieces]
+        return {name: getattr(self, name) for name in names} | {"pieces": pieces}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to look at: at most one of `doc`, `row`, `id` and `search`; else the first few.
+
+    Attributes:
+        doc, row: number of one document or row.
+        id: id of documents in their source.
+        search: string that documents hold.
+        source: of a lock, with `doc`, `id` or `search`: the source whose documents.
+        sequence_length: of a dataset with `row`.
+        most: documents, rows or hits at most; None for a few.
+        full: with `search`, the whole document instead of what is around the string.
+    """
+
+    doc: int | None = None
+    row: int | None = None
+    id: str | None = None
+    search: str | None = None
+    source: str | None = None
+    sequence_length: int = 2048
+    most: int | None = None
+    full: bool = False
+
+
+def peek(
+    target: str, wanted: Wanted, *, watch: Watch | None = None
+) -> Sequence[DocumentView | RowView]:
+    """Return what is wanted of a dataset or of a lock's run.
+
+    Args:
+        target: a dataset (folder or URL) or a mixture lock (a `.json` file).
+        watch: told how far a search is.
+
+    Raises:
+        UsageError: there is no such document, row or source, or nothing was found.
+        InputError, ValidationError: there is no sound dataset or lock.
+    """
+    if not is_lock(target):
+        dataset = Dataset.open(dataset_root(target))
+        spec = dataset_tokenizer(dataset)
+        if wanted.row is not None:
+            return [view_row(dataset, spec, wanted.row, wanted.sequence_length)]
+        return _documents(dataset, spec, wanted, watch)
+    lock = Lock.read(target)
+    datasets = lock.open_datasets()
+    if wanted.doc is not None or wanted.id is not None or wanted.search is not None:
+        dataset = datasets[source_index(lock, wanted.source)]
+        return _documents(dataset, dataset_tokenizer(dataset), wanted, watch)
+    specs = [dataset_tokenizer(dataset) for dataset in datasets]
+    rows: Sequence[int] = range(min(wanted.most or FIRST_ROWS, lock.total_rows))
+    if wanted.row is not None:
+        rows = [wanted.row]
+    return [view_lock_row(lock, datasets, specs, number) for number in rows]
+
+
+def _documents(
+    dataset: Dataset, spec: TokenizerSpec, wanted: Wanted, watch: Watch | None
+) -> list[DocumentView]:
+    if wanted.doc is not None:
+        return [view_document(dataset, spec, wanted.doc)]
+    if wanted.id is not None:
+        most = wanted.most or FIRST_HITS
+        hits = find_id(dataset, wanted.id, most=most, watch=watch)
+        if not hits:
+            raise UsageError(
+                f"there is no document with the id '{printable(wanted.id)}'",
+                where=dataset.store.root,
+                fix="ids are those of the source; --search TEXT looks into the text",
+            )
+        return [view_document(dataset, spec, hit.document) for hit in hits]
+    if wanted.search is not None:
+        return _hits(dataset, spec, wanted.search, wanted, watch)
+    numbers = range(min(wanted.most or FIRST_DOCUMENTS, dataset.documents))
+    return [view_document(dataset, spec, number) for number in numbers]
+
+
+def _hits(
+    dataset: Dataset, spec: TokenizerSpec, text: str, wanted: Wanted, watch: Watch | None
+) -> list[DocumentView]:
+    if not text:
+        raise UsageError("nothing to search for", where="--search")
+    hits = find_text(dataset, spec, text, most=wanted.most or FIRST_HITS, watch=watch)
+    if not hits:
+        raise UsageError(
+            f"no document holds '{printable(text)}'",
+            where=dataset.store.root,
+            fix="a search takes the text as it is: upper and lower case and spaces count",
+        )
+    views = []
+    for hit in hits:
+        low, high = dataset.document_span(hit.document)
+        start, stop = max(0, hit.start - AROUND), min(high - low, hit.stop + AROUND)
+        if wanted.full:
+            start, stop = 0, high - low
+        views.append(_view(dataset, spec, hit.document, start, stop))
+    return views
+
+
+def dataset_tokenizer(dataset: Dataset) -> TokenizerSpec:
+    """Return the tokenizer stored in a dataset; BOS and EOS are the manifest's business.
+
+    Raises:
+        ValidationError: it is missing, or not the one the dataset was made with.
+    """
+    url = dataset.store.url(TOKENIZER)
+    rules = dataset.manifest.tokenizer
+    try:
+        data = dataset.store.read(TOKENIZER)
+    except FileNotFoundError as error:
+        raise ValidationError(
+            "the dataset's tokenizer.json is missing", where=url, fix="restore it from a copy"
+        ) from error
+    spec = spec_from_bytes(data, name=dataset.tokenizer_name, eos="none", bos="none")
+    if spec.sha256 != rules.sha256:
+        raise ValidationError(
+            "the tokenizer.json is not the one the dataset was made with",
+            where=url,
+            why="the ids would be shown as other text",
+            fix="restore it from a copy",
+        )
+    return spec
+
+
+def view_document(
+    dataset: Dataset, spec: TokenizerSpec, number: int, *, most_tokens: int | None = None
+) -> DocumentView:
+    """Return document `number` of a dataset, or its first `most_tokens` tokens.
+
+    Raises:
+        UsageError: there is no such document.
+    """
+    if not 0 <= number < dataset.documents:
+        raise UsageError(
+            f"there is no document {number}",
+            where=dataset.store.root,
+            fix=f"documents are numbered from 0 to {dataset.documents - 1:,}",
+        )
+    low, high = dataset.document_span(number)
+    return _view(dataset, spec, number, 0, min(high - low, most_tokens or high - low))
+
+
+def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: int) -> RowView:
+    """Return row `row` of a dataset's own stream.
+
+    Raises:
+        UsageError: there is no such row.
+    """
+    rows = rows_in(dataset.tokens, sequence_length)
+    if not 0 <= row < rows:
+        raise UsageError(
+            f"there is no row {row} of {sequence_length:,} tokens",
+            where=dataset.store.root,
+            fix=f"rows are numbered from 0 to {rows - 1:,}" if rows else "use a shorter row",
+        )
+    first, stop = row_span(row, sequence_length)
+    return RowView(
+        row=row,
+        stage=None,
+        source=None,
+        epoch=None,
+        source_row=row,
+        first_token=first,
+        pieces=_pieces(dataset, spec, first, stop),
+    )
+
+
+def view_lock_row(
+    lock: Lock, datasets: list[Dataset], specs: list[TokenizerSpec], row: int
+) -> RowView:
+    """Return row `row` of the run a lock describes.
+
+    Args:
+        datasets, specs: of the lock's sources, in its order.
+
+    Raises:
+        UsageError: there is no such row.
+    """
+    if not 0 <= row < lock.total_rows:
+        raise UsageError(
+            f"there is no row {row}", fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}"
+        )
+    place = lock.schedule().locate(np.array([row], np.int64))
+    source, source_row = int(place.source[0]), int(place.row[0])
+    plan = lock.open_plans()[source]
+    if plan is None:
+        first, stop = row_span(source_row, lock.sequence_length)
+        stretches = [(first, stop - first)]
+    else:
+        stretches = plan.pieces(source_row)
+    return RowView(
+        row=row,
+        stage=lock.stages[int(place.stage[0])].name,
+        source=lock.sources[source].name,
+        epoch=int(place.epoch[0]),
+        source_row=source_row,
+        first_token=stretches[0][0],
+        pieces=[
+            piece
+            for first, size in stretches
+            for piece in _pieces(datasets[source], specs[source], first, first + size)
+        ],
+    )
+
+
+def source_index(lock: Lock, name: str | None) -> int:
+    """Return the index of the source called `name`; None is the only source there is.
+
+    Raises:
+        UsageError: no such source, or no name and several sources.
+    """
+    names = [source.name for source in lock.sources]
+    if name is None and len(names) == 1:
+        return 0
+    if name is None:
+        raise UsageError(
+            "which source's document?", fix=f"add --of NAME; this lock has {', '.join(names)}"
+        )
+    if name not in names:
+        raise UsageError(f"the lock has no source {name!r}", fix=suggest(name, names))
+    return names.index(name)
+
+
+def _pieces(dataset: Dataset, spec: TokenizerSpec, first: int, stop: int) -> list[DocumentView]:
+    views = []
+    number = dataset.document_at(first)
+    cuts = [first, *dataset.ends_between(first, stop).tolist(), stop]
+    for index, (low, high) in enumerate(pairwise(cuts)):
+        start, _ = dataset.document_span(number + index)
+        views.append(_view(dataset, spec, number + index, low - start, high - start))
+    return views
+
+
+def _view(
+    dataset: Dataset, spec: TokenizerSpec, number: int, start: int, stop: int
+) -> DocumentView:
+    """Return tokens [start, stop) of a document; no other token is read."""
+    origin, rules = dataset.origin(number), dataset.manifest.tokenizer
+    first, last = dataset.document_span(number)
+    ids = dataset.read(first + start, first + stop)
+    bos = rules.bos is not None and start == 0
+    eos = rules.eos is not None and first + stop == last
+    return DocumentView(
+        document=number,
+        id=origin.id,
+        input=origin.input,
+        position=origin.position,
+        position_kind=origin.position_kind,
+        start=start,
+        stop=stop,
+        tokens=last - first,
+        text_bytes=origin.text_bytes,
+        ids=ids.tolist(),
+        text=spec.decode(ids[int(bos) : len(ids) - int(eos)]),
+        bos=bos,
+        eos=eos,
+        columns=origin.columns,
+        spec=spec,
+    )

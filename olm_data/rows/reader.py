@@ -1,0 +1,385 @@
+"""Rows of a mixture (or of one dataset) as arrays: the torch-free half of the loader.
+
+    rows int64 [m] -- Schedule.locate --> source, row in source --> first token of each window
+                                                |
+    Windows: shards opened on first touch, document ends looked up once a shard for all its rows
+                                                |
+    .read(i, j) --> RowBatch (b = j - i rows)   slices of memory maps -> one buffer -> fields.py
+
+`Windows` holds the located rows of many micro-batches, so that the index cost is paid once for
+thousands of rows and what is left for each batch is copying tokens. Never: scan for an EOS id, hold
+a table of the dataset's size, look at anything but the rows asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.dataset.dataset import Dataset, open_shards_budget
+from olm_data.dataset.shard import Shard, Verify
+from olm_data.errors import UsageError
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.packing import row_span
+from olm_data.mixture.row_plan import RowPlan
+from olm_data.rows.batch_memory import BatchMemory, Pool
+from olm_data.rows.fields import IGNORED_LABEL, Int32, Int64, fill_labels, fill_pieces
+
+PADDING_ROW = -1
+"""Row id of a row that holds padding only."""
+
+_ACROSS = -1
+"""Shard of a row that is not one stretch inside one shard."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowBatch:
+    """b rows of S tokens. The arrays share recycled memory: it is reused once none is referenced.
+
+    Attributes:
+        rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding).
+        tokens: uint16 | uint32 [b, S+1], each window and the token that follows it.
+        input_ids: int64 [b, S].
+        labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
+        doc_start: int32 [b, S], place within the row of the first token of the token's piece.
+        positions: int32 [b, S], place within the piece.
+        cu_seqlens: int32 [b * max_documents_per_row + 1], see `fields.fill_pieces`.
+        max_seqlen: S.
+    """
+
+    rows: Int64
+    tokens: NDArray[Any]
+    input_ids: Int64
+    labels: Int64
+    doc_start: Int32
+    positions: Int32
+    cu_seqlens: Int32
+    max_seqlen: int
+
+
+class RowReader:
+    """Reads rows of a mixture lock, in any order and number.
+
+    Args:
+        lock: the lock or the path of its file.
+        verify: `lazy` checks each 64 KiB block of tokens on first read, `full` whole shards when
+            they are opened, `off` nothing but sizes and headers.
+
+    Raises:
+        ValidationError: the lock or a dataset is not what its digest says.
+    """
+
+    def __init__(self, lock: Lock | str | os.PathLike[str], verify: Verify = "lazy") -> None:
+        self.lock = lock if isinstance(lock, Lock) else Lock.read(lock)
+        self.schedule = self.lock.schedule()
+        self.datasets = self.lock.open_datasets(verify=verify)
+        self._shards = _Shards(self.datasets, self.lock.open_plans())
+        self.sequence_length: int = self.lock.sequence_length
+        self.total_rows: int = self.schedule.total_rows
+        self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)
+        self._pool = Pool()
+
+    def prepare(self, rows: Int64) -> Windows:
+        """Locate rows, to be read in pieces. Opens no shard.
+
+        Args:
+            rows: int64 [m], each in 0 .. total_rows - 1.
+
+        Raises:
+            UsageError: a row is outside the schedule.
+        """
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        if len(rows) and (rows.min() < 0 or rows.max() >= self.total_rows):
+            bad = rows[(rows < 0) | (rows >= self.total_rows)][0]
+            raise UsageError(
+                f"row {bad:,} does not exist: the schedule has rows 0 to {self.total_rows - 1:,}",
+                fix="ask for a row of the schedule, or make a longer mixture with olm-data mix",
+            )
+        place = self.schedule.locate(rows)
+        start = row_span(place.row, self.sequence_length)[0]
+        return Windows(
+            self._shards,
+            rows,
+            place.source,
+            np.where(self._shards.planned[place.source], place.row, start),
+            self.sequence_length,
+            self.max_documents_per_row,
+            self._pool,
+        )
+
+    def read(self, rows: Int64) -> RowBatch:
+        """Return rows int64 [b] as one micro-batch.
+
+        Raises:
+            UsageError: a row is outside the schedule.
+            ValidationError: a shard is damaged.
+        """
+        return self.prepare(rows).read(0, len(rows))
+
+
+class DatasetRows:
+    """The rows of one dataset in order, for evaluation: every token but the first is a label once.
+
+    Row r is the window from token r * S; the last one is padded with id 0 and labels -100. Padding
+    counts as part of the last document, so it is never a piece of its own.
+
+    Args:
+        dataset: an open dataset.
+        sequence_length: S.
+    """
+
+    def __init__(self, dataset: Dataset, sequence_length: int) -> None:
+        self.dataset, self.sequence_length = dataset, sequence_length
+        self._shards = _Shards([dataset], [None])
+        self.total_rows = -(-max(0, dataset.tokens - 1) // sequence_length)
+        self.max_documents_per_row = dataset.manifest.documents_bound(sequence_length)
+        self._pool = Pool()
+
+    def read(self, rows: Int64) -> RowBatch:
+        """Return rows int64 [b] as one micro-batch; a row >= total_rows is all padding."""
+        rows = np.ascontiguousarray(rows, dtype=np.int64)
+        beyond = rows >= self.total_rows
+        windows = Windows(
+            self._shards,
+            np.where(beyond, PADDING_ROW, rows),
+            np.zeros(len(rows), dtype=np.int64),
+            np.where(beyond, self.dataset.tokens, row_span(rows, self.sequence_length)[0]),
+            self.sequence_length,
+            self.max_documents_per_row,
+            self._pool,
+        )
+        return windows.read(0, len(rows))
+
+
+class Windows:
+    """m located rows of S + 1 tokens, read in pieces [i, j).
+
+    A row that is one window inside one shard is a slice of its memory map. One that crosses shards,
+    runs past the end of its dataset (padding), or has a row plan is put together piece by piece.
+
+    Args:
+        shards: the shards of all datasets.
+        rows: int64 [m] ids that go into the batches.
+        source: integers [m], the dataset of each row.
+        start: int64 [m], first token of each window, counted over the dataset; of a source with a
+            row plan, the number of the row.
+        length: S.
+        max_documents_per_row: most pieces in a row.
+        pool: where batches get their memory.
+    """
+
+    def __init__(
+        self,
+        shards: _Shards,
+        rows: Int64,
+        source: NDArray[np.integer[Any]],
+        start: Int64,
+        length: int,
+        max_documents_per_row: int,
+        pool: Pool,
+    ) -> None:
+        self._shards, self._rows, self._pool = shards, rows, pool
+        self._length, self._max_documents_per_row = length, max_documents_per_row
+        place = shards.first_token[source] + start
+        shard = np.searchsorted(shards.ends, place, side="right")
+        inside = place + length < np.append(shards.ends, 0)[shard]
+        inside &= ~shards.planned[source]
+        shard[~inside] = _ACROSS
+        local = np.where(inside, place - np.append(0, shards.ends)[shard], start)
+        # windows by place, and so by shard: all windows of a shard are looked up together
+        by_place = np.argsort(place)
+        self._by_shard = by_place[inside[by_place]]
+        self._shard_column = shard[self._by_shard]
+        self._local_column = local[self._by_shard]
+        # Python lists: the loop in `_fill` reads them one element at a time
+        self._source: list[int] = source.tolist()
+        self._shard: list[int] = shard.tolist()
+        self._local: list[int] = local.tolist()
+        self._checked = np.zeros(len(rows), dtype=bool)
+        self._near: dict[int, NDArray[Any]] = {}  # shard -> its tokens
+        self._looked_up: set[int] = set()
+        self._looked_up_across: set[int] = set()
+        # cuts of the windows looked up so far, ascending, as places in the flattened m windows
+        self._cuts: Int64 = np.zeros(0, dtype=np.int64)
+        self._new_cuts: list[Int64] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, i: int, j: int) -> RowBatch:
+        """Return windows i .. j-1 with all fields.
+
+        Raises:
+            ValidationError: a shard is damaged, or holds more documents than its manifest promises.
+        """
+        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
+        cuts = self._fill(i, j, lease)
+        capacity = (j - i) * self._max_documents_per_row
+        cu_seqlens = fill_pieces(cuts, capacity, lease.doc_start, lease.positions)
+        return RowBatch(
+            rows=self._rows[i:j].copy(),
+            tokens=lease.tokens,
+            input_ids=lease.input_ids,
+            labels=lease.labels,
+            doc_start=lease.doc_start,
+            positions=lease.positions,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=self._length,
+        )
+
+    def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
+        """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
+        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
+        self._fill(i, j, lease)
+        return lease.input_ids, lease.labels
+
+    def _fill(self, i: int, j: int, lease: BatchMemory) -> Int64:
+        """Write tokens, inputs and labels of windows i .. j-1; return their cuts."""
+        tokens, length = lease.tokens, self._length
+        padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
+        checks = self._checked[i:j].tolist()
+        stretch = zip(self._shard[i:j], self._local[i:j], checks, strict=True)
+        for row, (shard, first, checked) in enumerate(stretch):
+            if checked and shard in self._near:
+                tokens[row] = self._near[shard][first : first + length + 1]
+            elif shard != _ACROSS:
+                tokens[row] = self._open(shard).read(first, first + length + 1)
+            else:
+                valid = self._read_across(i + row, tokens[row])
+                if valid <= length:
+                    padded.append((row, valid))
+        cuts = self._cuts_of(i, j)
+        fill_labels(tokens, cuts, lease.input_ids, lease.labels)
+        for row, valid in padded:
+            lease.labels[row, max(0, valid - 1) :] = IGNORED_LABEL
+        return cuts
+
+    def _open(self, number: int) -> Shard:
+        """Return a shard whose windows are looked up, and keep it at hand."""
+        shard = self._shards.open(number)
+        if number not in self._looked_up:
+            self._looked_up.add(number)
+            self._look_up(number, shard)
+        if not shard.store.remote and number not in self._near:
+            if len(self._near) == self._shards.at_hand:
+                self._near.clear()
+            self._near[number] = shard.tokens
+        return shard
+
+    def _look_up(self, number: int, shard: Shard) -> None:
+        """Find, for all windows in one shard, their cuts and whether their blocks are checked."""
+        low, high = np.searchsorted(self._shard_column, (number, number + 1))
+        members, start = self._by_shard[low:high], self._local_column[low:high]
+        self._checked[members] = shard.is_checked(start, self._length + 1)
+        # uint64 keys: NumPy would turn the whole array of ends into floats to compare it with int64
+        first = np.searchsorted(shard.ends, start.astype(np.uint64), side="right")
+        last = np.searchsorted(shard.ends, (start + self._length).astype(np.uint64), side="right")
+        count = last - first
+        stops = np.cumsum(count)
+        ends = shard.ends[np.arange(stops[-1]) + np.repeat(first - (stops - count), count)]
+        shift = np.repeat(members * self._length - start, count)
+        self._new_cuts.append(ends.astype(np.int64) + shift)
+
+    def _read_across(self, k: int, out: NDArray[Any]) -> int:
+        """Put row k together in `out` [S+1]; return how many tokens it has."""
+        source = self._source[k]
+        dataset, plan = self._shards.datasets[source], self._shards.plans[source]
+        done, cuts = 0, []
+        if plan is None:
+            first = self._local[k]
+            done = min(self._length + 1, dataset.tokens - first)
+            cuts.append(self._copy(source, first, out[:done]))
+        else:
+            for first, size in plan.pieces(self._local[k]):
+                self._copy(source, first, out[done : done + size])
+                done += size
+                cuts.append(np.array([done], np.int64))
+        if k not in self._looked_up_across:
+            places = np.concatenate(cuts)  # the last one of the row cuts nothing
+            self._new_cuts.append(places[places < done] + k * self._length)
+            self._looked_up_across.add(k)
+        out[done:] = 0
+        return done
+
+    def _copy(self, source: int, start: int, out: NDArray[Any]) -> Int64:
+        """Copy tokens of a dataset from `start` on to `out`; return where in it documents end."""
+        shards, done, ends = self._shards, 0, []
+        place = int(shards.first_token[source]) + start
+        number = int(np.searchsorted(shards.ends, place, side="right"))
+        while done < len(out):
+            shard, end = shards.open(number), int(shards.ends[number])
+            size = int(shard.ends[-1])
+            first = place + done - (end - size)
+            last = min(size, first + len(out) - done)
+            out[done : done + last - first] = shard.read(first, last)
+            # ends e of this shard with first < e <= last
+            low, high = np.searchsorted(shard.ends, np.array([first + 1, last + 1], np.uint64))
+            ends.append(shard.ends[low:high].astype(np.int64) + (done - first))
+            done, number = done + last - first, number + 1
+        return np.concatenate(ends) if ends else np.zeros(0, np.int64)
+
+    def _cuts_of(self, i: int, j: int) -> Int64:
+        """Return the cuts of windows i .. j-1, all looked up before, as places among them."""
+        if self._new_cuts:
+            self._cuts = np.concatenate([self._cuts, *self._new_cuts])
+            self._cuts.sort(kind="stable")
+            self._new_cuts.clear()
+        # a cut at the very start of window j is the end of window j - 1
+        low, high = np.searchsorted(self._cuts, (i * self._length, j * self._length), side="right")
+        return self._cuts[low:high] - i * self._length
+
+
+class _Shards:
+    """All shards of several datasets in one row, so that one binary search finds a token's shard.
+
+    Args:
+        datasets: the datasets; their shards are kept open here, least recently used out first.
+        plans: the row plan of each dataset, None where rows are windows of its stream.
+
+    Attributes:
+        datasets, plans: as given.
+        planned: bool [datasets], whether there is a plan.
+        first_token: int64 [datasets], tokens of the datasets before.
+        ends: int64 [shards of all datasets], cumulative tokens.
+        dtype: the widest of the datasets' dtypes.
+        at_hand: shards a `Windows` may hold besides.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], plans: Sequence[RowPlan | None]) -> None:
+        self.datasets, self.plans = datasets, plans
+        self.planned = np.array([plan is not None for plan in plans])
+        self.first_token = _before([dataset.tokens for dataset in datasets])
+        self._first_shard = _before([len(dataset.token_ends) for dataset in datasets])
+        parts = [
+            dataset.token_ends + first
+            for dataset, first in zip(datasets, self.first_token, strict=True)
+        ]
+        self.ends: Int64 = np.concatenate(parts)
+        self.dtype = np.result_type(*{dataset.dtype for dataset in datasets})
+        self._budget = open_shards_budget()
+        self.at_hand = min(64, self._budget)
+        self._kept: OrderedDict[int, Shard] = OrderedDict()
+
+    def open(self, number: int) -> Shard:
+        """Return a shard by its number over all datasets."""
+        shard = self._kept.get(number)
+        if shard is not None:
+            self._kept.move_to_end(number)
+            return shard
+        source = int(np.searchsorted(self._first_shard, number, side="right")) - 1
+        shard = self.datasets[source].open_shard(number - int(self._first_shard[source]))
+        self._kept[number] = shard
+        if len(self._kept) > self._budget:
+            self._kept.popitem(last=False)
+        return shard
+
+
+def _before(counts: Sequence[int]) -> Int64:
+    """Return the exclusive running sums of `counts`."""
+    return np.cumsum([0, *counts[:-1]], dtype=np.int64)

@@ -1,0 +1,141 @@
+"""Which documents a user's selection takes: by id, and by a draw. Pure: values in, masks out.
+
+    ids of a batch + IdSet          -> which of them are in the set, and where   (--exclude-ids)
+    content hashes + share and seed -> which are drawn                           (--sample)
+
+A draw depends on the text and the seed alone: not on position, file, worker or other documents. It
+is independent of the holdout, which compares the bare content hash. Never: files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.arrow_values import as_numpy
+from olm_data.canonical import canonical_json
+from olm_data.mixture.order import mix64
+from olm_data.tokenize.digests import document_digests
+
+HASH_SPACE = 1 << 64
+
+
+def sample_key(seed: int) -> np.uint64:
+    """Return the key of a seed's draw.
+
+    8 bytes of BLAKE2b with personalisation `olm-sample` over the canonical JSON of `[seed]`, read
+    as a little-endian integer.
+    """
+    message = canonical_json([seed])
+    digest = hashlib.blake2b(message, digest_size=8, person=b"olm-sample").digest()
+    return np.frombuffer(digest, "<u8")[0]
+
+
+def drawn(hashes: np.ndarray, share: Fraction, seed: int) -> np.ndarray:
+    """Return bool [d]: which documents a sample holds.
+
+    A document is drawn if mix64(content hash xor key) < floor(share * 2^64), with `mix64` of
+    `order.py`. So a smaller share of the same seed is a part of a larger one.
+
+    Args:
+        hashes: uint64 [d], content hashes.
+        share: above 0 and below 1.
+        seed: any integer.
+    """
+    return mix64(hashes ^ sample_key(seed)) < np.uint64(int(share * HASH_SPACE))
+
+
+class IdSet:
+    """A set of ids, as sorted XXH3-128 digests: 16 bytes an id, whatever the id's length.
+
+    Args:
+        digests: uint64 [n, 2], the digests as two little-endian halves each, in rising order.
+
+    Attributes:
+        found: bool [n], which ids `find` has met.
+    """
+
+    def __init__(self, digests: np.ndarray) -> None:
+        self._first = np.ascontiguousarray(digests[:, 0])
+        self._second = np.ascontiguousarray(digests[:, 1])
+        self.found = np.zeros(len(digests), bool)
+
+    @classmethod
+    def of(cls, parts: Iterable[bytes]) -> IdSet:
+        """Return the set of digests, 16 bytes each, given in any order and in parts."""
+        halves = [np.zeros(0, np.uint64), *(np.frombuffer(part, "<u8") for part in parts)]
+        pairs = np.concatenate(halves).astype(np.uint64).reshape(-1, 2)
+        pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        new = np.ones(len(pairs), bool)
+        new[1:] = (pairs[1:] != pairs[:-1]).any(axis=1)
+        return cls(pairs[new])
+
+    @classmethod
+    def from_npy(cls, data: bytes) -> IdSet:
+        """Return the set that `to_npy` wrote.
+
+        Raises:
+            ValueError: the bytes are no such array.
+        """
+        digests = np.load(io.BytesIO(data), allow_pickle=False)
+        if digests.dtype != np.dtype("<u8") or digests.ndim != 2 or digests.shape[1] != 2:
+            raise ValueError(f"an array of {digests.dtype} {digests.shape}, not of digests")
+        return cls(digests)
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the set: of its sorted digests' bytes."""
+        return hashlib.sha256(self._pairs().tobytes()).hexdigest()
+
+    def to_npy(self) -> bytes:
+        """Return the set as a NumPy file: uint64 [n, 2], sorted."""
+        file = io.BytesIO()
+        np.save(file, self._pairs())
+        return file.getvalue()
+
+    def fresh(self) -> IdSet:
+        """Return the same set with nothing found yet."""
+        return IdSet(self._pairs())
+
+    def find(self, ids: pa.Array) -> np.ndarray:
+        """Return bool [d]: which ids are in the set; null is in no set. Notes them as found.
+
+        Args:
+            ids: string array [d].
+        """
+        known = as_numpy(ids.is_valid())
+        text = ids.drop_null().cast(pa.large_binary())
+        _, offsets, data = text.buffers()
+        at = np.frombuffer(offsets, np.int64)[text.offset : text.offset + len(text) + 1]
+        raw = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+        digests = np.frombuffer(document_digests(raw, at), "<u8").reshape(-1, 2)
+        result = np.zeros(len(ids), bool)
+        result[known] = self._find(digests)
+        return result
+
+    def _find(self, digests: np.ndarray) -> np.ndarray:
+        result = np.zeros(len(digests), bool)
+        place = np.searchsorted(self._first, digests[:, 0])
+        rest = np.flatnonzero(place < len(self))
+        while len(rest):  # goes round again only if two ids share the first half of their digest
+            here = place[rest]
+            rest = rest[self._first[here] == digests[rest, 0]]
+            here = place[rest]
+            equal = self._second[here] == digests[rest, 1]
+            result[rest[equal]] = True
+            self.found[here[equal]] = True
+            rest = rest[~equal]
+            place[rest] += 1
+            rest = rest[place[rest] < len(self)]
+        return result
+
+    def _pairs(self) -> np.ndarray:
+        return np.stack([self._first, self._second], axis=1)

@@ -1,0 +1,1 @@
+"""What is in a dataset, counted in bounded memory."""

@@ -1,0 +1,390 @@
+"""`olm-data stats`: what is in a dataset, counted over every document in bounded memory.
+
+    each shard: ends + docs.parquet, 65,536 documents at a time -> Tally --merge--> Stats
+    commit records -> drops by input and reason          a few documents by number -> excerpts
+
+Tallies are exact counts, histograms, the k most extreme documents, and sketches of the kept columns
+(sketch.py); they do not grow with the number of documents. Tokens are those stored, BOS and EOS
+included. Reads no token but those of the excerpts. Never writes.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import docs_schema
+from olm_data.peek.views import dataset_tokenizer, view_document
+from olm_data.runners.local import granted_cpus
+from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
+from olm_data.tokenize.census import document_columns
+from olm_data.tokenize.drops import drops_of_inputs
+from olm_data.tokenize.duplicates import later_copies
+
+EXTREMES = 5
+EXTREME_BYTES = 200
+"""Shorter documents are no candidates for the extremes: a word of its own tells nothing."""
+
+EXCERPT = 280
+TOP_VALUES = 12
+LONGEST_VALUE = 200
+SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+
+
+@dataclass
+class InputCount:
+    """What one input file became."""
+
+    path: str
+    documents: int
+    tokens: int
+    text_bytes: int
+    held_out: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class ColumnCount:
+    """A kept column.
+
+    Attributes:
+        kind: its Arrow type.
+        nulls: documents without a value.
+        top: most frequent values of a string or boolean column; `error` is the most by which a
+            count may be too low, `distinct` how many values there are (None: too many to count).
+        least, middle, most: of a number column; the median is within 1 %.
+        odd: NaN and infinite numbers.
+    """
+
+    name: str
+    kind: str
+    nulls: int
+    top: list[tuple[str, int]] | None = None
+    distinct: int | None = None
+    error: int = 0
+    least: float | None = None
+    middle: float | None = None
+    most: float | None = None
+    odd: int = 0
+
+
+@dataclass
+class Extreme:
+    """A document at one end of tokens per byte; `text` is its beginning."""
+
+    document: int
+    tokens: int
+    text_bytes: int
+    tokens_per_byte: float
+    input: str
+    position: int
+    position_kind: str
+    text: str
+
+
+@dataclass
+class Stats:
+    """All of it; see `to_json` for the form that is printed.
+
+    Attributes:
+        histogram: (first, last, documents, tokens) of each bin of document length in tokens.
+        quantiles: share of documents -> length that so many have at most, within 1 %.
+        inputs: the inputs with the most tokens, most first; `more` sums up the other ones.
+        duplicates: documents equal to an earlier one, of all splits, and their bytes of text.
+        few, many: documents with the fewest and the most tokens per byte of text, of those with at
+            least `EXTREME_BYTES` bytes; BOS and EOS not counted.
+    """
+
+    target: str
+    digest: str
+    tokenizer: str
+    split: str
+    shards: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    documents_in: int
+    other_split: int
+    dropped: dict[str, int]
+    shortest: int
+    longest: int
+    quantiles: dict[str, float]
+    histogram: list[tuple[int, int, int, int]]
+    octaves: list[tuple[int, int, int, int]]
+    inputs: list[InputCount]
+    inputs_all: int
+    more: InputCount | None
+    columns: list[ColumnCount]
+    duplicates: int
+    duplicate_bytes: int
+    few: list[Extreme]
+    many: list[Extreme]
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Stored tokens a byte of text."""
+        return self.tokens / max(self.text_bytes, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as a JSON object."""
+        value = asdict(self)
+        bins = ("first", "last", "documents", "tokens")
+        for name in ("histogram", "octaves"):
+            value[name] = [dict(zip(bins, row, strict=True)) for row in value[name]]
+        for key in (value["inputs"], [value["more"]] if value["more"] else []):
+            for item in key:
+                item["tokens_per_byte"] = item["tokens"] / max(item["text_bytes"], 1)
+        return value | {"tokens_per_byte": self.tokens_per_byte}
+
+
+class Tally:
+    """Counts over some documents; tallies of parts merge to that of the whole.
+
+    Args:
+        inputs: number of inputs of the dataset.
+        keep: Arrow schema of the kept columns.
+        extra: tokens of each document that are no text: BOS and EOS.
+    """
+
+    def __init__(self, inputs: int, keep: pa.Schema, extra: int) -> None:
+        self.keep, self._extra = keep, extra
+        self.of_inputs = np.zeros((inputs, 3), np.int64)  # documents, tokens, bytes
+        self.lengths, self.quantiles = LogHistogram(), Quantiles()
+        self.few, self.many = TopK(EXTREMES), TopK(EXTREMES)
+        self.nulls: Counter[str] = Counter()
+        self.values = {f.name: Frequent() for f in keep if not _is_number(f.type)}
+        self.numbers = {f.name: Quantiles() for f in keep if _is_number(f.type)}
+
+    def add(self, first: int, lengths: np.ndarray, rows: pa.RecordBatch) -> None:
+        """Add documents.
+
+        Args:
+            first: number of the first document.
+            lengths: int64 [d], tokens of each.
+            rows: their rows of docs.parquet: `input`, `text_bytes` and the kept columns.
+        """
+        inputs = rows.column("input").to_numpy()
+        sizes = rows.column("text_bytes").to_numpy()
+        some, inverse = np.unique(inputs, return_inverse=True)
+        for column, weights in enumerate((None, lengths, sizes)):
+            # float64 sums of one batch are exact below 2^53
+            counts = np.bincount(inverse, weights, len(some)).astype(np.int64)
+            self.of_inputs[some, column] += counts
+        self.lengths.add(lengths)
+        self.quantiles.add(lengths)
+        long = np.flatnonzero(sizes >= EXTREME_BYTES)
+        ratio = (lengths[long] - self._extra) / sizes[long]
+        self.few.add(ratio, first + long)
+        self.many.add(-ratio, first + long)
+        for name in self.keep.names:
+            column = rows.column(name)
+            self.nulls[name] += column.null_count
+            if name in self.numbers:
+                numbers = column.drop_null().cast(pa.float64(), safe=False)
+                self.numbers[name].add(numbers.to_numpy(zero_copy_only=False))
+            else:
+                self.values[name].add(_counted(column))
+
+    def merge(self, other: Tally) -> None:
+        """Add what another tally holds."""
+        self.of_inputs += other.of_inputs
+        self.nulls.update(other.nulls)
+        pairs: list[tuple[Any, Any]] = [
+            (self.lengths, other.lengths),
+            (self.quantiles, other.quantiles),
+            (self.few, other.few),
+            (self.many, other.many),
+            *((mine, other.values[name]) for name, mine in self.values.items()),
+            *((mine, other.numbers[name]) for name, mine in self.numbers.items()),
+        ]
+        for mine, theirs in pairs:
+            mine.merge(theirs)
+
+    def columns(self) -> list[ColumnCount]:
+        """Return what is known of the kept columns."""
+        found = []
+        for kept in self.keep:
+            column = ColumnCount(kept.name, str(kept.type), self.nulls[kept.name])
+            if kept.name in self.numbers:
+                numbers = self.numbers[kept.name]
+                column.odd = numbers.odd
+                if numbers.count:
+                    column.least, column.most = numbers.least, numbers.most
+                    column.middle = numbers.at(0.5)
+            else:
+                values = self.values[kept.name]
+                column.top, column.error = values.top(TOP_VALUES), values.error
+                column.distinct = values.distinct
+            found.append(column)
+        return found
+
+
+def collect(
+    target: str, *, top: int = 20, watch: Callable[[int, int], None] | None = None
+) -> Stats:
+    """Count a dataset.
+
+    Args:
+        target: folder or URL of a dataset.
+        top: inputs to list; the rest is summed up.
+        watch: called with (documents counted, documents in all).
+
+    Raises:
+        InputError, ValidationError: there is no sound dataset.
+    """
+    dataset = Dataset.open(target)
+    manifest, totals = dataset.manifest, dataset.manifest.totals
+    tally = _tally(dataset, watch)
+    inputs, more = _inputs(dataset, tally, top)
+    duplicates, duplicate_bytes = _duplicates(dataset)
+    return Stats(
+        target=target,
+        digest=dataset.digest,
+        tokenizer=dataset.tokenizer_name,
+        split=str(manifest.options.get("split", "train")),
+        shards=len(manifest.shards),
+        documents=totals.documents,
+        tokens=totals.tokens,
+        text_bytes=totals.text_bytes,
+        documents_in=totals.documents_in,
+        other_split=totals.other_split,
+        dropped=dict(manifest.dropped),
+        shortest=int(tally.quantiles.least) if totals.documents else 0,
+        longest=int(tally.quantiles.most) if totals.documents else 0,
+        quantiles={f"{share:g}": round(tally.quantiles.at(share), 1) for share in SHARES},
+        histogram=tally.lengths.bins(),
+        octaves=tally.lengths.bins(octaves=True),
+        inputs=inputs,
+        inputs_all=len(manifest.inputs),
+        more=more,
+        columns=tally.columns(),
+        duplicates=duplicates,
+        duplicate_bytes=duplicate_bytes,
+        few=_extremes(dataset, tally.few),
+        many=_extremes(dataset, tally.many),
+    )
+
+
+def _tally(dataset: Dataset, watch: Callable[[int, int], None] | None) -> Tally:
+    """Count all shards, a few at a time."""
+    rules, inputs = dataset.manifest.tokenizer, len(dataset.manifest.inputs)
+    extra = (rules.bos is not None) + (rules.eos is not None)
+    shards = len(dataset.manifest.shards)
+    keep = pa.schema([])
+    if shards:
+        keep = pa.schema(list(dataset.open_shard(0).document_schema())[len(docs_schema()) :])
+
+    def count(index: int) -> Tally:
+        tally, shard = Tally(inputs, keep, extra), dataset.open_shard(index)
+        first = int(dataset.document_ends[index]) - dataset.manifest.shards[index].documents
+        at = 0
+        for rows in shard.document_rows(["input", "text_bytes", *keep.names]):
+            stop = at + rows.num_rows
+            before = int(shard.ends[at - 1]) if at else 0
+            lengths = np.diff(shard.ends[at:stop].astype(np.int64), prepend=before)
+            tally.add(first + at, lengths, rows)
+            at = stop
+        return tally
+
+    total, threads = Tally(inputs, keep, extra), granted_cpus()
+    with ThreadPoolExecutor(threads) as pool:
+        for start in range(0, shards, threads):
+            for index, part in enumerate(pool.map(count, range(shards)[start : start + threads])):
+                total.merge(part)
+                if watch is not None:
+                    watch(int(dataset.document_ends[start + index]), dataset.documents)
+    return total
+
+
+def _inputs(dataset: Dataset, tally: Tally, top: int) -> tuple[list[InputCount], InputCount | None]:
+    """Return the inputs with the most tokens, and the sum of the others."""
+    drops, held_out = drops_of_inputs(dataset)
+    rows = tally.of_inputs
+
+    def count(index: int) -> InputCount:
+        documents, tokens, size = rows[index].tolist()
+        return InputCount(
+            dataset.manifest.inputs[index].path,
+            documents,
+            tokens,
+            size,
+            held_out[index],
+            dict(sorted(drops.get(index, {}).items())),
+        )
+
+    order = np.lexsort((np.arange(len(rows)), -rows[:, 1])).tolist()
+    rest = order[top:]
+    if not rest:
+        return [count(index) for index in order], None
+    dropped: Counter[str] = Counter()
+    for index in rest:
+        dropped.update(drops.get(index, {}))
+    documents, tokens, size = rows[rest].sum(axis=0).tolist()
+    held = sum(held_out[index] for index in rest)
+    name = f"{len(rest):,} more inputs"
+    more = InputCount(name, documents, tokens, size, held, dict(sorted(dropped.items())))
+    return [count(index) for index in order[:top]], more
+
+
+def _duplicates(dataset: Dataset) -> tuple[int, int]:
+    """Return how many documents equal an earlier one; the manifest knows if it was counted then."""
+    tools = dataset.manifest.tools or {}
+    if "duplicates" in tools:
+        return int(tools["duplicates"]), int(tools["duplicate_bytes"])
+    shards = [(dataset.store, info.name) for info in dataset.manifest.shards]
+    keys = (
+        (columns["content_hash"], columns["text_bytes"]) for columns in document_columns(shards)
+    )
+    copies = size = 0
+    with tempfile.TemporaryDirectory(prefix="olm-stats-") as scratch:
+        for numbers, sizes in later_copies(keys, dataset.documents, Path(scratch)):
+            copies += len(numbers)
+            size += int(sizes.sum())
+    return copies, size
+
+
+def _extremes(dataset: Dataset, top: TopK) -> list[Extreme]:
+    if not top.items():
+        return []
+    spec = dataset_tokenizer(dataset)
+    found = []
+    for ratio, number in top.items():
+        view = view_document(dataset, spec, number, most_tokens=EXCERPT)
+        found.append(
+            Extreme(
+                number,
+                view.tokens,
+                view.text_bytes,
+                abs(ratio),
+                view.input,
+                view.position,
+                view.position_kind,
+                view.text.rstrip("\ufffd")[:EXCERPT],  # a character cut in two is no text
+            )
+        )
+    return found
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(kinds.is_integer(kind) or kinds.is_floating(kind))
+
+
+def _counted(column: pa.Array) -> dict[str, int]:
+    """Return how often each value comes, nulls left out; long values are cut."""
+    text = column.cast(pa.string()) if not kinds.is_string(column.type) else column
+    short = pc.utf8_slice_codeunits(text, 0, LONGEST_VALUE).drop_null()
+    counts = pc.value_counts(short)
+    return dict(
+        zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+    )

@@ -1,0 +1,1 @@
+"""The tokenise run: plan, tasks, the way of records through a task, accounts, publication."""

@@ -1,0 +1,1 @@
+"""Proof that a dataset is what its digests say."""

@@ -1,0 +1,405 @@
+"""`olm-data verify`: prove that a dataset, or every dataset of a lock, is what its digests say.
+
+    manifest -> each shard (verify_shard.py) -> manifest rebuilt from the records and compared
+             -> plan and accounts of inputs -> tokenizer -> round trip of a sample of documents
+             -> with `deep`: a sample against the original text (verify_deep.py)
+
+Each disagreement is a `Finding` (file, field, expected, found) and checking goes on, so that one
+run lists them all. Reads every byte once, in bounded pieces, on all granted cores (hashing lets
+other threads run), or with `sample` a part of them (verify_sample.py). Never writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.history import check_chain, plan_digests, plan_name
+from olm_data.dataset.manifest import (
+    MANIFEST,
+    TOKENIZER,
+    VALIDATION,
+    Manifest,
+    build_manifest,
+    read_manifest,
+)
+from olm_data.dataset.shard import RECORD, Blocks, ShardRecord
+from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
+from olm_data.mixture.pack import PlanInfo
+from olm_data.progress import duration
+from olm_data.runners.local import granted_cpus
+from olm_data.storage.store import Store, is_remote
+from olm_data.target import dataset_root, is_lock
+from olm_data.tokenize.account import InputAccount, input_digest
+from olm_data.tokenize.plan import shard_name
+from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
+from olm_data.verify.deep import Deep, check_deep
+from olm_data.verify.sample import SamplePlan, check_shard_sample
+from olm_data.verify.shard import (
+    Meter,
+    ShardResult,
+    VerifyReport,
+    check_shard,
+    expected_bytes,
+    read_or_report,
+)
+
+REMOTE_THREADS = 16
+SAMPLE_DOCUMENTS = 64
+SAMPLE_BYTES = 1 << 20  # longer documents are left out of the round trip
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """How much to look at.
+
+    Attributes:
+        sample: share of the token blocks to read, or None for every byte.
+        seed: which blocks.
+        deep: what to compare with the original text, or None.
+        meter: counts the bytes read.
+    """
+
+    sample: Fraction | None
+    seed: int
+    deep: Deep | None
+    meter: Meter
+
+
+def verify(
+    target: str,
+    *,
+    sample: Fraction | None = None,
+    seed: int = 0,
+    deep: Deep | None = None,
+    watch: Callable[[int, int], None] | None = None,
+) -> VerifyReport:
+    """Verify a dataset (folder or URL) or a mixture lock (a `.json` file).
+
+    Args:
+        sample: share of the token blocks to read, above 0 and below 1; None reads every byte.
+        seed: which blocks a sample takes.
+        deep: also compare with the original text, as it says.
+        watch: called with (bytes of tokens read, bytes in all), from many threads, one at a time.
+
+    Raises:
+        InputError: there is nothing of the kind at `target`.
+        UsageError: `deep` is asked for and nothing tells where the original text is.
+    """
+    start = time.monotonic()
+    report = VerifyReport(target, sample=None if sample is None else str(sample))
+    how = How(sample=sample, seed=seed, deep=deep, meter=Meter(watch))
+    if is_lock(target):
+        _verify_lock(target, report, how)
+    else:
+        how.meter.total = _planned(Store(dataset_root(target)), None, sample)
+        _verify_dataset(dataset_root(target), report, how, top=True)
+    report.seconds = time.monotonic() - start
+    return report
+
+
+def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
+    from olm_data.mixture.compile import Lock
+
+    if not is_remote(target) and not Path(target).is_file():
+        raise InputError(
+            "there is no lock file here", where=target, fix="olm-data mix manifest.yaml"
+        )
+    try:
+        lock = Lock.read(target)
+        datasets = lock.open_datasets(verify="off")
+    except StorageError:  # a store that does not answer says nothing about the bytes
+        raise
+    except OlmError as error:
+        report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
+        return
+    how.meter.total = sum(_planned(item.store, item.digest, how.sample) for item in datasets)
+    for dataset in datasets:
+        _verify_dataset(dataset.store.root, report, how, top=False, digest=dataset.digest)
+    for source in lock.sources:
+        if source.plan is not None:
+            _verify_row_plan(Store(lock.folder).child(source.plan.folder), source.plan, report)
+
+
+def _verify_row_plan(store: Store, plan: PlanInfo, report: VerifyReport) -> None:
+    for name, wanted in plan.sha256.items():
+        seen = hashlib.sha256()
+        try:
+            for piece in store.pieces(name, 4 << 20):
+                seen.update(piece)
+        except FileNotFoundError:
+            report.add(store.url(name), "file", "a row plan of the lock", "nothing")
+            continue
+        if seen.hexdigest() != wanted:
+            report.add(store.url(name), "sha256", wanted, seen.hexdigest())
+
+
+def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:
+    """Return about how many bytes of tokens will be read, for showing how far it is."""
+    try:
+        manifest = read_manifest(store, digest)
+    except OlmError:
+        return 0  # the check itself says what is wrong
+    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    if sample is not None:
+        total = min(total, SamplePlan(manifest, sample, 0).bytes)
+    if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
+        total += _planned(store.child(VALIDATION), None, sample)
+    return total
+
+
+def _verify_dataset(
+    root: str, report: VerifyReport, how: How, *, top: bool, digest: str | None = None
+) -> None:
+    """Verify the version of `digest` of a dataset, or its newest."""
+    store = Store(root)
+    try:
+        manifest = read_manifest(store, digest)
+    except InputError:
+        if top:
+            raise
+        report.add(store.url(MANIFEST), "file", "a manifest", "nothing")
+        return
+    except StorageError:
+        raise
+    except OlmError as error:
+        report.add(store.url(MANIFEST), "content", "an unchanged manifest", error.what)
+        return
+    report.datasets.append((root, str(manifest.digest)))
+    results = _check_shards(store, manifest, report, how)
+    inside = 0
+    for result in results:
+        report.findings += result.report.findings
+        inside += result.eos_inside
+    if inside:
+        report.notes.append(
+            f"{inside:,} EOS ids stand inside documents; borders come from ends, never from EOS"
+        )
+    report.shards += len(manifest.shards)
+    report.tokens += manifest.totals.tokens
+    report.documents += manifest.totals.documents
+    if all(result.record for result in results):
+        _check_manifest(store, manifest, [r.record for r in results if r.record], report)
+    _check_plan(store, manifest, report)
+    for file, expected, found in check_chain(store, manifest):
+        report.add(file, "history", expected, found)
+    spec = _check_tokenizer(store, manifest, report)
+    if spec is not None and not report.findings:
+        _round_trip(Dataset(store, manifest), spec, report)
+        if how.deep is not None and manifest.options.get("split") == "train":
+            check_deep(Dataset(store, manifest), spec, how.deep, report)
+    if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
+        child = store.child(VALIDATION)
+        if not child.exists(MANIFEST):
+            report.add(child.url(MANIFEST), "file", "the validation split", "nothing")
+            return
+        _verify_dataset(child.root, report, how, top=False)
+
+
+def _check_shards(
+    store: Store, manifest: Manifest, report: VerifyReport, how: How
+) -> list[ShardResult]:
+    """Check all shards, or a sample, on all cores; add the bytes read to the report."""
+    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    plan = None if how.sample is None else SamplePlan(manifest, how.sample, how.seed)
+    before, start = how.meter.read, time.monotonic()
+
+    def check(index: int) -> ShardResult:
+        info = manifest.shards[index]
+        if plan is None:
+            result = check_shard(store, manifest, info, how.meter.seen)
+        else:
+            pieces, whole = plan.pieces[index], bool(plan.whole[index])
+            result = check_shard_sample(store, manifest, info, pieces, whole, how.meter.seen)
+        if result.record is not None:  # checksums of blocks are most of a record: not kept
+            record = msgspec.structs.replace(result.record[0], blocks=Blocks(0, ""), units=[])
+            result.record = (record, result.record[1])
+        return result
+
+    with ThreadPoolExecutor(_threads(store)) as pool:
+        results = list(pool.map(check, range(len(manifest.shards))))
+    read = how.meter.read - before
+    report.bytes_read += read
+    report.read_seconds += time.monotonic() - start
+    if plan is not None:
+        report.unread_bytes += total - read
+        shards, whole = len(manifest.shards), int(plan.whole.sum())
+        rest = ""
+        if whole < shards or read < total:
+            rest = "; of the rest only presence and size were checked"
+        report.notes.append(
+            f"a sample (seed {how.seed}) of {printable(store.root)}: read {read:,} of "
+            f"{total:,} bytes of tokens, ends and document rows of {whole:,} of {shards:,} "
+            f"shards{rest}"
+        )
+    return results
+
+
+def _threads(store: Store) -> int:
+    """Hashing keeps a core busy; a remote store is mostly waited for."""
+    return max(granted_cpus(), REMOTE_THREADS) if store.remote else granted_cpus()
+
+
+def _check_manifest(
+    store: Store,
+    manifest: Manifest,
+    records: list[tuple[ShardRecord, str]],
+    report: VerifyReport,
+) -> None:
+    """Rebuild the manifest from the commit records and compare what is derived from them."""
+    url = store.url(MANIFEST)
+    rebuilt = build_manifest(
+        tokenizer=manifest.tokenizer,
+        dtype=np.dtype(manifest.dtype),
+        options=manifest.options,
+        plan=manifest.plan,
+        inputs=manifest.inputs,
+        records=records,
+        dropped=manifest.dropped,
+        documents_in=manifest.totals.documents_in,
+        tools={},
+        added=manifest.additions,
+    )
+    for name in ("shards", "totals", "max_documents_in"):
+        report.add(url, name, getattr(rebuilt, name), getattr(manifest, name))
+    report.add(
+        url,
+        "documents_in",
+        manifest.totals.documents_in,
+        sum(item.documents for item in manifest.inputs),
+    )
+
+
+def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
+    """Compare with the plans, and the account of inputs with the records of all its tasks."""
+    if manifest.options.get("split") != "train":
+        return
+    names: list[str] = []
+    for number, digest in enumerate(plan_digests(manifest)):
+        url = store.url(plan_name(number))
+        data = read_or_report(store, plan_name(number), report)
+        if data is None:
+            return
+        try:
+            plan = json.loads(data)
+            report.add(url, "digest", digest, plan["digest"])
+            first = int(plan["settings"].get("first_shard", 0))
+            names += [shard_name(first + task) for task in range(len(plan["tasks"]))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            report.add(url, "content", "a plan", error)
+            return
+    documents: Counter[int] = Counter()
+    parts: dict[int, list[str]] = {}
+
+    def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
+        own, name = VerifyReport(store.root), shard + RECORD
+        try:
+            found = read_or_report(store, name, own)
+            units = [] if found is None else msgspec.json.decode(found, type=ShardRecord).units
+            return own, [InputAccount.from_json(unit) for unit in units]
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
+            own.add(store.url(name), "content", "a commit record", error)
+            return own, []
+
+    with ThreadPoolExecutor(_threads(store)) as pool:
+        read = list(pool.map(accounts_of, names))
+    for own, accounts in read:
+        report.findings += own.findings
+        for account in accounts:
+            documents[account.input] += account.documents_in
+            parts.setdefault(account.input, []).append(account.sha256)
+    if any(own.findings for own, _ in read):
+        return  # without all records, no sum can be right
+    for index, item in enumerate(manifest.inputs):
+        where = f"{store.url(MANIFEST)} input {item.path}"
+        report.add(where, "documents", documents[index], item.documents)
+        report.add(where, "sha256", input_digest(parts.get(index, [])), item.sha256)
+
+
+def _check_tokenizer(
+    store: Store, manifest: Manifest, report: VerifyReport
+) -> TokenizerSpec | None:
+    url = store.url(TOKENIZER)
+    data = read_or_report(store, TOKENIZER, report)
+    if data is None:
+        return None
+    digest = hashlib.sha256(data).hexdigest()
+    report.add(url, "sha256", manifest.tokenizer.sha256, digest)
+    if digest != manifest.tokenizer.sha256:
+        return None
+    spec = spec_from_bytes(data, name="tokenizer.json", eos="none", bos="none")
+    report.add(url, "ids of the probe text", manifest.tokenizer.probe_sha256, spec.probe_sha256)
+    report.add(url, "vocab_size", manifest.tokenizer.vocab_size, spec.vocab_size)
+    return spec
+
+
+def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> None:
+    """Decode a sample of documents, compare the text's hash, encode it again, compare the ids."""
+    if not spec.lossless:
+        report.notes.append(
+            f"round trip not checked: the tokenizer {printable(spec.name)} normalises text, so ids "
+            "do not decode to the text they came from"
+        )
+        return
+    rules = dataset.manifest.tokenizer
+    reference = spec.reference
+    if rules.special == "allow":
+        reference = open_reference(spec.encoder_json(strip_special=False), plain=False)
+    count = min(SAMPLE_DOCUMENTS, dataset.documents)
+    for number in np.linspace(0, dataset.documents - 1, count).astype(int) if count else ():
+        try:
+            if dataset.origin(int(number)).text_bytes > SAMPLE_BYTES:
+                continue
+            document = dataset.document(int(number))
+        except ValidationError as error:  # damage that a sample of the blocks did not meet
+            report.add(error.where or dataset.store.root, "content", "unchanged", error.what)
+            continue
+        ids = document.tokens[
+            (rules.bos is not None) : len(document.tokens) - (rules.eos is not None)
+        ]
+        text = spec.decode(ids)
+        where = f"{dataset.store.root} document {number}"
+        size = len(text.encode())
+        report.add(where, "bytes of decoded text", document.text_bytes, size)
+        again = reference.encode(text, add_special_tokens=False).ids
+        if not np.array_equal(again, ids):
+            report.add(where, "round trip", f"{len(ids)} ids", f"{len(again)} other ids")
+        report.round_trip += 1
+
+
+def report_lines(report: VerifyReport) -> list[str]:
+    """Return the report for people: findings, notes, and one line that sums up."""
+    lines = [str(finding) for finding in report.findings]
+    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"not compared: {line}" for line in report.unproved]
+    state = "verified" if report.sample is None else "looked at a sample of"
+    if not report.ok:
+        count = len(report.findings)
+        state = f"FAILED, {count:,} finding{'s' if count != 1 else ''}:"
+    rate = report.bytes_read / max(report.read_seconds, 1e-9) / 1e6
+    sets = len(report.datasets)
+    lines += [
+        f"{state} {printable(report.target)}: {report.tokens:,} tokens, "
+        f"{report.documents:,} documents, "
+        f"{report.shards:,} shards in {sets} dataset{'s' if sets != 1 else ''}",
+        f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
+        f"{duration(report.seconds)} in all",
+        f"  round trip  {report.round_trip:,} documents decoded and encoded again",
+    ]
+    if report.deep:
+        lines.append(
+            f"  text        {report.deep:,} documents compared with their original text, "
+            f"{report.deep_encoded:,} of them tokenised again"
+        )
+    return lines

@@ -1,0 +1,323 @@
+"""The checks `verify` makes on one shard, and the report that all checks write to.
+
+record, ends, tokens (streamed once: sha256, block checksums, ids, EOS), document rows -> findings
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olm_data.dataset.manifest import Manifest, ShardInfo
+from olm_data.dataset.shard import (
+    DOCS,
+    ENDS,
+    HEADER_BYTES,
+    RECORD,
+    TOKENS,
+    ShardRecord,
+    docs_schema,
+    npy_header,
+    window_counts,
+)
+from olm_data.errors import OlmError, StorageError, printable
+from olm_data.storage.store import Store
+
+PIECE_BYTES = 4 << 20  # a multiple of the block size
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One disagreement between what is on disk and what is promised."""
+
+    file: str
+    field: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return (
+            f"{printable(self.file)}: {self.field}: expected {printable(self.expected)}, "
+            f"found {printable(self.found)}"
+        )
+
+
+@dataclass
+class VerifyReport:
+    """What `verify` saw.
+
+    Attributes:
+        target: what was verified.
+        findings: all disagreements; empty means verified.
+        notes: facts worth knowing that are no faults.
+        datasets: (place, digest) of each dataset checked.
+        shards, tokens, documents: how much there is.
+        bytes_read: bytes of token files read.
+        sample: share of the token blocks that was asked for, as a fraction, or None for all.
+        unread_bytes: bytes of token files that were not read, because only a sample was asked for.
+        round_trip: documents decoded and encoded again.
+        deep: documents whose original text was read again and compared by content hash.
+        deep_encoded: of these, the ones encoded again and compared id by id.
+        unproved: inputs that `--deep` could not compare with, and why: gone, or changed.
+        seconds: wall time; `read_seconds` of it for the bytes of the shards.
+    """
+
+    target: str
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    datasets: list[tuple[str, str]] = field(default_factory=list)
+    shards: int = 0
+    tokens: int = 0
+    documents: int = 0
+    bytes_read: int = 0
+    sample: str | None = None
+    unread_bytes: int = 0
+    round_trip: int = 0
+    deep: int = 0
+    deep_encoded: int = 0
+    unproved: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    read_seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing disagrees."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        return {"ok": self.ok, **asdict(self)}
+
+    def add(self, file: str, field: str, expected: object, found: object) -> None:
+        """Note a disagreement unless `expected` equals `found`."""
+        if expected != found:
+            self.findings.append(Finding(file, field, str(expected), str(found)))
+
+
+class Meter:
+    """Bytes of token files read so far, of all that will be: over all datasets, from all threads.
+
+    Args:
+        watch: called with (read, total) after each piece, or None.
+    """
+
+    def __init__(self, watch: Callable[[int, int], None] | None = None) -> None:
+        self.read = self.total = 0
+        self._watch, self._lock = watch, threading.Lock()
+
+    def seen(self, count: int) -> None:
+        """Note that `count` more bytes were read."""
+        with self._lock:
+            self.read += count
+            self.total = max(self.total, self.read)
+            if self._watch is not None:
+                self._watch(self.read, self.total)
+
+
+@dataclass
+class ShardResult:
+    """What the checks of one shard found; `record` is None where it cannot be read."""
+
+    report: VerifyReport
+    record: tuple[ShardRecord, str] | None = None
+    eos_inside: int = 0
+
+
+def expected_bytes(manifest: Manifest, info: ShardInfo) -> int:
+    return HEADER_BYTES + info.tokens * np.dtype(manifest.dtype).itemsize
+
+
+def check_shard(
+    store: Store, manifest: Manifest, info: ShardInfo, seen: Callable[[int], None]
+) -> ShardResult:
+    result = ShardResult(VerifyReport(info.name))
+    report = result.report
+    try:
+        result.record = check_record(store, manifest, info, report)
+        ends = check_ends(store, info, report)
+        _check_tokens(store, manifest, info, ends, result, seen)
+        check_docs(store, manifest, info, report)
+        if ends is not None and result.record is not None:
+            windows = window_counts(ends)
+            report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
+    except FileNotFoundError as error:
+        report.add(str(error.filename or error), "file", "present", "missing")
+    except StorageError:  # a store that does not answer says nothing about the bytes
+        raise
+    except OlmError as error:
+        report.add(error.where or store.url(info.name), "file", "readable", error.what)
+    return result
+
+
+def check_record(
+    store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport
+) -> tuple[ShardRecord, str] | None:
+    url = store.url(info.name + RECORD)
+    data = read_or_report(store, info.name + RECORD, report)
+    if data is None:
+        return None
+    digest = hashlib.sha256(data).hexdigest()
+    report.add(url, "sha256", info.sha256.get("record"), digest)
+    try:
+        record = msgspec.json.decode(data, type=ShardRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        report.add(url, "content", "a commit record", error)
+        return None
+    for name in ("name", "tokens", "documents", "text_bytes", "max_token_id"):
+        report.add(url, name, getattr(info, name), getattr(record, name))
+    report.add(url, "plan", manifest.plan_of(info.name), record.plan)
+    digests = {kind: found.sha256 for kind, found in record.files.items()}
+    wanted = {kind: value for kind, value in info.sha256.items() if kind != "record"}
+    report.add(url, "files", wanted, digests)
+    return record, digest
+
+
+def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
+    url = store.url(info.name + ENDS)
+    data = read_or_report(store, info.name + ENDS, report)
+    if data is None:
+        return None
+    report.add(url, "sha256", info.sha256.get("ends"), hashlib.sha256(data).hexdigest())
+    if not header_fits(url, data, np.dtype(np.uint64), info.documents, report):
+        return None
+    ends = np.frombuffer(data, "<u8", offset=HEADER_BYTES)
+    if len(ends) and (ends[0] == 0 or bool((ends[1:] <= ends[:-1]).any())):
+        report.add(url, "order", "rising ends", "ends that do not rise")
+        return None
+    last = int(ends[-1]) if len(ends) else 0
+    report.add(url, "last end", info.tokens, last)
+    return ends if last == info.tokens else None
+
+
+def _check_tokens(
+    store: Store,
+    manifest: Manifest,
+    info: ShardInfo,
+    ends: np.ndarray | None,
+    result: ShardResult,
+    seen: Callable[[int], None],
+) -> None:
+    report, name = result.report, info.name + TOKENS
+    url, dtype = store.url(name), np.dtype(manifest.dtype)
+    size = store.size(name)
+    expected = expected_bytes(manifest, info)
+    if size != expected:
+        report.add(url, "bytes", expected, "missing" if size is None else size)
+        return
+    sha256, crc32, largest = hashlib.sha256(), [], -1
+    block = result.record[0].blocks.bytes if result.record else 0
+    eos, eos_count, eos_at_ends = manifest.tokenizer.eos, 0, 0
+    position = -HEADER_BYTES // dtype.itemsize  # of the piece's first item, in tokens
+    for piece in store.pieces(name, PIECE_BYTES):
+        seen(len(piece))
+        sha256.update(piece)
+        if block:
+            view = memoryview(piece)  # slices without copies
+            crc32 += [zlib.crc32(view[i : i + block]) for i in range(0, len(view), block)]
+        ids = np.frombuffer(piece, dtype)
+        if position < 0:
+            header_fits(url, piece[:HEADER_BYTES], dtype, info.tokens, report, size=False)
+            ids, position = ids[-position:], 0
+        if len(ids):
+            largest = max(largest, int(ids.max()))
+        if eos is not None and ends is not None:
+            is_eos = ids == eos
+            eos_count += int(np.count_nonzero(is_eos))
+            low, high = np.searchsorted(ends, [position + 1, position + len(ids) + 1])
+            eos_at_ends += int(is_eos[ends[low:high].astype(np.int64) - 1 - position].sum())
+        position += len(ids)
+    report.add(url, "sha256", info.sha256.get("tokens"), sha256.hexdigest())
+    if result.record:
+        wanted, found = result.record[0].blocks.crc32, "".join(f"{value:08x}" for value in crc32)
+        if wanted != found:
+            bad = [
+                i
+                for i in range(0, max(len(wanted), len(found)), 8)
+                if wanted[i : i + 8] != found[i : i + 8]
+            ]
+            first = bad[0] // 8 * block
+            report.add(
+                url,
+                "blocks",
+                "unchanged",
+                f"{len(bad)} changed, first at bytes {first:,} to {first + block:,}",
+            )
+    report.add(url, "max_token_id", info.max_token_id, largest)
+    if largest >= manifest.tokenizer.vocab_size:
+        report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
+    if eos is not None and ends is not None:
+        report.add(url, f"documents ending in EOS {eos}", len(ends), eos_at_ends)
+        at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
+        result.eos_inside = eos_count - eos_at_ends - at_starts
+
+
+def check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport) -> None:
+    url = store.url(info.name + DOCS)
+    data = read_or_report(store, info.name + DOCS, report)
+    if data is None:
+        return
+    digest = hashlib.sha256(data).hexdigest()
+    report.add(url, "sha256", info.sha256.get("docs"), digest)
+    if digest != info.sha256.get("docs"):
+        return  # damaged pages are not worth parsing
+    base = docs_schema()
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        names = file.schema_arrow.names[: len(base)]
+        report.add(url, "columns", base.names, names)
+        if names != base.names:
+            return
+        table = file.read(columns=["input", "text_bytes", "content_hash"])
+    except (pa.ArrowException, OSError) as error:
+        report.add(url, "content", "a parquet file", error)
+        return
+    report.add(url, "rows", info.documents, table.num_rows)
+    sizes = table["text_bytes"].to_numpy()
+    report.add(url, "sum of text_bytes", info.text_bytes, int(sizes.sum()))
+    inputs = table["input"].to_numpy()
+    if len(inputs) and not (inputs.min() >= 0 and inputs.max() < len(manifest.inputs)):
+        report.add(
+            url, "input", f"0 to {len(manifest.inputs) - 1}", f"{inputs.min()} to {inputs.max()}"
+        )
+    threshold = int(Fraction(manifest.options.get("holdout", "0")) * (1 << 64))
+    split = manifest.options.get("split")
+    if threshold and split in ("train", "validation"):
+        below = int((table["content_hash"].to_numpy() < np.uint64(threshold)).sum())
+        wanted = 0 if split == "train" else table.num_rows
+        report.add(url, "documents whose content hash is of the validation split", wanted, below)
+
+
+def header_fits(
+    url: str,
+    data: bytes,
+    dtype: np.dtype[Any],
+    count: int,
+    report: VerifyReport,
+    *,
+    size: bool = True,
+) -> bool:
+    if size and len(data) != HEADER_BYTES + count * dtype.itemsize:
+        report.add(url, "bytes", HEADER_BYTES + count * dtype.itemsize, len(data))
+        return False
+    if data[:HEADER_BYTES] != npy_header(dtype, count):
+        report.add(url, "header", f"{count} values of {dtype.name}", repr(data[:HEADER_BYTES]))
+        return False
+    return True
+
+
+def read_or_report(store: Store, name: str, report: VerifyReport) -> bytes | None:
+    try:
+        return store.read(name)
+    except (FileNotFoundError, NotADirectoryError):
+        report.add(store.url(name), "file", "present", "missing")
+        return None

@@ -1,0 +1,109 @@
+"""Promises of the lock file: golden bytes, one digest, never replaced unasked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from support.stand_in import MANIFEST, compiled, stand_in_dataset, stand_ins
+
+from olm_data.errors import ConflictError, InputError, ValidationError
+from olm_data.mixture.compile import compile_lock, parse_mixture
+from olm_data.mixture.lock import Lock
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def golden_lock() -> Lock:
+    text = (GOLDEN / "manifest.yaml").read_text()
+    mixture = parse_mixture(text, folder="/home/user/mixtures")
+    tokens = {"code": 2_000_000, "math": 1_234_567, "web": 9_876_543}
+    opened = {name: stand_in_dataset(name, count) for name, count in tokens.items()}
+    return compile_lock(mixture, opened, "/home/user/mixtures/locks")
+
+
+def test_the_golden_manifest_compiles_to_the_golden_lock() -> None:
+    lock = msgspec.structs.replace(golden_lock(), tools={"olm": "0.1.0"})
+    assert lock.encode() == (GOLDEN / "mixture.lock.json").read_bytes()
+
+
+def test_the_golden_lock_can_be_read_and_gives_the_golden_rows() -> None:
+    lock = Lock.read(GOLDEN / "mixture.lock.json")
+    place = lock.schedule().locate([0, 1, 2, 4881, 4882, 6346, 6347, lock.total_rows - 1])
+    found = np.stack([place.stage, place.source, place.epoch, place.row], axis=1).tolist()
+    assert found == json.loads((GOLDEN / "lock_rows.json").read_text())
+
+
+def test_a_lock_is_read_back_equal(tmp_path: Path) -> None:
+    mixture = parse_mixture(MANIFEST, folder=str(tmp_path))
+    lock = compile_lock(mixture, stand_ins(mixture), str(tmp_path / "locks"))
+    assert lock.write(tmp_path / "locks/m.lock.json") == "written"
+    assert Lock.read(tmp_path / "locks/m.lock.json") == lock
+    assert lock.locations == {"code": "s3://bucket/tokens/code", "web": "../tokens/web"}
+    assert lock.location("web") == str(tmp_path / "tokens/web")
+    assert [p.name for p in (tmp_path / "locks").iterdir()] == ["m.lock.json"]
+
+
+def test_an_equal_lock_is_left_alone_and_another_is_replaced_only_on_request(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "m.lock.json"
+    first, second = compiled(MANIFEST), compiled(MANIFEST.replace("20260101", "7"))
+    assert [first.write(path), first.write(path)] == ["written", "unchanged"]
+    before = path.read_bytes()
+    with pytest.raises(ConflictError, match="another lock") as error:
+        second.write(path)
+    assert error.value.exit_code == 7
+    assert path.read_bytes() == before
+    assert second.write(path, overwrite=True) == "written"
+    assert Lock.read(path).seed == 7
+
+
+def test_a_file_that_is_no_lock_is_not_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    path.write_text("precious")
+    with pytest.raises(ConflictError, match="no lock"):
+        compiled(MANIFEST).write(path)
+    assert path.read_text() == "precious"
+
+
+def test_moved_data_keeps_the_lock_and_updates_its_locations(tmp_path: Path) -> None:
+    path = tmp_path / "m.lock.json"
+    compiled(MANIFEST).write(path)
+    moved = compiled(MANIFEST.replace("./tokens/web", "/elsewhere/web"))
+    assert moved.write(path) == "written"
+    assert Lock.read(path).location("web") == "/elsewhere/web"
+
+
+def test_a_missing_lock_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no mixture lock") as error:
+        Lock.read(tmp_path / "none.lock.json")
+    assert error.value.fix == "make one: olm-data mix manifest.yaml"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (MANIFEST, "no mixture lock"),
+        ("{}", "this is None version None"),
+        ("[]", "no mixture lock"),
+        ("\udcff", "no mixture lock"),
+    ],
+)
+def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, content: str, says: str) -> None:
+    path = tmp_path / "m.lock.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValidationError, match=says):
+        Lock.read(path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("version", 2), ("order", "prp2"), ("format", "x")])
+def test_a_lock_of_another_version_is_refused_by_name(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "m.lock.json"
+    path.write_text(json.dumps(json.loads(compiled(MANIFEST).encode()) | {key: value}))
+    with pytest.raises(ValidationError, match=f"{value}.*this release reads"):
+        Lock.read(path)

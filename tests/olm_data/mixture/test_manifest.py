@@ -1,0 +1,151 @@
+"""Promises of the mixture manifest: exact values, and each refusal with its line."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from support.stand_in import MANIFEST
+
+from olm_data.errors import UsageError
+from olm_data.mixture.manifest import parse_mixture, parse_tokens
+
+
+def test_a_manifest_is_read_into_exact_values() -> None:
+    mixture = parse_mixture(MANIFEST)
+    assert (mixture.seed, mixture.sequence_length) == (20260101, 2048)
+    assert [(s.name, s.data, s.max_epochs) for s in mixture.sources] == [
+        ("code", "s3://bucket/tokens/code", Fraction(5, 2)),
+        ("web", "./tokens/web", Fraction(4)),
+    ]
+    assert [(s.name, s.tokens, dict(s.shares)) for s in mixture.stages] == [
+        ("main", 95_000_000, {"web": Fraction(17, 20), "code": Fraction(3, 20)}),
+        ("anneal", 5_000_000, {"web": Fraction(2, 5), "code": Fraction(3, 5)}),
+    ]
+
+
+def test_what_may_be_left_out_has_the_documented_default() -> None:
+    mixture = parse_mixture(
+        "{version: 1, sequence_length: 8, sources: {a: {data: x}}, "
+        "stages: [{name: m, tokens: 8, weights: {a: 1}}]}"
+    )
+    assert (mixture.seed, mixture.packing, mixture.on_exhausted) == (0, "concat", "error")
+    assert mixture.sources[0].max_epochs == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("95B", 95 * 10**9),
+        ("5M", 5 * 10**6),
+        ("1.5B", 1_500_000_000),
+        ("0.1K", 100),
+        ("2T", 2 * 10**12),
+        ("2_000_000", 2_000_000),
+        ("1_000K", 1_000_000),
+        ("1e3", 1000),
+        ("'12'", 12),
+    ],
+)
+def test_token_counts_are_exact(text: str, count: int) -> None:
+    stages = parse_mixture(MANIFEST.replace("tokens: 95M", f"tokens: {text}")).stages
+    assert stages[0].tokens == count
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4.611686018427387904T",
+        "0.0005K",
+        "1.5",
+        "0",
+        "-5",
+        "5G",
+        "5b",
+        "B",
+        "true",
+        "[1]",
+        "9999999T",
+    ],
+)
+def test_counts_that_are_not_whole_or_not_counts_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="number of tokens") as error:
+        parse_mixture(MANIFEST.replace("tokens: 95M", f"tokens: {text}"))
+    assert error.value.where == "manifest.yaml:9"
+
+
+def test_the_largest_token_count_is_two_to_the_62() -> None:
+    assert parse_tokens(1 << 62, "here") == 1 << 62
+    with pytest.raises(UsageError):
+        parse_tokens((1 << 62) + 1, "here")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("version: 1", "version: 2", 1, "version must be 1"),
+        ("seed: 20260101", "sed: 1", 2, "did you mean 'seed'"),
+        ("seed: 20260101", "seed: -1", 2, "seed must be"),
+        ("seed: 20260101", "seed: 1.5", 2, "seed must be"),
+        ("sequence_length: 2048", "sequence_length: 0", 3, "sequence_length must be"),
+        ("sequence_length: 2048", "sequence_length: '8'", 3, "not a number"),
+        ("sequence_length: 2048\n", "", 1, "'sequence_length' is missing"),
+        ("packing: concat", "packing: bestfit", 4, "best_fit"),
+        ("on_exhausted: error", "on_exhausted: cap_and_redistribute", 11, "accepts: error"),
+        ("max_epochs: 4", "max_epoch: 4", 6, "did you mean 'max_epochs'"),
+        ("max_epochs: 4", "max_epochs: 0", 6, "more than 0"),
+        ("max_epochs: 4", "max_epochs: many", 6, "not a number"),
+        ("data: ./tokens/web", "data: 5", 6, "not a path"),
+        ("data: ./tokens/web", 'data: "a\\tb"', 6, "not a path"),
+        ("{data: ./tokens/web, max_epochs: 4}", "{}", 6, "must be a mapping"),
+        ("{data: ./tokens/web, max_epochs: 4}", "{max_epochs: 4}", 6, "'data' is missing"),
+        ("  web:  {", "  we b: {", 6, "not a source name"),
+        ("s3://bucket", "s3://user:hunter2@bucket", 7, "user, password or query"),
+        ("tokens/code", "code?X-Amz-Signature=hunter2", 7, "user, password or query"),
+        ("web: 85, code: 15", "web: 85, cod: 15", 9, "did you mean 'code'"),
+        ("web: 85, code: 15", "web: 0, code: 0", 9, "sum to 0"),
+        ("web: 85, code: 15", "web: 85, code: -1", 9, "negative"),
+        ("web: 85, code: 15", "web: 85, code: .nan", 9, "not a finite number"),
+        ("weights: {web: 85, code: 15}", "weights: 5", 9, "must be a mapping"),
+        ("weights: {web: 85, code: 15}", "epochs: {web: 1}", 9, "unknown key 'epochs'"),
+        ("tokens: 95M, ", "", 9, "add its length"),
+        (", weights: {web: 85, code: 15}", "", 9, "either `weights` or `tokens_from`"),
+        ("tokens: 5M,  tokens_from", "weights: {web: 1}, tokens_from", 10, "either `weights`"),
+        ("tokens: 5M,", "tokens: 6M,", 10, "sums to 5,000,000"),
+        ("name: anneal", "name: main", 10, "two stages are named 'main'"),
+        ("name: anneal", "name: 5", 10, "not a stage name"),
+        ("code: 3M}", "code: 0}", 10, "not a whole number of tokens"),
+    ],
+)  # fmt: skip
+def test_a_wrong_manifest_is_refused_with_its_line(
+    old: str, new: str, line: int, says: str
+) -> None:
+    assert old in MANIFEST
+    with pytest.raises(UsageError) as error:
+        parse_mixture(MANIFEST.replace(old, new))
+    assert error.value.where == f"manifest.yaml:{line}"
+    assert says in str(error.value)
+    assert "hunter2" not in str(error.value)
+
+
+def test_without_stages_the_message_shows_an_example_that_works() -> None:
+    head = MANIFEST[: MANIFEST.index("stages:")]
+    with pytest.raises(UsageError, match="'stages' is missing") as error:
+        parse_mixture(head)
+    example = (error.value.fix or "").removeprefix("add\n")
+    assert parse_mixture(head + "\n".join(line[2:] for line in example.splitlines())).stages
+
+
+@pytest.mark.parametrize(
+    ("data", "location"),
+    [
+        ("./tokens/web", "/home/user/tokens/web"),
+        ("../web", "/home/web"),
+        ("/data/web", "/data/web"),
+        ("file:///data/web", "/data/web"),
+        ("s3://bucket/web", "s3://bucket/web"),
+    ],
+)
+def test_data_is_found_from_the_manifests_folder(data: str, location: str) -> None:
+    mixture = parse_mixture(MANIFEST.replace("./tokens/web", data), folder="/home/user")
+    assert mixture.location(mixture.sources[1]) == location

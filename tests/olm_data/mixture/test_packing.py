@@ -1,0 +1,37 @@
+"""Promises of concat packing: rows tile the stream, and stage boundaries never drift."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olm_data.mixture.packing import row_span, rows_between, rows_in, unused_tail
+
+
+@given(st.integers(0, 500), st.integers(1, 40))
+def test_every_token_but_the_first_and_the_tail_is_a_label_exactly_once(
+    tokens: int, length: int
+) -> None:
+    labels = []
+    for row in range(rows_in(tokens, length)):
+        start, stop = row_span(row, length)
+        assert stop - start == length + 1
+        assert stop <= tokens
+        labels += range(start + 1, stop)
+    assert labels == list(range(1, len(labels) + 1))
+    tail = unused_tail(tokens, length)
+    assert tail == tokens - (1 + len(labels) if labels else 0)
+    assert tail <= length
+
+
+def test_a_row_needs_one_token_more_than_its_length() -> None:
+    assert [rows_in(tokens, 4) for tokens in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=10), st.integers(1, 4096))
+def test_rows_of_stages_add_up_to_the_rows_of_the_run(stages: list[int], length: int) -> None:
+    ends = list(itertools.accumulate(stages, initial=0))
+    rows = [rows_between(a, b, length) for a, b in itertools.pairwise(ends)]
+    assert sum(rows) == sum(stages) // length

@@ -1,0 +1,118 @@
+"""Promises of the store: names appear whole, once, and errors say what to do."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from olm_data.errors import ConflictError, ResourceError, StorageError
+from olm_data.storage.disk import io_errors
+from olm_data.storage.store import Store
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return Store(tmp_path / "store")
+    server = request.getfixturevalue("s3")
+    return Store(f"s3://{server['bucket']}/{tmp_path.name}")
+
+
+def test_put_then_read_returns_the_bytes_and_replaces(store: Store) -> None:
+    assert store.size("a") is None
+    store.put("a", b"one")
+    store.put("a", b"three")
+    assert (store.read("a"), store.size("a")) == (b"three", 5)
+
+
+def test_create_succeeds_once(store: Store) -> None:
+    store.create("manifest.json", b"{}")
+    with pytest.raises(ConflictError, match="already written"):
+        store.create("manifest.json", b"[]")
+    assert store.read("manifest.json") == b"{}"
+
+
+def test_publish_moves_a_finished_file(store: Store) -> None:
+    data = os.urandom(100_000)
+    with store.staging() as staging:
+        (staging / "x").write_bytes(data)
+        store.publish("shard-00000.tokens.npy", staging / "x", hashlib.sha256(data).hexdigest())
+    assert store.read("shard-00000.tokens.npy") == data
+
+
+def test_multipart_upload_is_checked(s3: dict[str, str], tmp_path: Path) -> None:
+    store = Store(f"s3://{s3['bucket']}/multipart")
+    data = os.urandom(40 << 20)  # above twice the smallest part
+    with store.staging() as staging:
+        (staging / "x").write_bytes(data)
+        store.publish("big", staging / "x", hashlib.sha256(data).hexdigest())
+    assert hashlib.sha256(store.read("big")).digest() == hashlib.sha256(data).digest()
+
+
+def test_reading_what_is_not_there_is_file_not_found(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.read("absent")
+
+
+def test_a_store_crosses_processes_without_its_connections(store: Store) -> None:
+    store.put("a", b"x")
+    assert pickle.loads(pickle.dumps(store)).read("a") == b"x"
+
+
+def test_nothing_but_the_file_is_left_in_the_folder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("a", b"x")
+    store.create("b", b"y")
+    with store.exclusive():
+        pass
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def _hold(root: str, entered, leave) -> None:
+    with Store(root).exclusive():
+        entered.set()
+        leave.wait()
+
+
+def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    entered, leave = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(str(tmp_path), entered, leave))
+    holder.start()
+    entered.wait()
+    with (
+        pytest.raises(ConflictError, match="another process is writing"),
+        Store(tmp_path).exclusive(),
+    ):
+        pass
+    (tmp_path / ".staging-left").mkdir()
+    holder.kill()
+    holder.join()
+    with Store(tmp_path).exclusive():
+        assert not (tmp_path / ".staging-left").exists()
+
+
+def test_system_errors_name_the_place_and_the_next_step() -> None:
+    with pytest.raises(ResourceError, match="bytes are free") as full, io_errors("/tmp/x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.exit_code == 5
+    with pytest.raises(ResourceError, match="not allowed"), io_errors("/x"):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_wrong_bucket_and_wrong_secret_are_storage_errors(
+    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StorageError):
+        Store("s3://no-such-bucket-here/x").put("a", b"x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-secret-value")
+    with pytest.raises(StorageError) as refused:
+        Store(f"s3://{s3['bucket']}/x").put("a", b"x")
+    assert "wrong-secret-value" not in str(refused.value)
+    assert refused.value.exit_code == 6
