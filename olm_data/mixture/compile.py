@@ -1,6 +1,6 @@
 """Compile a mixture manifest against real datasets: exact shares become rows, blocks and a lock.
 
-    manifest.yaml --mixture_yaml--> Mixture --open_sources--> datasets
+    manifest.yaml --manifest--> Mixture --open_sources--> datasets
                                        |                          |
                                        +------compile_lock--------+--> Lock (lock.py)
 

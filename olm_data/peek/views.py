@@ -1,10 +1,10 @@
 """`olm-data peek`: look at the documents of a dataset, or at the rows a mixture trains on.
 
     dataset, document number -> DocumentView      text, ids, where it came from
-    dataset, id | string     -> DocumentView, ... found by peek_find.py
+    dataset, id | string     -> DocumentView, ... found by find.py
     lock or dataset, row     -> RowView           the pieces of documents the row is made of
 
-Reads through `Dataset`, so what is shown has been verified. How it is shown is peek_render.py's.
+Reads through `Dataset`, so what is shown has been verified. How it is shown is render.py's.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 Each stage takes an iterator and gives one, in order, so that a stage which leaves records out is
 one more generator between two others. Only the last stage touches accounts and writers. Stages
 overlap (`overlap.Ahead`); text is let go once it is encoded. Never: open, commit or publish a file
-of the dataset (`tokenize_job` does).
+of the dataset (`job` does).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EncodedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What the tasks of a run have in common. Attributes as in `tokenize_job.TokenizeJob`, and
+    """What the tasks of a run have in common. Attributes as in `job.TokenizeJob`, and
 
     Attributes:
         drops: bool [d], which documents read are dropped as duplicates; None drops none.

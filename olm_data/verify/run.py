@@ -1,12 +1,12 @@
 """`olm-data verify`: prove that a dataset, or every dataset of a lock, is what its digests say.
 
-    manifest -> each shard (verify_shard.py) -> manifest rebuilt from the records and compared
+    manifest -> each shard (shard.py) -> manifest rebuilt from the records and compared
              -> plan and accounts of inputs -> tokenizer -> round trip of a sample of documents
-             -> with `deep`: a sample against the original text (verify_deep.py)
+             -> with `deep`: a sample against the original text (deep.py)
 
 Each disagreement is a `Finding` (file, field, expected, found) and checking goes on, so that one
 run lists them all. Reads every byte once, in bounded pieces, on all granted cores (hashing lets
-other threads run), or with `sample` a part of them (verify_sample.py). Never writes.
+other threads run), or with `sample` a part of them (sample.py). Never writes.
 """
 
 from __future__ import annotations
