@@ -99,7 +99,7 @@ def test_a_byte_order_mark_before_the_first_document_is_no_text(tmp_path: Path, 
     assert read_source(tmp_path / name).texts == ["x"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(st.binary(max_size=20), min_size=1, max_size=10))
 def test_any_bytes_in_a_column_are_documents_or_counted_drops(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes]

@@ -47,7 +47,7 @@ def test_control_characters_come_back_from_tokens_as_they_were(
     assert through(read.texts, tiny_tokenizer, encoder) == [text]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=st.lists(st.text(max_size=60), max_size=5))
 def test_any_text_comes_back_from_its_tokens(tiny_tokenizer: Path, texts: list[str]) -> None:
     assert through(texts, tiny_tokenizer, "hf") == texts

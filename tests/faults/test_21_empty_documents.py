@@ -31,7 +31,7 @@ def test_each_kind_of_white_space_is_an_empty_document(tmp_path: Path, name: str
     assert [reason for reason, _ in read.reasons] == ["empty"] * (len(SPACES) + 2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=st.lists(st.text(st.sampled_from(["a", "\u00e9", *SPACES]), max_size=6), min_size=1))
 def test_what_is_dropped_is_exactly_what_has_no_visible_character(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]

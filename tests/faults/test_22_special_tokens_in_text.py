@@ -38,7 +38,7 @@ def test_each_special_token_alone_and_inside_words_is_text(
     promise(spec, encoder, ["<|endoftext|>", "a<|endoftext|>b", "<|endoftext|>" * 50, "<|endof"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     parts=st.lists(
         st.one_of(st.just("<|endoftext|>"), st.text("<|>endoftx \n", max_size=8)), max_size=10

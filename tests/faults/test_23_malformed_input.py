@@ -96,7 +96,7 @@ def test_a_plain_file_cut_in_a_line_loses_that_line_only_and_counts_it(tmp_path:
         assert read.texts == TEXTS[: len(read.texts)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(noise=st.binary(max_size=40), at=st.integers(0, len(LINES)), gone=st.integers(0, 30))
 def test_noise_in_a_file_never_costs_the_lines_it_does_not_touch(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, at: int, gone: int
@@ -111,7 +111,7 @@ def test_noise_in_a_file_never_costs_the_lines_it_does_not_touch(
         assert read.texts[-after:] == TEXTS[-after:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(at=st.integers(0, 2000), value=st.integers(0, 255))
 def test_a_changed_byte_of_a_parquet_file_is_an_error_or_gives_whole_rows(
     tmp_path_factory: pytest.TempPathFactory, at: int, value: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.mixture.order import Schedule, Stage
@@ -50,7 +50,6 @@ def test_every_row_once_an_epoch_near_powers_of_two(size: int) -> None:
     ),
     seed=st.integers(0, 2**63 - 1),
 )
-@settings(deadline=None)
 def test_every_row_once_an_epoch_for_any_stages(
     sizes: list[int], stages: list[tuple[int, tuple[int, ...]]], seed: int
 ) -> None:

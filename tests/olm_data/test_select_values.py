@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizing import hashes_of
 
@@ -57,7 +57,6 @@ def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
     assert not (small & ~large).any()
 
 
-@settings(deadline=None)
 @given(st.sets(st.text(max_size=4)), st.lists(st.none() | st.text(max_size=4)))
 def test_a_set_of_ids_finds_its_members_and_notes_which(
     members: set[str], ids: list[str | None]

@@ -34,7 +34,7 @@ from olm_train.optim.schedule import WSD, Constant
 from olm_train.train_module import NonFiniteError, TransformerTrainModuleConfig
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.sets(st.integers(1, ROWS - 1)), st.permutations(range(ROWS)))
 def test_loss_and_gradient_do_not_depend_on_the_cut(cuts: set[int], order: list[int]) -> None:
     whole = make_batch([LENGTHS[i] for i in order], vocab_size=8)

@@ -72,7 +72,7 @@ def test_manifest_digest_is_the_sha256_of_its_canonical_json(path: Path) -> None
     assert hashlib.sha256(canonical_json(body)).hexdigest() == digest
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=30), min_size=1, max_size=6),
     st.integers(1, 400),

@@ -36,7 +36,7 @@ def test_the_order_is_the_documented_permutation() -> None:
 GOLDEN = [71, 92, 8, 20, 91, 60, 62, 21]
 
 
-@settings(deadline=None, suppress_health_check=FIXTURE, max_examples=60)
+@settings(suppress_health_check=FIXTURE, max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
     data=st.data(),

@@ -59,7 +59,7 @@ def test_a_batch_equals_its_documents_one_by_one(spec: TokenizerSpec, name: str)
     assert together == [rows(encoder.encode(*concatenate([t])))[0] for t in texts]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(max_size=200), max_size=8))
 def test_both_encoders_agree_on_any_text_and_it_decodes_back(
     spec: TokenizerSpec, texts: list[str]

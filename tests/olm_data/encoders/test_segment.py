@@ -36,7 +36,7 @@ def text_of(size: int) -> bytes:
     return (words * (size // len(words.encode()) + 1)).encode()[: size // 2 * 2].rpartition(b" ")[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text("ab \n\t1,\u00e9\u0301", max_size=400), target=st.integers(8, 60))
 def test_pieces_join_to_the_text_and_their_ids_to_its_ids(
     spec: TokenizerSpec, text: str, target: int

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import prp1_reference as reference
 
@@ -87,7 +87,6 @@ def test_permute_of_huge_ranges_stays_inside_them_and_is_inverted_exactly(n: int
     seed=st.integers(0, 2**63 - 1),
     data=st.data(),
 )
-@settings(deadline=None)
 def test_each_element_may_have_its_own_range_and_keys(
     sizes: list[int], seed: int, data: st.DataObject
 ) -> None:
@@ -261,7 +260,6 @@ def test_a_whole_schedule_equals_the_golden_one() -> None:
 
 
 @given(run=small_runs, seed=st.integers(0, 2**63 - 1))
-@settings(deadline=None)
 def test_locate_equals_the_reference_for_any_sources_and_stages(run: tuple, seed: int) -> None:
     rows, stages = run
     schedule = make(rows, stages, seed)
@@ -278,7 +276,6 @@ def test_locate_equals_the_reference_for_any_sources_and_stages(run: tuple, seed
 
 
 @given(run=small_runs)
-@settings(deadline=None)
 def test_rows_of_is_the_exact_inverse_of_locate(run: tuple) -> None:
     rows, stages = run
     schedule = make(rows, stages)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import prp1_reference as reference
 
@@ -43,14 +43,12 @@ def test_slot_tables_equal_the_golden_ones() -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=8).filter(any))
-@settings(deadline=None)
 def test_slot_tables_equal_the_reference(counts: list[int]) -> None:
     table = slot_table(counts)
     assert (table.source.tolist(), table.rank.tolist()) == reference.slots(counts)
 
 
 @given(st.lists(st.integers(0, 300) | st.sampled_from([0, 1]), min_size=1, max_size=40).filter(any))
-@settings(deadline=None)
 def test_every_prefix_is_within_one_row_of_every_share(counts: list[int]) -> None:
     assert_within_tijdemans_bound(counts)
 

@@ -51,7 +51,7 @@ def test_all_documents_that_hold_a_string_are_found_whatever_the_pieces(
 ) -> None:
     monkeypatch.setattr(peek_find, "PIECE_TOKENS", piece)
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(pieces)
     def check(text: str) -> None:
         text = text[:limit].encode()[:limit].decode(errors="ignore") or "a"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.datasets import (
     mix_datasets,
@@ -76,7 +76,6 @@ def assert_batch_is(batch: RowBatch, expected: list[dict[str, list[int]]], capac
     assert batch.max_seqlen == length
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_rows_in_any_order_and_batch_equal_the_documents_token_by_token(
     lock: Path, data: st.DataObject

@@ -72,9 +72,7 @@ def expected(
     return [row["id"] for row in taken[:limit]]
 
 
-@settings(
-    deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["parquet", "arrow", "jsonl", "gz"]),
     where=st.booleans(),

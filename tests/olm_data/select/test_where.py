@@ -127,7 +127,7 @@ EXPRESSIONS = st.recursive(
 # --- one meaning -------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(EXPRESSIONS, ROWS)
 @example(("<", "i", 2.0**53), [dict.fromkeys(SMALL) | {"i": 2**53 + 1}])
 @example((">", "f", 2**53 + 1), [dict.fromkeys(SMALL) | {"f": 2.0**53}])
@@ -144,7 +144,7 @@ def test_tables_and_json_values_match_as_the_reference_says(
     assert matches(node, arrays, len(rows)).tolist() == expected
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(EXPRESSIONS, ROWS, WITH_NAN)
 def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
     expr: Expr, rows: list[dict[str, Any]], more: list[dict[str, Any]]
@@ -200,14 +200,12 @@ def test_statistics_spare_what_cannot_match(text: str, skipped: bool) -> None:
     assert can_match(parse(text), spans) is not skipped
 
 
-@settings(deadline=None)
 @given(EXPRESSIONS)
 def test_the_spelled_out_expression_means_the_same(expr: Expr) -> None:
     node = parse(spell(expr))
     assert parse(str(node)) == node
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.none() | INTS | FLOATS | STRINGS | st.booleans() | st.just([1]), max_size=8),
     st.sampled_from(["x == 1", "x != 'a'", "x in [1, 'a', True]", "not x", "x is not None"]),
@@ -317,7 +315,7 @@ def test_what_is_not_of_the_language_is_refused_with_a_reason(text: str, why: st
     assert "score >= 3" in str(caught.value.fix)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.text(max_size=40) | st.text("ab01<>=!()[],'\"` \nnotinadrs.\\", max_size=40))
 def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
     try:

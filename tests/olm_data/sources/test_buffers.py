@@ -6,7 +6,7 @@ from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.sources.base import DocumentBatch
@@ -30,7 +30,6 @@ def batch_of(documents: list[tuple[int, str]], first: int, skipped: int = 0) -> 
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), TEXT, st.booleans()), max_size=12))
 def test_choosing_keeps_what_is_chosen_and_counts_the_rest_by_input(
     documents: list[tuple[int, str, bool]],
@@ -49,7 +48,6 @@ def test_choosing_keeps_what_is_chosen_and_counts_the_rest_by_input(
     assert kept.rows_in == kept.documents + sum(kept.skipped.values())
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.lists(TEXT, max_size=4), st.integers(0, 3)), max_size=40))
 def test_merging_keeps_every_document_and_every_count(parts: list[tuple[list[str], int]]) -> None:
     first, batches = 0, []

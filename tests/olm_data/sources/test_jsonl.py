@@ -117,7 +117,7 @@ def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path) -> None:
         assert read_source(tmp_path / name).texts == ["a", "b"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.one_of(

@@ -44,7 +44,7 @@ def test_a_separator_splits_a_file_and_empty_pieces_are_counted(tmp_path: Path) 
     assert read.reasons == [("empty", 16)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.lists(
         st.sampled_from(["a", "bc", " ", "\n", "\r\n", "\t", "<s>", "<", "\u00e9"]), max_size=40

@@ -70,9 +70,7 @@ def test_every_format_takes_the_same_records_from_the_same_places(
     assert read.skipped == {"filtered": 60 - len(taken)}
 
 
-@settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.fixed_dictionaries(

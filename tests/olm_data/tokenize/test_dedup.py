@@ -55,9 +55,7 @@ class Recorded(InlineRunner):
 # --- which documents stay ----------------------------------------------------------------------
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     files=st.lists(st.lists(st.integers(0, 6), max_size=15), min_size=1, max_size=4),
     shard_tokens=st.sampled_from([10, 40, 1000]),

@@ -168,7 +168,7 @@ def write(folder: Path, drops: Iterable[Drop]) -> bytes:
     return (folder / "quarantine" / "shard-00000.jsonl.zst").read_bytes()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(records=st.lists(st.binary(max_size=50), min_size=1, max_size=20))
 def test_any_bytes_come_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, records: list[bytes]

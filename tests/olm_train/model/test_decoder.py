@@ -31,7 +31,7 @@ def test_a_row_of_one_document_is_plain_causal_attention() -> None:
     torch.testing.assert_close(packed, model(batch.input_ids), rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(2, 20), min_size=1, max_size=5), st.integers(0, 100))
 def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
     lengths: list[int], seed: int
