@@ -128,14 +128,14 @@ def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
 
 def encoder_alone(
     rank: int, count: int, paths: list[str], tokenizer: str, name: str
-) -> tuple[int, float]:
-    """Return (bytes, seconds) of encoding this process's share of the files from memory."""
+) -> tuple[float, float]:
+    """Return wall and CPU seconds of encoding this process's share of the files from memory."""
     encoder = ENCODERS[name](load_tokenizer(tokenizer), "plain")
     batches = list(read_source(resolve_source(paths[rank::count])))
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     for batch in batches:
         encoder.encode(batch.data, batch.offsets)
-    return sum(len(b.data) for b in batches), time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def decompressed(path: str) -> Iterator[bytes]:
@@ -166,19 +166,19 @@ class Line(msgspec.Struct, gc=False):
     text: str
 
 
-def reading_alone(rank: int, count: int, paths: list[str]) -> tuple[int, float]:
-    """Return (bytes, seconds) of reading this process's files to text buffers, nothing more."""
+def reading_alone(rank: int, count: int, paths: list[str]) -> tuple[float, float]:
+    """Return wall and CPU seconds of reading this process's files to text buffers, no more."""
     decoder = msgspec.json.Decoder(Line)
-    start, size = time.perf_counter(), 0
+    start, used = time.perf_counter(), time.process_time()
     for path in paths[rank::count]:
         if path.endswith(".parquet"):
             for batch in pq.ParquetFile(path).iter_batches(columns=["text"], use_threads=False):
-                size += len(batch.column(0).buffers()[2])
+                batch.column(0).buffers()
             continue
         for lines in whole_lines(path):
             texts = [record.text.encode() for record in decoder.decode_lines(lines)]
-            size += len(b"".join(texts))
-    return size, time.perf_counter() - start
+            b"".join(texts)
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def decompressing_alone(paths: list[str]) -> float:
@@ -348,9 +348,9 @@ def measure(kind: str, paths: list[str], total: float, args: Any, folder: Path) 
     tokens = 0
     for run in range(args.runs):
         shares = in_processes(args.workers, encoder_alone, paths, args.tokenizer, args.encoder)
-        note("encoder", max(seconds for _, seconds in shares))
+        note("encoder", max(took for took, _ in shares), sum(used for _, used in shares))
         shares = in_processes(args.workers, reading_alone, paths)
-        note("reading", max(seconds for _, seconds in shares))
+        note("reading", max(took for took, _ in shares), sum(used for _, used in shares))
         counts: list[int] = []
         if args.encoder == "gigatoken":
             out = str(folder / "bare")
@@ -380,7 +380,12 @@ def measure(kind: str, paths: list[str], total: float, args: Any, folder: Path) 
         ("bare loop", "command"),
     ):
         if above in middle:
-            print(f"  {below} / {above:10} {middle[above] / middle[below]:.2f} of its speed")
+            line = f"  {below:7} / {above:9} {middle[above] / middle[below]:.2f} of its speed"
+            if above in cpu and below in cpu:
+                line += (
+                    f", {statistics.median(cpu[above]) / statistics.median(cpu[below]):.2f} by CPU"
+                )
+            print(line)
     spent = stage_seconds(paths, args.tokenizer, args.encoder, folder / f"stages-{kind}")
     whole = sum(spent.values())
     print(
