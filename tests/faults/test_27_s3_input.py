@@ -103,8 +103,9 @@ def test_27_an_object_replaced_while_its_blocks_are_read_is_refused_at_once(
     store.put("a.jsonl", data)
 
     def replaced(exchange: Any) -> None:
-        exchange.reply(*exchange.forward())
-        store.put("a.jsonl", data[::-1])
+        block = exchange.forward()
+        store.put("a.jsonl", data[::-1])  # before the reader has its first block
+        exchange.reply(*block)
 
     proxy.inject(replaced, method="GET", key="/a.jsonl")
     with pytest.raises(InputError, match="changed while it was being read"):

@@ -94,13 +94,25 @@ class Cluster:
     def empty(self) -> None:
         """Cancel all jobs, bring back all nodes, and wait until they are idle."""
         self.run("scancel", "--me")
-        for node in NODES:
-            if not any("slurmd" in w[0] and node in w for _, w in _processes().values()):
-                self.start_node(node)
+        self._revive()
         deadline = time.monotonic() + 60
         while self.run("squeue", "-h") and time.monotonic() < deadline:
             time.sleep(0.1)
         self.wait_idle()
+
+    def _revive(self) -> None:
+        """Start the daemons that are gone; tell the controller that a killed node is well again."""
+        for node in NODES:
+            if not any("slurmd" in w[0] and node in w for _, w in _processes().values() if w):
+                self.start_node(node)
+        for line in self.run("sinfo", "-hN", "-o", "%N %E").splitlines():
+            if line.split()[1:] == ["killed"]:
+                # refused while the daemon has not registered: asked again soon
+                subprocess.run(
+                    ["scontrol", "update", f"nodename={line.split()[0]}", "state=resume"],
+                    env=self.environment(),
+                    capture_output=True,
+                )
 
     def wait_idle(self) -> None:
         """Wait until every node is ready for work."""
@@ -108,6 +120,7 @@ class Cluster:
         while time.monotonic() < deadline:
             if self.run("sinfo", "-h", "-t", "idle", "-o", "%D").split() == [str(len(NODES))]:
                 return
+            self._revive()
             time.sleep(0.1)
         raise RuntimeError(f"the nodes are not ready: {self.run('sinfo', '-N', '-l')}")
 
