@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,8 +26,8 @@ from pathlib import Path
 from support.tokenizing import make_request
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenize import tokenize
-from olm_data.tokenize_request import parse_budget
+from olm_data.tokenize.request import parse_budget
+from olm_data.tokenize.run import tokenize
 
 request = make_request([sys.argv[1]], Path(sys.argv[2]), shard_tokens=10**9)
 options = replace(request.source.options, batch_bytes=1 << 18)  # so that queues are soon full
@@ -66,7 +67,7 @@ def test_ten_times_the_input_takes_no_more_memory(
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            cwd=repository / "tests",
+            env=os.environ | {"PYTHONPATH": f"{repository}{os.pathsep}{repository / 'tests'}"},
         )
         text_bytes, rss = map(int, done.stdout.split())
         return text_bytes, rss
