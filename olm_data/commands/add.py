@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
-from olm_data.commands.running import Running, make_runner, runner_options
+from olm_data.commands.running import (
+    Running,
+    make_runner,
+    print_done,
+    print_plan,
+    runner_options,
+)
 
 
 @click.command()
@@ -62,11 +67,9 @@ def add(
     """
     from olm_data.progress import Progress
     from olm_data.tokenize import add as verb
-    from olm_data.tokenize import report as say
     from olm_data.tokenize import request as asked
     from olm_data.tokenize.add_request import Existing
     from olm_data.tokenize.plan import parse_count
-    from olm_data.tokenize.run import first_documents
 
     budget = asked.parse_budget(max_bad)
     tokens = parse_count(shard_tokens) if shard_tokens else None
@@ -78,11 +81,7 @@ def add(
         if not allow_duplicates:
             existing.refuse_known(found)
             asked.refuse_identical(found)
-        if as_json:
-            click.echo(json.dumps({"output": dataset, **plan.to_json()}))
-        else:
-            sample = first_documents(request, plan)
-            click.echo("\n".join(say.plan_lines(request, plan, dataset, sample)))
+        print_plan(request, plan, dataset, as_json=as_json)
         return
     runner = make_runner(running)
     progress = Progress("add", events=sys.stdout if as_json else None)
@@ -96,9 +95,5 @@ def add(
         progress=progress,
         allow_duplicates=allow_duplicates,
     )
-    if as_json:
-        progress.event("done", **say.summary_json(done))
-    else:
-        request = existing.request(found, tokens)
-        click.echo("\n".join(say.summary_lines(request, done, runner.workers)))
-        click.echo(say.last_line(done), err=True)
+    request = existing.request(found, tokens)
+    print_done(request, done, runner.workers, progress, as_json=as_json)

@@ -1,7 +1,8 @@
-"""Options of commands that run tasks: where they run, and how many at a time."""
+"""What commands that run tasks share: options of where they run, words of the plan and the end."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -10,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from olm_data.progress import Progress
     from olm_data.runners.local import LocalRunner
     from olm_data.runners.ray import RayRunner
     from olm_data.runners.slurm import SlurmRunner
+    from olm_data.tokenize.plan import Plan
+    from olm_data.tokenize.request import Request
+    from olm_data.tokenize.run import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +85,27 @@ def make_runner(running: Running) -> LocalRunner | SlurmRunner | RayRunner:
     from olm_data.runners.local import LocalRunner, granted_cpus
 
     return LocalRunner(running.workers or granted_cpus())
+
+
+def print_plan(request: Request, plan: Plan, output: str, *, as_json: bool) -> None:
+    """Print what `--dry-run` found: for people, or one JSON object."""
+    from olm_data.tokenize.report import plan_lines
+    from olm_data.tokenize.run import first_documents
+
+    if as_json:
+        click.echo(json.dumps({"output": output, **plan.to_json()}))
+    else:
+        click.echo("\n".join(plan_lines(request, plan, output, first_documents(request, plan))))
+
+
+def print_done(
+    request: Request, done: Summary, workers: int, progress: Progress, *, as_json: bool
+) -> None:
+    """Print what a run made: a summary and its last line for people, or the event `done`."""
+    from olm_data.tokenize.report import last_line, summary_json, summary_lines
+
+    if as_json:
+        progress.event("done", **summary_json(done))
+    else:
+        click.echo("\n".join(summary_lines(request, done, workers)))
+        click.echo(last_line(done), err=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Literal
 
 import click
 
-from olm_data.commands.running import Running, make_runner, runner_options
+from olm_data.commands.running import (
+    Running,
+    make_runner,
+    print_done,
+    print_plan,
+    runner_options,
+)
 from olm_data.errors import printable
 
 WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize.job", "tokenizers")
@@ -115,7 +120,6 @@ def tokenize(
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
     from olm_data.errors import UsageError
     from olm_data.progress import Progress
-    from olm_data.tokenize import report as say
     from olm_data.tokenize import run as verb
     from olm_data.tokenize.plan import parse_count
     from olm_data.tokenize.selecting import select_documents
@@ -152,11 +156,7 @@ def tokenize(
         plan = request.plan()
         if not allow_duplicates:
             asked.refuse_identical(source)
-        if as_json:
-            click.echo(json.dumps({"output": output, **plan.to_json()}))
-        else:
-            first = verb.first_documents(request, plan)
-            click.echo("\n".join(say.plan_lines(request, plan, output, first)))
+        print_plan(request, plan, output, as_json=as_json)
         return
     runner = make_runner(running)
     progress = Progress("tokenize", events=sys.stdout if as_json else None)
@@ -170,8 +170,4 @@ def tokenize(
         single_writer=single_writer,
         allow_duplicates=allow_duplicates,
     )
-    if as_json:
-        progress.event("done", **say.summary_json(done))
-    else:
-        click.echo("\n".join(say.summary_lines(request, done, runner.workers)))
-        click.echo(say.last_line(done), err=True)
+    print_done(request, done, runner.workers, progress, as_json=as_json)

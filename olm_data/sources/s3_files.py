@@ -10,13 +10,13 @@ and never a mixture of two versions.
 from __future__ import annotations
 
 import glob
-import io
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from olm_data.errors import InputError, printable
 from olm_data.storage.s3 import Bucket, S3Object, split_url
+from olm_data.storage.s3_body import Seekable
 from olm_data.storage.s3_errors import S3Failure
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
@@ -62,7 +62,7 @@ def _revision(item: S3Object) -> str:
     return f"{item.etag}-{item.size}"
 
 
-class S3File(io.RawIOBase):
+class S3File(Seekable):
     """One version of an object as a seekable file.
 
     Args:
@@ -74,26 +74,12 @@ class S3File(io.RawIOBase):
 
     def __init__(self, url: str, size: int, revision: str, path: str, *, ahead: bool) -> None:
         name, self._key = split_url(url)
-        self._bucket, self._size, self._path = Bucket(name), size, path
+        super().__init__(size)
+        self._bucket, self._path = Bucket(name), path
         self._etag = revision.rpartition("-")[0]
-        self._at = 0
         self._pool = ThreadPoolExecutor(1) if ahead else None
         self._block: tuple[int, bytes] = (-1, b"")
         self._next: tuple[int, Future[bytes]] | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._at, self._size)[whence]
-        self._at = max(0, base + offset)
-        return self._at
 
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

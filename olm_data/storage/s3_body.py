@@ -1,4 +1,4 @@
-"""What an S3 request sends: a part of a local file without a copy in memory, and its digests."""
+"""Streams of S3: a part of a local file to send, without a copy in memory, and its digests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import zlib
 from typing import Any
 
 
-class Slice(io.RawIOBase):
-    """Bytes [start, stop) of an open file, read at positions of its own: no copy, any thread."""
+class Seekable(io.RawIOBase):
+    """A stream of `_size` bytes to read, whose position is `_at`: what every such stream has."""
 
-    def __init__(self, handle: int, start: int, stop: int) -> None:
-        self._handle, self._start, self._stop, self._at = handle, start, stop, 0
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
 
     def readable(self) -> bool:
         return True
@@ -26,14 +26,21 @@ class Slice(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._at, self._stop - self._start)[whence]
-        self._at = max(0, base + offset)
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
         return self._at
+
+
+class Slice(Seekable):
+    """Bytes [start, stop) of an open file, read at positions of its own: no copy, any thread."""
+
+    def __init__(self, handle: int, start: int, stop: int) -> None:
+        super().__init__(stop - start)
+        self._handle, self._start = handle, start
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        at = self._start + self._at
-        count = os.preadv(self._handle, [view[: max(0, min(len(view), self._stop - at))]], at)
+        wanted = view[: max(0, min(len(view), self._size - self._at))]
+        count = os.preadv(self._handle, [wanted], self._start + self._at)
         self._at += count
         return count
 

@@ -21,7 +21,6 @@ import xxhash
 
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.shard import BLOCK_BYTES, DOCS, ENDS, HEADER_BYTES, TOKENS
-from olm_data.errors import OlmError, StorageError
 from olm_data.storage.store import Store
 from olm_data.verify.shard import (
     ShardResult,
@@ -97,7 +96,7 @@ def check_shard_sample(
     """
     result = ShardResult(VerifyReport(info.name))
     report = result.report
-    try:
+    with report.unreadable(store.url(info.name)):
         result.record = check_record(store, manifest, info, report)
         if result.record is None:
             return result
@@ -130,10 +129,4 @@ def check_shard_sample(
         if whole:
             check_ends(store, info, report)
             check_docs(store, manifest, info, report)
-    except FileNotFoundError as error:
-        report.add(str(error.filename or error), "file", "present", "missing")
-    except StorageError:  # a store that does not answer says nothing about the bytes
-        raise
-    except OlmError as error:
-        report.add(error.where or store.url(info.name), "file", "readable", error.what)
     return result

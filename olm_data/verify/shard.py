@@ -5,10 +5,11 @@ record, ends, tokens (streamed once: sha256, block checksums, ids, EOS), documen
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -103,6 +104,22 @@ class VerifyReport:
         if expected != found:
             self.findings.append(Finding(file, field, str(expected), str(found)))
 
+    @contextlib.contextmanager
+    def unreadable(self, url: str) -> Iterator[None]:
+        """Note a file that is missing or cannot be read, of the shard at `url`, as a finding.
+
+        Raises:
+            StorageError: the store does not answer, which says nothing about the bytes.
+        """
+        try:
+            yield
+        except FileNotFoundError as error:
+            self.add(str(error.filename or error), "file", "present", "missing")
+        except StorageError:
+            raise
+        except OlmError as error:
+            self.add(error.where or url, "file", "readable", error.what)
+
 
 class Meter:
     """Bytes of token files read so far, of all that will be: over all datasets, from all threads.
@@ -142,7 +159,7 @@ def check_shard(
 ) -> ShardResult:
     result = ShardResult(VerifyReport(info.name))
     report = result.report
-    try:
+    with report.unreadable(store.url(info.name)):
         result.record = check_record(store, manifest, info, report)
         ends = check_ends(store, info, report)
         _check_tokens(store, manifest, info, ends, result, seen)
@@ -150,12 +167,6 @@ def check_shard(
         if ends is not None and result.record is not None:
             windows = window_counts(ends)
             report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
-    except FileNotFoundError as error:
-        report.add(str(error.filename or error), "file", "present", "missing")
-    except StorageError:  # a store that does not answer says nothing about the bytes
-        raise
-    except OlmError as error:
-        report.add(error.where or store.url(info.name), "file", "readable", error.what)
     return result
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from support.command import arguments, environment
 from support.killed_worker import DieOnce
+from support.polling import wait_until
 from support.slurm import NODES, Cluster
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
@@ -70,13 +70,16 @@ def wait_for_elements(slurm: Cluster, parent: subprocess.Popen[str]) -> dict[str
 
 def wait_for_work(out: Path, parent: subprocess.Popen[str]) -> str:
     """Return the name of the first worker that has a task in hand."""
-    while True:
+
+    def working() -> str | None:
         for folder in out.glob(".worker-*~*"):
             found = re.match(r"\.worker-(slurm-\d+-\d+)~", folder.name)
             if found and any(file.stat().st_size for file in folder.iterdir()):
                 return found[1]
         assert parent.poll() is None, parent.communicate()[0]
-        time.sleep(0.005)
+        return None
+
+    return wait_until(working, "a worker with a task in hand", seconds=120)
 
 
 @dataclass

@@ -13,10 +13,11 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.polling import wait_until
 
 MAX_ARRAY_SIZE = 6
 NODES = ("n1", "n2")
@@ -95,9 +96,7 @@ class Cluster:
         """Cancel all jobs, bring back all nodes, and wait until they are idle."""
         self.run("scancel", "--me")
         self._revive()
-        deadline = time.monotonic() + 60
-        while self.run("squeue", "-h") and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_until(lambda: not self.run("squeue", "-h"), "an empty queue")
         self.wait_idle()
 
     def _revive(self) -> None:
@@ -116,13 +115,17 @@ class Cluster:
 
     def wait_idle(self) -> None:
         """Wait until every node is ready for work."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+
+        def idle() -> bool:
             if self.run("sinfo", "-h", "-t", "idle", "-o", "%D").split() == [str(len(NODES))]:
-                return
+                return True
             self._revive()
-            time.sleep(0.1)
-        raise RuntimeError(f"the nodes are not ready: {self.run('sinfo', '-N', '-l')}")
+            return False
+
+        try:
+            wait_until(idle, "idle nodes")
+        except TimeoutError as error:
+            raise RuntimeError(f"{error}: {self.run('sinfo', '-N', '-l')}") from error
 
 
 @contextlib.contextmanager
@@ -164,11 +167,13 @@ def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
         env=os.environ | {"PATH": _path()},
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 20
-    while not (place / "socket").exists():
-        if daemon.poll() is not None or time.monotonic() > deadline:
+
+    def listening() -> bool:
+        if daemon.poll() is not None:
             raise RuntimeError("munged did not start")
-        time.sleep(0.02)
+        return (place / "socket").exists()
+
+    wait_until(listening, "munged", seconds=20)
     return daemon
 
 

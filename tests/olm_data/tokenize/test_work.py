@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.beginning import Stop, begin
 from support.command import arguments, environment, olm_data
+from support.polling import wait_until
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import (
@@ -72,7 +72,7 @@ def test_workers_that_know_only_the_output_make_the_same_bytes_as_a_local_run(
 def test_workers_need_nothing_but_the_bucket(
     source: Path, tiny_tokenizer: Path, tmp_path: Path, s3: dict[str, str]
 ) -> None:
-    output = f"s3://{s3['bucket']}/work/out"
+    output = f"s3://{s3['bucket']}/books/tokens"
     whole = make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=1000)
     total = begin(source, tiny_tokenizer, output, shard_tokens=1000)
     done = olm_data("work", output, "--tasks", f"0-{total - 1}", folder=tmp_path)
@@ -117,9 +117,12 @@ def test_sigterm_ends_a_worker_and_a_rerun_goes_on(tiny_tokenizer: Path, tmp_pat
         stderr=subprocess.PIPE,
         text=True,
     )
-    while not list((tmp_path / "out").glob("shard-*.json")):
+
+    def committed() -> list[Path]:
         assert worker.poll() is None
-        time.sleep(0.01)
+        return list((tmp_path / "out").glob("shard-*.json"))
+
+    wait_until(committed, "the first shard")
     worker.send_signal(signal.SIGTERM)
     assert worker.stderr is not None
     said = worker.stderr.read()
