@@ -3,6 +3,7 @@
     python benchmarks/bench_loader.py            # both parts, about two minutes and 1 GB of disk
     python benchmarks/bench_loader.py --quick    # smaller data, fewer rounds
     python benchmarks/bench_loader.py --only start-up --sequence-length 4096
+    python benchmarks/bench_loader.py --peers    # other projects' loaders; installs them first
 
 Throughput, one thread, warm cache, all on the same rows of the same mixture in the same process,
 rounds taken in turn, the best of each (other work on the machine only ever slows a round):
@@ -14,9 +15,12 @@ rounds taken in turn, the best of each (other work on the machine only ever slow
     loader     ours: `DataLoader` without a thread, as tensors
     torch      a plain torch DataLoader over the memory map (num_workers=0)
 
-Start-up: sparse datasets of 10^8 to 10^13 tokens in up to 100,000 shards of four sources, each
+Start-up: sparse datasets of 10^8 to 10^13 tokens in up to 100,000 shards and 1,000 sources, each
 measured in a fresh process: seconds from the import to the first batch of 64 rows, and the peak of
-resident memory above the idle interpreter with NumPy.
+resident memory above the idle interpreter with NumPy. The largest one is then read by 10,000
+simulated ranks. See `loaders.scale`.
+
+With --peers: other projects' loaders over the same rows instead. See `loaders.driver`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,31 +36,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from loaders import driver, scale
+from loaders.documents import documents
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 WEIGHTS = (4, 3, 2, 1)
-AHEAD = 8192  # rows located at once, as `DataLoader` does
-
-# VmHWM, as ru_maxrss would start from the peak of the process that started this one
-START_UP = """
-import sys, time
-import numpy as np
-def peak():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
-idle = peak()
-begun = time.perf_counter()
-from olm_data.rows.reader import RowReader
-imported = time.perf_counter()
-reader = RowReader(sys.argv[1])
-opened = time.perf_counter()
-batch = reader.read(np.arange(int(sys.argv[2])))
-done = time.perf_counter()
-assert batch.labels.shape[0] == int(sys.argv[2])
-print(imported - begun, opened - imported, done - opened, peak() - idle)
-"""
 
 
 def main() -> None:
@@ -70,16 +55,19 @@ def main() -> None:
     parser.add_argument("--document", type=int, default=900, help="mean tokens of a document")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true")
+    driver.add_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.tokens, options.rounds = min(options.tokens, 16_000_000), min(options.rounds, 5)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.peers:
+        raise SystemExit(driver.run_peers(options))
     results: dict[str, Any] = {}
     if options.only != "start-up":
         with tempfile.TemporaryDirectory(prefix="olm-bench-") as folder:
             results["throughput"] = throughput(Path(folder), options)
     if options.only != "throughput":
-        results["start_up"] = list(start_up(options))
+        results["start_up"] = list(scale.measure_sizes(options))
     if options.json:
         print(json.dumps(results))
     else:
@@ -123,14 +111,14 @@ def throughput(folder: Path, options: argparse.Namespace) -> dict[str, float]:
             yield ids
 
     def ours_labels() -> Iterator[Any]:
-        for i in range(0, len(rows), AHEAD):
-            ahead = reader.prepare(rows[i : i + AHEAD])
+        for i in range(0, len(rows), scale.AHEAD):
+            ahead = reader.prepare(rows[i : i + scale.AHEAD])
             for j in range(0, len(ahead), batch):
                 yield ahead.read_tokens(j, j + batch)[0]
 
     def ours_fields() -> Iterator[Any]:
-        for i in range(0, len(rows), AHEAD):
-            ahead = reader.prepare(rows[i : i + AHEAD])
+        for i in range(0, len(rows), scale.AHEAD):
+            ahead = reader.prepare(rows[i : i + scale.AHEAD])
             for j in range(0, len(ahead), batch):
                 yield ahead.read(j, j + batch).input_ids
 
@@ -215,64 +203,6 @@ def make_mixture(folder: Path, options: argparse.Namespace) -> tuple[Path, list[
     return lock, streams
 
 
-def documents(rng: np.random.Generator, tokens: int, mean: int) -> list[np.ndarray]:
-    """Return documents of log-normal length, `tokens` in all."""
-    lengths = np.maximum(1, rng.lognormal(np.log(mean) - 0.5, 1.0, 2 * tokens // mean + 2))
-    ends = np.cumsum(lengths.astype(np.int64))
-    ids = rng.integers(0, 50_000, tokens, dtype=np.uint32)
-    return np.split(ids, ends[ends < tokens])
-
-
-def start_up(options: argparse.Namespace) -> Iterator[dict[str, float]]:
-    """Yield tokens, shards, seconds (import, open, first batch) and megabytes of each size."""
-    from support.datasets import mix_datasets, write_sparse_dataset
-
-    sizes = [(10**8, 100), (10**10, 1_000), (10**13, 100_000)]
-    for tokens, shards in sizes:
-        with tempfile.TemporaryDirectory(prefix="olm-bench-") as name:
-            folder = Path(name)
-            sources = [f"source-{i}" for i in range(len(WEIGHTS))]
-            for source in sources:
-                write_sparse_dataset(
-                    folder / source,
-                    shards=shards // len(sources),
-                    tokens=tokens // shards,
-                    documents=max(1, tokens // shards // options.document),
-                )
-            lock = mix_datasets(
-                folder,
-                sources,
-                stages=[(tokens, dict(zip(sources, WEIGHTS, strict=True)))],
-                sequence_length=options.sequence_length,
-            )
-            runs = [
-                [float(value) for value in measure(lock, options.batch).split()]
-                for _ in range(1 if options.quick else 3)
-            ]
-            imported, opened, first, megabytes = min(runs, key=lambda run: sum(run[:3]))
-            manifests = sum((folder / s / "manifest.json").stat().st_size for s in sources)
-            yield {
-                "tokens": tokens,
-                "shards": shards,
-                "manifest_megabytes": manifests / 1e6,
-                "import_seconds": imported,
-                "open_seconds": opened,
-                "first_batch_seconds": first,
-                "peak_megabytes": megabytes,
-            }
-
-
-def measure(lock: Path, batch: int) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", START_UP, str(lock), str(batch)],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
-
-
 def show(results: dict[str, Any]) -> None:
     if "throughput" in results:
         speed = results["throughput"]
@@ -281,14 +211,7 @@ def show(results: dict[str, Any]) -> None:
         for name, value in speed.items():
             ratios = f"{value / bare:15.2f} {value / speed['torch']:20.1f}"
             print(f"  {name:28} {value:10.0f} {ratios:>36}")
-    for size in results.get("start_up", []):
-        total = sum(size[f"{part}_seconds"] for part in ("import", "open", "first_batch"))
-        print(
-            f"start-up {size['tokens']:.0e} tokens, {size['shards']:,} shards, manifests "
-            f"{size['manifest_megabytes']:.1f} MB: {total:.2f} s "
-            f"(import {size['import_seconds']:.2f}, open {size['open_seconds']:.2f}, first batch "
-            f"{size['first_batch_seconds']:.2f}), {size['peak_megabytes']:.0f} MB above idle"
-        )
+    scale.show(results.get("start_up", []))
 
 
 if __name__ == "__main__":

@@ -75,6 +75,11 @@ class Peer:
     read: Callable[[Path, Task], Iterator[Part]]
     lacks: str
 
+    @property
+    def environment(self) -> str:
+        """The name of its virtual environment."""
+        return self.name
+
 
 def module_command(module: str) -> Callable[[Path, Task, Path], list[str]]:
     """Return a Peer.command that runs `python -m module task.json`."""

@@ -1,8 +1,8 @@
 """A virtual environment for each peer, made once from the package registry and kept.
 
-    <root>/<peer>/            the environment
-    <root>/<peer>.json        what was installed into it; written last, so a half-made one is redone
-    <root>/<peer>.log         pip's output
+    <root>/<name>/            the environment
+    <root>/<name>.json        what was installed into it; written last, so a half-made one is redone
+    <root>/<name>.log         pip's output
 
 Never: install anything into the environment that runs the benchmark.
 """
@@ -16,10 +16,23 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-
-from peers.base import Peer
+from typing import Protocol
 
 INSTALL_SECONDS = 1800
+
+
+class Installed(Protocol):
+    """What has an environment: its name, pip's arguments in order (empty: this environment), and
+    the package whose version counts."""
+
+    @property
+    def environment(self) -> str: ...
+
+    @property
+    def installs(self) -> tuple[tuple[str, ...], ...]: ...
+
+    @property
+    def package(self) -> str: ...
 
 
 class NotInstalled(Exception):
@@ -31,7 +44,7 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "olm-peers"
 
 
-def python_of(peer: Peer, root: Path) -> Path:
+def python_of(peer: Installed, root: Path) -> Path:
     """Return the Python that runs a peer, made and filled on first use.
 
     Raises:
@@ -40,15 +53,15 @@ def python_of(peer: Peer, root: Path) -> Path:
     if not peer.installs:
         return Path(sys.executable)
     root.mkdir(parents=True, exist_ok=True)
-    home, stamp = root / peer.name, root / f"{peer.name}.json"
+    home, stamp = root / peer.environment, root / f"{peer.environment}.json"
     python = home / "bin" / "python"
     wanted = json.dumps([sys.version.split()[0], peer.installs])
     if not stamp.exists() or stamp.read_text() != wanted or not python.exists():
-        print(f"installing {peer.name} into {home}", file=sys.stderr, flush=True)
+        print(f"installing {peer.environment} into {home}", file=sys.stderr, flush=True)
         stamp.unlink(missing_ok=True)
         shutil.rmtree(home, ignore_errors=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
-        with (root / f"{peer.name}.log").open("w+") as log:
+        with (root / f"{peer.environment}.log").open("w+") as log:
             for command in (
                 [sys.executable, "-m", "venv", str(home)],
                 [*pip, "--upgrade", "pip"],
@@ -68,7 +81,7 @@ def python_of(peer: Peer, root: Path) -> Path:
     return python
 
 
-def version_of(peer: Peer, python: Path) -> str:
+def version_of(peer: Installed, python: Path) -> str:
     """Return the version of the peer's package in its environment.
 
     Raises:
