@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.errors import ConflictError, UsageError
+from olm_data.mixture.skip import clip_ranges
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
@@ -161,6 +162,14 @@ class Trainer:
         """Return the half-open range of schedule rows that step `step` (from 1) was made of."""
         rows = self.data_loader.rows_of_step(step - 1)
         return int(rows[0]), int(rows[-1]) + 1
+
+    def skipped_in(self, step: int) -> tuple[tuple[int, int], ...]:
+        """Return the ranges of rows inside `rows_of(step)` that were left out."""
+        return clip_ranges(self.data_loader.skip, *self.rows_of(step))
+
+    def order_digest(self, step: int) -> str:
+        """Return the digest of the rows of step `step` (from 1), see `mixture.steps`."""
+        return self.data_loader.order_digest(step - 1)
 
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to those of the current step."""

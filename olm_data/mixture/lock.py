@@ -154,14 +154,14 @@ class Lock(_File, frozen=True, kw_only=True):
         Raises:
             ValidationError: a plan is missing, or not of the locked size.
         """
-        return [
-            None
-            if source.plan is None
-            else RowPlan.open(
-                Store(self.folder).child(source.plan.folder), source.plan.rows, source.plan.pieces
-            )
-            for source in self.sources
-        ]
+        return [self.open_plan(index) for index in range(len(self.sources))]
+
+    def open_plan(self, index: int) -> RowPlan | None:
+        """Open the row plan of one source, as `open_plans` does all of them."""
+        plan = self.sources[index].plan
+        if plan is None:
+            return None
+        return RowPlan.open(Store(self.folder).child(plan.folder), plan.rows, plan.pieces)
 
     def open_datasets(
         self, *, verify: Verify = "lazy", max_open: int | None = None
@@ -174,34 +174,41 @@ class Lock(_File, frozen=True, kw_only=True):
             InputError: there is no dataset at a source's location.
             ValidationError: another dataset lies there than the lock was made from.
         """
-        datasets = []
-        for source in self.sources:
-            location = self.location(source.name)
-            dataset = Dataset.open(location, verify=verify, max_open=max_open)
-            if source.dataset in [version.parent for version in dataset.manifest.additions]:
-                dataset = Dataset.open(
-                    location, digest=source.dataset, verify=verify, max_open=max_open
-                )
-            differences = [
-                f"{what} {there}, in the lock {locked}"
-                for what, there, locked in (
-                    ("digest", dataset.digest, source.dataset),
-                    ("tokens", f"{dataset.tokens:,}", f"{source.tokens:,}"),
-                    ("documents", f"{dataset.documents:,}", f"{source.documents:,}"),
-                    ("dtype", dataset.dtype.name, source.dtype),
-                )
-                if there != locked
-            ]
-            if differences:
-                raise ValidationError(
-                    f"the dataset of source {source.name!r} is not the one in the lock: "
-                    + "; ".join(differences),
-                    where=location,
-                    why="training would see other tokens than the lock promises",
-                    fix="restore the dataset, or run olm-data mix again for a new lock",
-                )
-            datasets.append(dataset)
-        return datasets
+        return [
+            self.open_dataset(index, verify=verify, max_open=max_open)
+            for index in range(len(self.sources))
+        ]
+
+    def open_dataset(
+        self, index: int, *, verify: Verify = "lazy", max_open: int | None = None
+    ) -> Dataset:
+        """Open the dataset of one source, as `open_datasets` does all of them."""
+        source = self.sources[index]
+        location = self.location(source.name)
+        dataset = Dataset.open(location, verify=verify, max_open=max_open)
+        if source.dataset in [version.parent for version in dataset.manifest.additions]:
+            dataset = Dataset.open(
+                location, digest=source.dataset, verify=verify, max_open=max_open
+            )
+        differences = [
+            f"{what} {there}, in the lock {locked}"
+            for what, there, locked in (
+                ("digest", dataset.digest, source.dataset),
+                ("tokens", f"{dataset.tokens:,}", f"{source.tokens:,}"),
+                ("documents", f"{dataset.documents:,}", f"{source.documents:,}"),
+                ("dtype", dataset.dtype.name, source.dtype),
+            )
+            if there != locked
+        ]
+        if differences:
+            raise ValidationError(
+                f"the dataset of source {source.name!r} is not the one in the lock: "
+                + "; ".join(differences),
+                where=location,
+                why="training would see other tokens than the lock promises",
+                fix="restore the dataset, or run olm-data mix again for a new lock",
+            )
+        return dataset
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""

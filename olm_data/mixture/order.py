@@ -293,18 +293,31 @@ class Schedule:
         Raises:
             IndexError: no such source or row.
         """
-        size = int(self.source_rows[source])
-        if not 0 <= row < size:
-            raise IndexError(f"row {row} of a source of {size} rows")
+        return self.sightings(source, np.array([row], np.int64))[0]
+
+    def sightings(self, source: int, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return where rows int64[m] of `source` are seen, in all epochs.
+
+        Returns:
+            int64[n] global rows, ascending, and int64[n] the row of the source each of them is.
+
+        Raises:
+            IndexError: no such source or row.
+        """
+        size, wanted = int(self.source_rows[source]), np.asarray(rows, dtype=np.int64)
+        outside = wanted[(wanted < 0) | (wanted >= size)]
+        if outside.size:
+            raise IndexError(f"row {outside[0]} of a source of {size} rows")
         drawn = int(self._drawn_ends[-1, source]) if self.stages else 0
-        epochs = np.arange(-(-drawn // size), dtype=np.int64)
+        epochs = np.repeat(np.arange(-(-drawn // size), dtype=np.int64), wanted.size)
+        wanted = np.tile(wanted, epochs.size // max(wanted.size, 1))
         if not epochs.size:
-            return epochs
+            return epochs, wanted
         keys = self._keys(np.full(epochs.shape, source), epochs)
-        ordinals = epochs * size + unpermute(np.full(epochs.shape, row), size, keys)
-        ordinals = ordinals[ordinals < drawn]
+        ordinals = epochs * size + unpermute(wanted, size, keys)
+        wanted, ordinals = wanted[ordinals < drawn], ordinals[ordinals < drawn]
         stages = np.searchsorted(self._drawn_ends[:, source], ordinals, side="right")
-        rows = np.empty(ordinals.shape, dtype=np.int64)
+        found = np.empty(ordinals.shape, dtype=np.int64)
         for stage in np.unique(stages).tolist():
             here = stages == stage
             table = self.table(stage)
@@ -312,8 +325,9 @@ class Schedule:
                 ordinals[here] - self._base[stage, source], self._counts[stage, source]
             )
             slot = table.slots[table.first[source] + rank]
-            rows[here] = self._starts[stage] + block * len(table.source) + slot
-        return rows
+            found[here] = self._starts[stage] + block * len(table.source) + slot
+        order = np.argsort(found)
+        return found[order], wanted[order]
 
     def _keys(self, source: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Return uint64[m, 6] round keys of m (source, epoch) pairs."""

@@ -21,6 +21,7 @@ from olm_data.dataset.manifest import TOKENIZER
 from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import row_span, rows_in
+from olm_data.mixture.row_plan import RowPlan
 from olm_data.peek.find import Watch, find_id, find_text
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
@@ -140,15 +141,14 @@ def peek(
             return [view_row(dataset, spec, wanted.row, wanted.sequence_length)]
         return _documents(dataset, spec, wanted, watch)
     lock = Lock.read(target)
-    datasets = lock.open_datasets()
     if wanted.doc is not None or wanted.id is not None or wanted.search is not None:
-        dataset = datasets[source_index(lock, wanted.source)]
+        dataset = lock.open_dataset(source_index(lock, wanted.source))
         return _documents(dataset, dataset_tokenizer(dataset), wanted, watch)
-    specs = [dataset_tokenizer(dataset) for dataset in datasets]
+    shown = LockRows(lock)
     rows: Sequence[int] = range(min(wanted.most or FIRST_ROWS, lock.total_rows))
     if wanted.row is not None:
         rows = [wanted.row]
-    return [view_lock_row(lock, datasets, specs, number) for number in rows]
+    return [shown.view(number) for number in rows]
 
 
 def _documents(
@@ -262,42 +262,59 @@ def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: i
     )
 
 
-def view_lock_row(
-    lock: Lock, datasets: list[Dataset], specs: list[TokenizerSpec], row: int
-) -> RowView:
-    """Return row `row` of the run a lock describes.
+class LockRows:
+    """The rows of the run a lock describes; opens each source when a row of it is first shown.
 
     Args:
-        datasets, specs: of the lock's sources, in its order.
-
-    Raises:
-        UsageError: there is no such row.
+        lock: the lock.
     """
-    if not 0 <= row < lock.total_rows:
-        raise UsageError(
-            f"there is no row {row}", fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}"
+
+    def __init__(self, lock: Lock) -> None:
+        self.lock, self.schedule = lock, lock.schedule()
+        self._sources: dict[int, tuple[Dataset, RowPlan | None]] = {}
+        self._specs: dict[int, TokenizerSpec] = {}
+
+    def source(self, index: int) -> tuple[Dataset, RowPlan | None]:
+        """Return the dataset of source `index`, and its row plan if it has one."""
+        if index not in self._sources:
+            self._sources[index] = self.lock.open_dataset(index), self.lock.open_plan(index)
+        return self._sources[index]
+
+    def view(self, row: int) -> RowView:
+        """Return row `row` of the run.
+
+        Raises:
+            UsageError: there is no such row.
+        """
+        lock = self.lock
+        if not 0 <= row < lock.total_rows:
+            raise UsageError(
+                f"there is no row {row}",
+                fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}",
+            )
+        place = self.schedule.locate(np.array([row], np.int64))
+        source, source_row = int(place.source[0]), int(place.row[0])
+        dataset, plan = self.source(source)
+        if source not in self._specs:
+            self._specs[source] = dataset_tokenizer(dataset)
+        if plan is None:
+            first, stop = row_span(source_row, lock.sequence_length)
+            stretches = [(first, stop - first)]
+        else:
+            stretches = plan.pieces(source_row)
+        return RowView(
+            row=row,
+            stage=lock.stages[int(place.stage[0])].name,
+            source=lock.sources[source].name,
+            epoch=int(place.epoch[0]),
+            source_row=source_row,
+            first_token=stretches[0][0],
+            pieces=[
+                piece
+                for first, size in stretches
+                for piece in _pieces(dataset, self._specs[source], first, first + size)
+            ],
         )
-    place = lock.schedule().locate(np.array([row], np.int64))
-    source, source_row = int(place.source[0]), int(place.row[0])
-    plan = lock.open_plans()[source]
-    if plan is None:
-        first, stop = row_span(source_row, lock.sequence_length)
-        stretches = [(first, stop - first)]
-    else:
-        stretches = plan.pieces(source_row)
-    return RowView(
-        row=row,
-        stage=lock.stages[int(place.stage[0])].name,
-        source=lock.sources[source].name,
-        epoch=int(place.epoch[0]),
-        source_row=source_row,
-        first_token=stretches[0][0],
-        pieces=[
-            piece
-            for first, size in stretches
-            for piece in _pieces(datasets[source], specs[source], first, first + size)
-        ],
-    )
 
 
 def source_index(lock: Lock, name: str | None) -> int:

@@ -1,10 +1,11 @@
 """`metrics.jsonl`: one line for each step and one for each evaluation, each exactly once.
 
-    {"step": 12, "tokens": 6144, "rows": [88, 96], "train/CE loss": 5.1, "optim/lr": 0.0003, ...}
+    {"step": 12, "tokens": 6144, "rows": [88, 96], "order": "9f2c...", "train/CE loss": 5.1, ...}
     {"step": 12, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, "tokens": 4080}}}
 
 Numbers are written so that reading them gives the same float64 back. `rows` is the half-open range
-of the schedule's rows that the step was made of. A resumed run first removes the lines beyond the
+of the schedule's rows that the step was made of, without the ranges in `skipped` if there are any;
+`order` is their digest (`olm_data.mixture.steps`). A resumed run first removes the lines beyond the
 step of its checkpoint, so kills leave no step twice and none out.
 """
 
@@ -55,8 +56,12 @@ class MetricSaverCallback(Callback):
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed in `close`
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        tokens, rows = self.trainer.tokens_at(step), list(self.trainer.rows_of(step))
-        self._write({"step": step, "tokens": tokens, "rows": rows, **metrics})
+        trainer = self.trainer
+        line: dict[str, Any] = {"step": step, "tokens": trainer.tokens_at(step)}
+        line["rows"] = list(trainer.rows_of(step))
+        if skipped := trainer.skipped_in(step):
+            line["skipped"] = [list(item) for item in skipped]
+        self._write({**line, "order": trainer.order_digest(step), **metrics})
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         self._write({"step": step, "eval": results})

@@ -10,7 +10,6 @@ run ahead never shows. Never: worker processes, a clock or a random number, an e
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -27,10 +26,11 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
+from olm_data.mixture.steps import order_digest
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
 from olm_train.data.prefetch import Prefetcher
-from olm_train.data.skip import KeptRows, clip_ranges, merge_ranges
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,8 @@ class DataLoader:
         return self._kept.rows(np.arange(first, first + self._step_rows, dtype=np.int64))
 
     def order_digest(self, step: int) -> str:
-        """Return the sha256 of the global rows of a step (int64, little-endian), for the log."""
-        return hashlib.sha256(self.rows_of_step(step).astype("<i8").tobytes()).hexdigest()
+        """Return `steps.order_digest` of a step's rows over all ranks, for the log."""
+        return order_digest(self.lock.digest, self.rows_of_step(step))
 
     def __iter__(self) -> Iterator[list[Batch]]:
         self.close()

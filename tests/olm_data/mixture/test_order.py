@@ -284,6 +284,11 @@ def test_rows_of_is_the_exact_inverse_of_locate(run: tuple) -> None:
         for row in range(n):
             seen = np.flatnonzero((place.source == source) & (place.row == row))
             assert np.array_equal(schedule.rows_of(source, row), seen)
+        some = np.arange(0, n, 2)
+        found, which = schedule.sightings(source, some)
+        seen = np.flatnonzero((place.source == source) & (place.row % 2 == 0))
+        assert np.array_equal(found, seen)
+        assert np.array_equal(which, place.row[seen])
 
 
 def test_a_batch_split_in_any_way_is_the_same_rows() -> None:

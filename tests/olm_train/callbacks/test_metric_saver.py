@@ -53,6 +53,7 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
             "step": number,
             "tokens": 256 * number,
             "rows": [8 * number - 8, 8 * number],
+            "order": trainer.data_loader.order_digest(number - 1),
             **expected,
         }
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_train.data.skip import KeptRows, clip_ranges, merge_ranges
+from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
 
 TOTAL = 60
 ranges = st.lists(
@@ -25,6 +25,8 @@ def test_kept_rows_are_the_schedule_without_the_skipped_ranges(skip):
     kept = KeptRows(TOTAL, skip)
     assert kept.count == len(wanted)
     assert kept.rows(np.arange(kept.count)).tolist() == wanted
+    places = {row: index for index, row in enumerate(wanted)}
+    assert kept.index(np.arange(TOTAL)).tolist() == [places.get(row, -1) for row in range(TOTAL)]
     assert [kept.before(r) for r in range(TOTAL + 1)] == [
         sum(w < r for w in wanted) for r in range(TOTAL + 1)
     ]

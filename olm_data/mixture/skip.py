@@ -62,7 +62,7 @@ class KeptRows:
                 fix="give ranges of global row numbers [first, one past the last]",
             )
         bounds = np.array(self.skip, dtype=np.int64).reshape(-1, 2)
-        self._starts = bounds[:, 0]
+        self._starts, self._ends = bounds[:, 0], bounds[:, 1]
         self._skipped_before = np.append(0, np.cumsum(bounds[:, 1] - bounds[:, 0]))
         # kept index at which each skipped range stands
         self._kept_at = self._starts - self._skipped_before[:-1]
@@ -72,6 +72,13 @@ class KeptRows:
         """Return the global rows int64 [m] of kept indices int64 [m]."""
         passed = np.searchsorted(self._kept_at, kept, side="right")
         return kept + self._skipped_before[passed]
+
+    def index(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the kept index int64 [m] of global rows int64 [m]; -1 for a skipped row."""
+        begun = np.searchsorted(self._starts, rows, side="right")
+        kept = rows - self._skipped_before[begun]
+        ends = np.append(0, self._ends)  # where the last range that has begun ends
+        return np.where(rows < ends[begun], -1, kept)
 
     def before(self, row: int) -> int:
         """Return how many kept rows there are below a global row."""
