@@ -11,10 +11,8 @@ Never: read tokens, or write anything.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -22,14 +20,13 @@ import msgspec
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import TokenizerInfo
-from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.mixture.lock import FORMAT, VERSION, Lock, LockSource, LockStage, LockTokenizer
+from olm_data.errors import InputError, ValidationError
+from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
+from olm_data.mixture.lock import FORMAT, VERSION, Lock, LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
 from olm_data.mixture.order import VERSION as ORDER
-from olm_data.mixture.order import Stage, rows_by_source
 from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.packing import rows_between, rows_in
-from olm_data.mixture.shares import compile_shares, slot_table
+from olm_data.mixture.packing import rows_in
 from olm_data.storage.store import is_remote
 
 __all__ = ["Lock", "Mixture", "compile_lock", "open_sources", "parse_mixture", "read_mixture"]
@@ -77,8 +74,8 @@ def compile_lock(
         _compile_source(mixture, spec, datasets[spec.name], (plans or {}).get(spec.name))
         for spec in mixture.sources
     )
-    stages = _compile_stages(mixture)
-    _refuse_exhausted(mixture, sources, stages)
+    stages = compile_stages(mixture)
+    refuse_exhausted(mixture, sources, stages)
     folder = folder or mixture.folder
     lock = Lock(
         format=FORMAT,
@@ -146,71 +143,9 @@ def _compile_source(
         rows=rows,
         dtype=dataset.dtype.name,
         max_documents_per_row=bound,
-        max_epochs=_ratio(spec.max_epochs),
+        max_epochs=ratio(spec.max_epochs),
         plan=plan,
     )
-
-
-def _compile_stages(mixture: Mixture) -> tuple[LockStage, ...]:
-    stages: list[LockStage] = []
-    start = 0
-    for index, spec in enumerate(mixture.stages):
-        rows = rows_between(start, start + spec.tokens, mixture.sequence_length)
-        start += spec.tokens
-        if not rows:
-            raise UsageError(
-                f"stage {spec.name!r} has {spec.tokens:,} tokens, less than one row of "
-                f"{mixture.sequence_length:,}",
-                where=mixture.where("stages", index),
-                fix="give the stage more tokens, or lower sequence_length",
-            )
-        shares = [spec.shares.get(source.name, Fraction(0)) for source in mixture.sources]
-        counts = compile_shares(shares).counts
-        stages.append(
-            LockStage(
-                name=spec.name,
-                rows=rows,
-                tokens=spec.tokens,
-                block=sum(counts),
-                counts=counts,
-                wanted=tuple(map(_ratio, shares)),
-                rows_by_source=rows_by_source(Stage(rows, counts), slot_table(counts)),
-            )
-        )
-    return tuple(stages)
-
-
-def _refuse_exhausted(
-    mixture: Mixture, sources: Sequence[LockSource], stages: Sequence[LockStage]
-) -> None:
-    """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit."""
-    length, total = mixture.sequence_length, sum(stage.tokens for stage in mixture.stages)
-    problems, raised, lowered, places = [], [], [], []
-    fits = Fraction(total)
-    for index, source in enumerate(sources):
-        drawn = sum(stage.rows_by_source[index] for stage in stages)
-        cap = int(source.rows * Fraction(source.max_epochs))
-        if drawn <= cap:
-            continue
-        problems.append(
-            f"source {source.name!r} is exhausted: the stages draw {drawn:,} rows "
-            f"({drawn * length:,} tokens), {drawn / source.rows:.2f} epochs of its "
-            f"{source.rows:,} rows; max_epochs {float(Fraction(source.max_epochs)):g} allows "
-            f"{cap:,} rows"
-        )
-        places.append(mixture.where("sources", source.name, "max_epochs"))
-        raised.append(f"max_epochs: {math.ceil(Fraction(drawn, source.rows))} for {source.name!r}")
-        lowered.append(f"at most {cap * length:,} tokens of {source.name!r}")
-        # each stage may draw one row more than its exact share
-        fits = min(fits, Fraction(total * max(cap - len(stages), 0), drawn))
-    if problems:
-        raise UsageError(
-            "\n".join(problems),
-            where=", ".join(places),
-            why="on_exhausted is `error`: a run never repeats data more often than you allowed",
-            fix=f"set {', '.join(raised)}; or draw {', '.join(lowered)} (lower the weight, or "
-            f"shorten the run to about {int(fits):,} tokens)",
-        )
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
@@ -221,7 +156,3 @@ def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:
     if is_remote(lock_folder):
         return os.path.abspath(absolute)
     return Path(os.path.relpath(absolute, lock_folder)).as_posix()
-
-
-def _ratio(value: Fraction) -> str:
-    return f"{value.numerator}/{value.denominator}"

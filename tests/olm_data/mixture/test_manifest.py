@@ -8,7 +8,8 @@ import pytest
 from support.stand_in import MANIFEST
 
 from olm_data.errors import UsageError
-from olm_data.mixture.manifest import parse_mixture, parse_tokens
+from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.manifest_values import parse_tokens
 
 
 def test_a_manifest_is_read_into_exact_values() -> None:
