@@ -46,12 +46,14 @@ def _mixture(lock: Lock) -> Iterator[str]:
             f"source {source.name:<{width}}  {source.tokens:>15,} tokens  {source.rows:>12,} rows  "
             f"{source.documents:>12,} documents"
         )
-    for stage in lock.stages:
+    for stage, length in zip(lock.stages, lock.sequence_lengths, strict=True):
         shares = ", ".join(
             f"{source.name} {rows / stage.rows:.2%}"
             for source, rows in zip(lock.sources, stage.rows_by_source, strict=True)
         )
-        yield f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows: {shares}"
+        parts = lock.sequence_length // length
+        cut = f", each as {parts:,} of {length:,} tokens" if parts > 1 else ""
+        yield f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
 
 
 def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterator[str]:
@@ -66,6 +68,13 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         f"each step: {world_size} rank{'s' if world_size > 1 else ''} x {micro} micro-batch"
         f"{'es' if micro > 1 else ''} of {module.rank_microbatch_size:,} tokens"
     )
+    phases = loader.phases()
+    for phase in phases if len(phases) > 1 else []:
+        rows = module.rank_microbatch_size // phase.sequence_length
+        yield (
+            f"steps {phase.first + 1:,} to {phase.stop:,}: sequence length "
+            f"{phase.sequence_length:,}, micro-batches of {rows:,} row{'s' if rows > 1 else ''}"
+        )
     if stop_step < max_steps:
         yield f"hard stop at step {stop_step:,} of {max_steps:,}"
     if loader.leftover_rows and max_steps == loader.steps:
@@ -82,9 +91,12 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
 
 
 def _model(config: RunConfig, loader: DataLoader) -> Iterator[str]:
-    length = loader.lock.sequence_length
     _, stop_step = run_length(loader, config.trainer.max_duration, config.trainer.hard_stop)
-    flops = num_flops_per_token(config.model, pairs_per_token=(length + 1) / 2)
+    pairs = sum(
+        max(0, min(phase.stop, stop_step) - phase.first) * (phase.sequence_length + 1) / 2
+        for phase in loader.phases()
+    )
+    flops = num_flops_per_token(config.model, pairs_per_token=pairs / stop_step)
     tokens = stop_step * loader.global_batch_size
     yield (
         f"{config.model.num_params:,} parameters, "

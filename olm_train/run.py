@@ -11,10 +11,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from olm_data.errors import OlmError, ResourceError, UsageError, printable, suggest
+from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown, suggest
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -88,19 +89,15 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command again to go on", 130)
     except OlmError as error:
-        if "--debug" in argv:
-            raise
-        return _fail(f"error: {error}", error.exit_code)
+        return _fail(_trace(argv) or f"error: {error}", error.exit_code)
     except OSError as error:
-        if "--debug" in argv:
-            raise
         place = f"\n  where: {printable(str(error.filename))}" if error.filename else ""
-        return _fail(f"error: {error.strerror or error}{place}", ResourceError.exit_code)
+        message = f"error: {error.strerror or error}{place}"
+        return _fail(_trace(argv) or message, ResourceError.exit_code)
     except Exception as error:
-        if "--debug" in argv:
-            raise
         return _fail(
-            f"unexpected error: {type(error).__name__}: {error}\n"
+            _trace(argv)
+            or f"unexpected error: {type(error).__name__}: {error}\n"
             "  fix: run again with --debug for the traceback, and please report it",
             1,
         )
@@ -160,6 +157,11 @@ def _default_config() -> str:
 
 def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
+
+
+def _trace(argv: list[str]) -> str:
+    """Return the traceback of the error being handled, if --debug asks for it."""
+    return shown(traceback.format_exc().rstrip()) if "--debug" in argv else ""
 
 
 def _fail(message: str, code: int) -> int:

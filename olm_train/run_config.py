@@ -34,7 +34,8 @@ class DataLoaderConfig:
 
     Attributes:
         mixture: the lock that `olm-data mix` wrote.
-        global_batch_size: tokens of one step over all ranks; a multiple of the sequence length.
+        global_batch_size: tokens of one step over all ranks; a multiple of the lock's
+            sequence length, the longest of its stages.
         prefetch: steps prepared ahead by a background thread; 0: none.
         verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`.
         skip: ranges `[first, one past the last]` of the schedule's rows that are left out.

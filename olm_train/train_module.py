@@ -125,7 +125,8 @@ class TransformerTrainModule:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
             "train/CE loss" fp32 nats per valid label, "optim/total grad norm" fp32 before
             clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
-            "train/attention pairs" (queries times the keys each sees) int64.
+            "train/attention pairs" (queries times the keys each sees) int64,
+            "train/sequence length" tokens of a row.
 
         Raises:
             NonFiniteError: on each rank, before the weights change.
@@ -170,6 +171,7 @@ class TransformerTrainModule:
             "train/tokens": tokens,
             "train/labels": labels,
             "train/attention pairs": pairs,
+            "train/sequence length": batches[0].max_seqlen,
         }
 
     @torch.no_grad()
@@ -240,7 +242,7 @@ class TransformerTrainModule:
 
     def _global_rows(self, batches: Sequence[Batch]) -> list[int]:
         own = [row for batch in batches for row in batch.rows.tolist()]
-        return sorted(row for rows in self.world.gather(own) for row in rows)
+        return sorted({row for rows in self.world.gather(own) for row in rows})
 
 
 def _counts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,6 +44,7 @@ def compile_stages(mixture: Mixture) -> tuple[LockStage, ...]:
                 counts=counts,
                 wanted=tuple(map(ratio, shares)),
                 rows_by_source=rows_by_source(Stage(rows, counts), slot_table(counts)),
+                sequence_length=spec.sequence_length,
             )
         )
     return tuple(stages)

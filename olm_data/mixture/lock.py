@@ -62,8 +62,14 @@ class LockSource(
     plan: PlanInfo | None = None
 
 
-class LockStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d"."""
+class LockStage(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
+
+    `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
+    into, None where they stay whole.
+    """
 
     name: str
     rows: int
@@ -72,6 +78,7 @@ class LockStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     counts: tuple[int, ...]
     wanted: tuple[str, ...]
     rows_by_source: tuple[int, ...]
+    sequence_length: int | None = None
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,6 +115,11 @@ class Lock(_File, frozen=True, kw_only=True):
     def total_rows(self) -> int:
         """Rows of the run."""
         return sum(stage.rows for stage in self.stages)
+
+    @property
+    def sequence_lengths(self) -> tuple[int, ...]:
+        """Tokens of a row as trained, for each stage: its own sequence length or the lock's."""
+        return tuple(stage.sequence_length or self.sequence_length for stage in self.stages)
 
     def schedule(self) -> Schedule:
         """Return the order of all rows; slot tables are built when a stage is first touched."""
@@ -340,6 +352,13 @@ def _consistent(lock: Lock) -> bool:
             and min(stage.rows_by_source) >= 0
             and 0 < sum(stage.counts) == stage.block <= MAX_BLOCK
             and sum(stage.rows_by_source) == stage.rows
+            and (
+                stage.sequence_length is None
+                or (
+                    0 < stage.sequence_length < lock.sequence_length
+                    and lock.sequence_length % stage.sequence_length == 0
+                )
+            )
             for stage in lock.stages
         )
     )

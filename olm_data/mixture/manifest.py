@@ -17,6 +17,7 @@ from pathlib import Path
 
 from olm_data.errors import UsageError
 from olm_data.mixture.manifest_values import (
+    MAX_SEQUENCE_LENGTH,
     check_name,
     choice_at,
     integer_at,
@@ -31,7 +32,6 @@ from olm_data.storage.store import is_remote
 from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 
 DEFAULT_MAX_EPOCHS = Fraction(4)
-MAX_SEQUENCE_LENGTH = 1 << 24
 ON_EXHAUSTED = ("error",)
 
 

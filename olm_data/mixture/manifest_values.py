@@ -15,6 +15,7 @@ from olm_data.errors import UsageError, printable
 from olm_data.strict_yaml import Document
 
 MAX_TOKENS = 1 << 62
+MAX_SEQUENCE_LENGTH = 1 << 24
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)([KMBT])?")

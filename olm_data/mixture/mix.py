@@ -85,7 +85,7 @@ def plan(lock: Lock) -> dict[str, Any]:
     """Return the numbers of a lock for people and scripts (shares and epochs as floats)."""
     length = lock.sequence_length
     stages = []
-    for stage in lock.stages:
+    for stage, trained in zip(lock.stages, lock.sequence_lengths, strict=True):
         drawn = []
         for index, source in enumerate(lock.sources):
             wanted = Fraction(stage.wanted[index])
@@ -109,6 +109,7 @@ def plan(lock: Lock) -> dict[str, Any]:
                 "name": stage.name,
                 "rows": stage.rows,
                 "tokens": stage.tokens,
+                "sequence_length": trained,
                 "block": stage.block,
                 "sources": drawn,
             }
@@ -182,8 +183,11 @@ def print_plan(lock: Lock, console: Console) -> None:
     """Print the plan as tables, one a stage and one for the whole run."""
     numbers = plan(lock)
     for stage in numbers["stages"]:
+        length = stage["sequence_length"]
+        parts = numbers["sequence_length"] // length
+        cut = f", each trained as {parts:,} of {length:,} tokens" if parts > 1 else ""
         table = _table(
-            f"stage {stage['name']}: {stage['tokens']:,} tokens, {stage['rows']:,} rows",
+            f"stage {stage['name']}: {stage['tokens']:,} tokens, {stage['rows']:,} rows{cut}",
             ("rows drawn", "tokens drawn", "epochs", "share wanted", "share got", "compile error"),
         )
         for row in stage["sources"]:

@@ -15,8 +15,10 @@ from typing import Any
 
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.mixture.manifest_values import (
+    MAX_SEQUENCE_LENGTH,
     MAX_TOKENS,
     check_name,
+    integer_at,
     mapping_at,
     number_at,
     parse_tokens,
@@ -29,11 +31,15 @@ EXAMPLE = "stages:\n    - {name: main, tokens: 1B, weights: {web: 85, code: 15}}
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """One stage: its tokens, and the exact share of each weighted source (they sum to 1)."""
+    """One stage: its tokens, and the exact share of each weighted source (they sum to 1).
+
+    `sequence_length` is what its rows are cut into, None where they stay whole.
+    """
 
     name: str
     tokens: int
     shares: Mapping[str, Fraction]
+    sequence_length: int | None = None
 
 
 def parse_stages(document: Document, known: list[str]) -> tuple[StageSpec, ...]:
@@ -62,12 +68,13 @@ def _stage(document: Document, index: int, known: list[str]) -> StageSpec:
     stage = mapping_at(document, keys)
     check_keys(
         stage,
-        ("name", "tokens", "weights", "tokens_from"),
+        ("name", "tokens", "weights", "tokens_from", "sequence_length"),
         partial(document.where, *keys),
         required=("name",),
     )
     name = stage["name"]
     check_name(name, "stage", document.where(*keys, "name"))
+    length = _length(document, keys) if "sequence_length" in stage else None
     if ("weights" in stage) == ("tokens_from" in stage):
         raise UsageError(
             f"stage {name!r} needs either `weights` or `tokens_from`",
@@ -83,7 +90,12 @@ def _stage(document: Document, index: int, known: list[str]) -> StageSpec:
                 fix="add its length: tokens: 95B",
             )
         tokens = parse_tokens(stage["tokens"], document.where(*keys, "tokens"))
-        return StageSpec(name=name, tokens=tokens, shares=_weights(document, keys, known))
+        return StageSpec(
+            name=name,
+            tokens=tokens,
+            shares=_weights(document, keys, known),
+            sequence_length=length,
+        )
     amounts = {
         source: parse_tokens(value, document.where(*keys, "tokens_from", source))
         for source, value in _by_source(document, (*keys, "tokens_from"), known).items()
@@ -99,7 +111,24 @@ def _stage(document: Document, index: int, known: list[str]) -> StageSpec:
                 fix="remove `tokens`, or correct one of them",
             )
     shares = {source: Fraction(amount, total) for source, amount in amounts.items()}
-    return StageSpec(name=name, tokens=total, shares=shares)
+    return StageSpec(name=name, tokens=total, shares=shares, sequence_length=length)
+
+
+def _length(document: Document, keys: tuple[str | int, ...]) -> int | None:
+    """Return the sequence length of a stage, None where it is the mixture's own."""
+    keys = (*keys, "sequence_length")
+    longest = integer_at(document, ("sequence_length",), 1, MAX_SEQUENCE_LENGTH)
+    length = integer_at(document, keys, 1, MAX_SEQUENCE_LENGTH)
+    if longest % length:
+        near = next(n for n in range(min(length, longest), 0, -1) if longest % n == 0)
+        raise UsageError(
+            f"the stage's sequence_length {length:,} does not divide the mixture's {longest:,}",
+            where=document.where(*keys),
+            why="each row of the mixture is cut into whole shorter rows",
+            fix=f"write {near:,}, or let the mixture's sequence_length be that of the longest "
+            "stage and a multiple of the others",
+        )
+    return None if length == longest else length
 
 
 def _weights(

@@ -41,9 +41,17 @@ def render(
             f"row {view.source_row:,} of the source, {place}"
         )
     count = sum(piece.stop - piece.start for piece in view.pieces)
-    head = f"== row {view.row}: {place}; {count:,} tokens in {len(view.pieces)} documents"
-    pieces = (_document(piece, full, colour, found) for piece in view.pieces)
-    return "\n".join([_painted(head, _HEAD, colour), *pieces])
+    documents = len({piece.document for piece in view.pieces})
+    lines = [f"== row {view.row}: {place}; {count:,} tokens in {documents} documents"]
+    lines[0] = _painted(lines[0], _HEAD, colour)
+    at = 0
+    for piece in view.pieces:
+        if at and at % view.sequence_length == 0:
+            border = f"== trained as another row: {view.sequence_length:,} tokens at once"
+            lines.append(_painted(border, _HEAD, colour))
+        lines.append(_document(piece, full, colour, found))
+        at += piece.stop - piece.start
+    return "\n".join(lines)
 
 
 def _document(view: DocumentView, full: bool, colour: bool, found: str) -> str:

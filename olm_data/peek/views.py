@@ -79,7 +79,8 @@ class RowView:
         stage, source, epoch: where the schedule places it; None for a dataset's own rows.
         source_row: number of the row in its source.
         first_token: position of its first token in the source's stream of tokens.
-        pieces: documents in it, in order.
+        sequence_length: tokens it is trained in at once: of its stage, or as asked for.
+        pieces: documents in it, in order, and cut where a shorter row of its stage ends.
     """
 
     row: int
@@ -88,6 +89,7 @@ class RowView:
     epoch: int | None
     source_row: int
     first_token: int
+    sequence_length: int
     pieces: list[DocumentView]
 
     def to_json(self) -> dict[str, Any]:
@@ -258,6 +260,7 @@ def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: i
         epoch=None,
         source_row=row,
         first_token=first,
+        sequence_length=sequence_length,
         pieces=_pieces(dataset, spec, first, stop),
     )
 
@@ -302,6 +305,7 @@ class LockRows:
             stretches = [(first, stop - first)]
         else:
             stretches = plan.pieces(source_row)
+        length = lock.sequence_lengths[int(place.stage[0])]
         return RowView(
             row=row,
             stage=lock.stages[int(place.stage[0])].name,
@@ -309,12 +313,28 @@ class LockRows:
             epoch=int(place.epoch[0]),
             source_row=source_row,
             first_token=stretches[0][0],
+            sequence_length=length,
             pieces=[
                 piece
-                for first, size in stretches
+                for first, size in _cut(stretches, length, lock.sequence_length)
                 for piece in _pieces(dataset, self._specs[source], first, first + size)
             ],
         )
+
+
+def _cut(stretches: list[tuple[int, int]], length: int, longest: int) -> list[tuple[int, int]]:
+    """Cut the stretches of a row where the shorter rows end that it is trained as.
+
+    The token after the row's last place is only a label and stays with it.
+    """
+    cut, place = [], 0
+    for first, size in stretches:
+        stop = place + size
+        borders = range(place // length * length + length, min(stop, longest), length)
+        edges = [place, *borders, stop]
+        cut += [(first + low - place, high - low) for low, high in pairwise(edges)]
+        place = stop
+    return cut
 
 
 def source_index(lock: Lock, name: str | None) -> int:

@@ -78,3 +78,11 @@ def fill_pieces(cuts: Int64, capacity: int, doc_start: Int32, positions: Int32) 
     cu_seqlens = np.full(capacity + 1, rows * length, dtype=np.int32)
     cu_seqlens[: len(starts)] = starts
     return cu_seqlens
+
+
+def most_pieces(max_documents_per_row: int, parts: int) -> int:
+    """Return the most pieces of documents that a row cut into `parts` can hold.
+
+    Each of the parts - 1 cuts may go through a document and so add one piece.
+    """
+    return max_documents_per_row + parts - 1

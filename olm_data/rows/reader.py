@@ -7,7 +7,9 @@
     .read(i, j) --> RowBatch (b = j - i rows)   slices of memory maps -> one buffer -> fields.py
 
 `Windows` holds the located rows of many micro-batches, so that the index cost is paid once for
-thousands of rows and what is left for each batch is copying tokens. Never: scan for an EOS id, hold
+thousands of rows and what is left for each batch is copying tokens. A stage with a shorter sequence
+length sees each row of the schedule as several: the same inputs and labels in the same order, in
+another shape. Never: scan for an EOS id, hold
 a table of the dataset's size, look at anything but the rows asked for.
 """
 
@@ -29,7 +31,14 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import row_span
 from olm_data.mixture.row_plan import RowPlan
 from olm_data.rows.batch_memory import BatchMemory, Pool
-from olm_data.rows.fields import IGNORED_LABEL, Int32, Int64, fill_labels, fill_pieces
+from olm_data.rows.fields import (
+    IGNORED_LABEL,
+    Int32,
+    Int64,
+    fill_labels,
+    fill_pieces,
+    most_pieces,
+)
 
 PADDING_ROW = -1
 """Row id of a row that holds padding only."""
@@ -43,13 +52,16 @@ class RowBatch:
     """b rows of S tokens. The arrays share recycled memory: it is reused once none is referenced.
 
     Attributes:
-        rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding).
-        tokens: uint16 | uint32 [b, S+1], each window and the token that follows it.
+        rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding); rows that are parts of
+            the same row of the schedule have its id.
+        tokens: uint16 | uint32 [b / parts, S * parts + 1], each row of the schedule and the token
+            that follows it.
         input_ids: int64 [b, S].
         labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
         doc_start: int32 [b, S], place within the row of the first token of the token's piece.
         positions: int32 [b, S], place within the piece.
-        cu_seqlens: int32 [b * max_documents_per_row + 1], see `fields.fill_pieces`.
+        cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
+            `fields.fill_pieces`.
         max_seqlen: S.
     """
 
@@ -113,14 +125,14 @@ class RowReader:
             self._pool,
         )
 
-    def read(self, rows: Int64) -> RowBatch:
-        """Return rows int64 [b] as one micro-batch.
+    def read(self, rows: Int64, parts: int = 1) -> RowBatch:
+        """Return rows int64 [b] as one micro-batch of b * parts rows, see `Windows.read`.
 
         Raises:
             UsageError: a row is outside the schedule.
             ValidationError: a shard is damaged.
         """
-        return self.prepare(rows).read(0, len(rows))
+        return self.prepare(rows).read(0, len(rows), parts)
 
 
 class DatasetRows:
@@ -212,25 +224,37 @@ class Windows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, i: int, j: int) -> RowBatch:
-        """Return windows i .. j-1 with all fields.
+    def read(self, i: int, j: int, parts: int = 1) -> RowBatch:
+        """Return windows i .. j-1 with all fields, each cut into `parts` rows of equal length.
+
+        The parts of a window hold its inputs and labels, each once: a label at the end of a part is
+        the first input of the next one, unless a document ends there. A document that goes on in
+        the next part is a new piece there, with positions from 0, as at the start of a window.
+
+        Args:
+            i, j: which windows.
+            parts: a divisor of the window's length.
 
         Raises:
             ValidationError: a shard is damaged, or holds more documents than its manifest promises.
         """
         lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
         cuts = self._fill(i, j, lease)
-        capacity = (j - i) * self._max_documents_per_row
-        cu_seqlens = fill_pieces(cuts, capacity, lease.doc_start, lease.positions)
+        length = self._length // parts
+        # [b, S] -> [b * parts, S / parts], without a copy
+        shape = ((j - i) * parts, length)
+        doc_start, positions = lease.doc_start.reshape(shape), lease.positions.reshape(shape)
+        capacity = (j - i) * most_pieces(self._max_documents_per_row, parts)
+        cu_seqlens = fill_pieces(cuts, capacity, doc_start, positions)
         return RowBatch(
-            rows=self._rows[i:j].copy(),
+            rows=np.repeat(self._rows[i:j], parts),
             tokens=lease.tokens,
-            input_ids=lease.input_ids,
-            labels=lease.labels,
-            doc_start=lease.doc_start,
-            positions=lease.positions,
+            input_ids=lease.input_ids.reshape(shape),
+            labels=lease.labels.reshape(shape),
+            doc_start=doc_start,
+            positions=positions,
             cu_seqlens=cu_seqlens,
-            max_seqlen=self._length,
+            max_seqlen=length,
         )
 
     def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:

@@ -14,7 +14,9 @@ from olm_data.rows.reader import RowBatch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """A micro-batch of b rows of S tokens. Shapes never change within a run.
+    """A micro-batch of b rows of S tokens. Shapes change only where the sequence length does.
+
+    A stage with a shorter sequence length has more and shorter rows: b * S stays the same.
 
     Attributes:
         input_ids: int64 [b, S].
@@ -24,7 +26,8 @@ class Batch:
         cu_seqlens: int32 [max_documents + 1]; offsets of the pieces over the flattened micro-batch,
             padded by repeating b * S.
         max_seqlen: S, the longest a piece can be.
-        rows: int64 [b]; global row ids of the schedule (-1 for a row of padding).
+        rows: int64 [b]; global row ids of the schedule (-1 for a row of padding). Rows that are
+            parts of the same row of the schedule have its id.
     """
 
     input_ids: Tensor

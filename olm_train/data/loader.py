@@ -3,6 +3,7 @@
     lock -> rows of step t: kept rows [t * G, (t + 1) * G)           G = global batch in rows
          -> rank r of W: the r-th of W equal slices                  who reads, never what is read
          -> micro-batches of `rank_microbatch_size` tokens -> [thread] -> list[Batch] a step
+            (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
 The state is the lock's digest and one integer, counted in rows *handed out*: how far the thread has
 run ahead never shows. Never: worker processes, a clock or a random number, an epoch boundary.
@@ -26,10 +27,12 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.phases import Phase, find_phases, phase_of
 from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
 from olm_data.mixture.steps import order_digest
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
+from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
 
 log = logging.getLogger(__name__)
@@ -110,8 +113,12 @@ class DataLoader:
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of a row."""
+        """S, tokens of a row of the schedule: the longest sequence length of the run."""
         return self._reader.sequence_length
+
+    def phases(self) -> list[Phase]:
+        """Return the steps of each sequence length, in the order of the run."""
+        return find_phases(self.lock, self._kept, self._step_rows)
 
     @property
     def steps(self) -> int:
@@ -149,6 +156,7 @@ class DataLoader:
             self._kept,
             range(self.step, self.steps),
             _Slice(self._step_rows, self._microbatch_rows, self.rank, self.world_size),
+            self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
         if self.prefetch:
@@ -170,7 +178,7 @@ class DataLoader:
             "lock_digest": self.lock.digest,
             "rows_consumed": last + 1,
             "skip": [list(item) for item in self.skip],
-            "lock": _in_words(self.lock),
+            "lock": describe_lock(self.lock),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,7 +195,7 @@ class DataLoader:
         if state["lock_digest"] != self.lock.digest:
             raise ValidationError(
                 "the checkpoint was trained on another mixture",
-                where=_difference(state.get("lock", {}), _in_words(self.lock)),
+                where=lock_difference(state.get("lock", {}), describe_lock(self.lock)),
                 why="its position means other rows in this lock: tokens would repeat or be lost",
                 fix="train with the lock the run was started with, or start a new run",
             )
@@ -323,7 +331,13 @@ class _Slice:
 
 
 def _read_steps(
-    reader: RowReader, kept: KeptRows, steps: range, part: _Slice, *, pin: bool
+    reader: RowReader,
+    kept: KeptRows,
+    steps: range,
+    part: _Slice,
+    phases: Sequence[Phase],
+    *,
+    pin: bool,
 ) -> Iterator[list[Batch]]:
     """Read the micro-batches of one rank for each of `steps`."""
     per_rank, size = part.step_rows // part.world_size, part.microbatch_rows
@@ -334,8 +348,10 @@ def _read_steps(
         # [steps, 1] + [rows of the rank] -> [steps * rows of the rank]
         windows = reader.prepare(kept.rows((first[:, None] + mine).reshape(-1)))
         for begin in range(0, len(windows), per_rank):
+            phase = phase_of(phases, chunk + begin // per_rank)
+            parts = reader.sequence_length // phase.sequence_length
             batches = [
-                Batch.from_rows(windows.read(i, i + size))
+                Batch.from_rows(windows.read(i, i + size, parts))
                 for i in range(begin, begin + per_rank, size)
             ]
             yield [batch.pin_memory() for batch in batches] if pin else batches
@@ -362,28 +378,3 @@ def _rows_of(name: str, tokens: int, length: int) -> int:
 def _check_rank(rank: int, world_size: int) -> None:
     if not 0 <= rank < world_size:
         raise UsageError(f"rank {rank} does not exist among {world_size} ranks")
-
-
-def _in_words(lock: Lock) -> dict[str, str]:
-    """Describe a lock, one line a thing that determines the order."""
-    lines = {
-        "seed": str(lock.seed),
-        "sequence_length": str(lock.sequence_length),
-        "order": lock.order,
-        "packing": lock.packing,
-        "tokenizer": lock.tokenizer.sha256,
-    }
-    for source in lock.sources:
-        lines[f"source {source.name}"] = f"dataset {source.dataset}, {source.rows} rows"
-    for stage in lock.stages:
-        lines[f"stage {stage.name}"] = f"{stage.rows} rows in blocks of {list(stage.counts)}"
-    return lines
-
-
-def _difference(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    keys = [*old, *(key for key in new if key not in old)]
-    changed = [key for key in keys if old.get(key) != new.get(key)]
-    return "; ".join(
-        f"{key}: checkpoint has {old.get(key, 'nothing')}, this lock has {new.get(key, 'nothing')}"
-        for key in changed
-    )

@@ -111,6 +111,21 @@ def test_a_mistake_has_a_message_and_an_exit_code(
     assert "Traceback" not in message
 
 
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text("data_loader: {mixture: gone.lock.json, global_batch_size: 8}\nmodel: {}\n")
+    assert main([str(config), "--debug"]) == 4
+    shown = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in shown
+    assert "there is no mixture lock here" in shown
+    (tmp_path / "file").touch()
+    options = [f"--trainer.save_folder={tmp_path / 'file' / 'run'}", "--debug"]
+    assert main([str(tmp_path / "none.yaml"), *options]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_a_save_folder_that_cannot_be_made_is_a_message_and_exit_5(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -126,11 +127,13 @@ def write_mixture(
     seed: int = 20260101,
     dtypes: Mapping[str, str] | None = None,
     packing: str = "concat",
+    lengths: Sequence[int] = (),
 ) -> Path:
     """Write each source as a dataset (documents shard by shard) and mix them; return the lock.
 
     Args:
         stages: (tokens, weights by source) of each stage.
+        lengths: sequence length of each stage, where they have their own.
         dtypes: dtype of a source that is not uint16.
     """
     for name, shards in sources.items():
@@ -142,6 +145,7 @@ def write_mixture(
         sequence_length=sequence_length,
         seed=seed,
         packing=packing,
+        lengths=lengths,
     )
 
 
@@ -153,9 +157,10 @@ def mix_datasets(
     sequence_length: int,
     seed: int = 20260101,
     packing: str = "concat",
+    lengths: Sequence[int] = (),
 ) -> Path:
     """Write `manifest.yaml` over the datasets in `folder` and compile it; return the lock."""
-    manifest = {
+    manifest: dict[str, Any] = {
         "version": 1,
         "seed": seed,
         "sequence_length": sequence_length,
@@ -166,6 +171,8 @@ def mix_datasets(
             for i, (tokens, weights) in enumerate(stages)
         ],
     }
+    for stage, length in zip(manifest["stages"], lengths, strict=bool(lengths)):
+        stage["sequence_length"] = length
     path = folder / "manifest.yaml"
     path.write_text(yaml.safe_dump(manifest, sort_keys=False))
     return Path(mix(str(path)).path)

@@ -150,3 +150,18 @@ def test_without_stages_the_message_shows_an_example_that_works() -> None:
 def test_data_is_found_from_the_manifests_folder(data: str, location: str) -> None:
     mixture = parse_mixture(MANIFEST.replace("./tokens/web", data), folder="/home/user")
     assert mixture.location(mixture.sources[1]) == location
+
+
+def test_a_stage_may_have_a_shorter_sequence_length_that_divides_the_longest() -> None:
+    def lengths(value: int) -> list[int | None]:
+        text = MANIFEST.replace("name: main,", f"name: main, sequence_length: {value},")
+        return [stage.sequence_length for stage in parse_mixture(text).stages]
+
+    assert lengths(512) == [512, None]
+    assert lengths(2048) == [None, None]
+    for wrong, near in ((600, 512), (4096, 2048), (2047, 1024)):
+        with pytest.raises(UsageError, match="does not divide the mixture's 2,048") as caught:
+            lengths(wrong)
+        assert f"write {near:,}" in str(caught.value)
+    with pytest.raises(UsageError, match="sequence_length must be a whole number"):
+        lengths(0)

@@ -149,3 +149,16 @@ def test_a_lock_can_be_written_to_and_read_from_s3(project: Path, s3: dict[str, 
 def test_read_mixture_resolves_data_against_the_manifests_folder(project: Path) -> None:
     mixture = read_mixture(project / "manifest.yaml")
     assert [d.tokens for d in open_sources(mixture).values()] == [2000, 6110]
+
+
+def test_the_plan_says_what_rows_a_stage_is_trained_in(project: Path) -> None:
+    manifest = project / "manifest.yaml"
+    manifest.write_text(
+        manifest.read_text().replace("name: main,", "name: main, sequence_length: 4,")
+        + "  - {name: long, tokens: 1K, weights: {web: 1}}\n"
+    )
+    _, out, _ = run("mix", manifest, "--dry-run")
+    assert "stage main: 8,000 tokens, 500 rows, each trained as 4 of 4 tokens" in out
+    assert "stage long: 1,000 tokens, 62 rows " in out
+    stages = json.loads(run("mix", manifest, "--dry-run", "--json")[1])["stages"]
+    assert [stage["sequence_length"] for stage in stages] == [4, 16]

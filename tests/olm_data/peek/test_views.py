@@ -257,3 +257,24 @@ def test_the_command_refuses_what_does_not_go_together(folder: Path) -> None:
     assert done.output.count("-- document") == 2
     assert "there may be more: --first 4" in done.output
     assert "\x1b" not in done.output
+
+
+def test_a_row_of_a_shorter_phase_is_shown_as_the_rows_it_is_trained_as(folder: Path) -> None:
+    manifest = folder / "phases.yaml"
+    stage = "  - {name: long, tokens: 640, weights: {a: 1}}\n"
+    text = MANIFEST.replace("name: main,", "name: main, sequence_length: 16,")
+    manifest.write_text(text + stage)
+    lock = mix(str(manifest)).path
+    reader = RowReader(lock)
+    for number, parts in ((0, 4), (9, 4), (10, 1)):
+        view = row(peek(lock, Wanted(row=number))[0])
+        assert view.sequence_length == 64 // parts
+        batch = reader.read(np.array([number]), parts)
+        ids = [token for piece in view.pieces for token in piece.ids]
+        assert ids == batch.tokens[0].tolist()
+        # the view's pieces are the pieces training sees; a label of its own has none
+        at = np.cumsum([0] + [len(piece.ids) for piece in view.pieces])
+        starts = batch.cu_seqlens[batch.cu_seqlens < 64].tolist()
+        assert [place for place in at.tolist() if place < 64] == starts
+        shown = render(view)
+        assert shown.count("== trained as another row: 16 tokens at once") == parts - 1

@@ -43,14 +43,18 @@ def lock(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     )
 
 
-def test_an_epoch_holds_each_token_once_and_labels_stay_in_their_document(lock: Path) -> None:
-    reader = RowReader(lock)
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_an_epoch_holds_each_token_once_and_labels_stay_in_their_document(
+    lock: Path, parts: int
+) -> None:
+    reader, width = RowReader(lock), S // parts
     place = reader.schedule.locate(np.arange(reader.total_rows))
     for index, source in enumerate(reader.lock.sources):
         ends = np.cumsum([length for shard in LENGTHS[source.name] for length in shard])
         rows = np.flatnonzero((place.source == index) & (place.epoch == 0))
         assert len(rows) == source.rows
-        batch = reader.read(rows)
+        batch = reader.read(rows, parts)
+        assert batch.input_ids.shape == (len(rows) * parts, width)
         seen: list[int] = []
         for ids, labels, starts, positions in zip(
             batch.input_ids.tolist(),
@@ -60,7 +64,7 @@ def test_an_epoch_holds_each_token_once_and_labels_stay_in_their_document(lock: 
             strict=True,
         ):
             real = [i for i in ids if i]
-            assert ids == real + [0] * (S - len(real))  # padding is at the end
+            assert ids == real + [0] * (width - len(real))  # padding is at the end
             seen += real
             document = np.searchsorted(ends, real, side="left").tolist()
             for at, token in enumerate(real):
@@ -69,8 +73,8 @@ def test_an_epoch_holds_each_token_once_and_labels_stay_in_their_document(lock: 
                 first = at == 0 or document[at] != document[at - 1]
                 assert starts[at] == (at if first else starts[at - 1])
                 assert positions[at] == at - starts[at]
-            assert labels[len(real) :] == [-100] * (S - len(real))
-            assert starts[len(real) :] == [starts[len(real) - 1]] * (S - len(real))
+            assert labels[len(real) :] == [-100] * (width - len(real))
+            assert starts[len(real) :] == [starts[len(real) - 1]] * (width - len(real))
         assert sorted(seen) == list(range(1, ends[-1] + 1))
 
 

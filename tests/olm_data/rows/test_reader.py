@@ -65,13 +65,23 @@ def expected_row(shards: list[list[np.ndarray]], row: int, length: int) -> dict[
     }
 
 
-def assert_batch_is(batch: RowBatch, expected: list[dict[str, list[int]]], capacity: int) -> None:
-    for name in ("tokens", "input_ids", "labels", "doc_start", "positions"):
+def assert_batch_is(
+    batch: RowBatch, expected: list[dict[str, list[int]]], capacity: int, parts: int = 1
+) -> None:
+    whole = [
+        [t for row in expected[i : i + parts] for t in row["tokens"][:-1]]
+        + [expected[i + parts - 1]["tokens"][-1]]
+        for i in range(0, len(expected), parts)
+    ]
+    np.testing.assert_array_equal(batch.tokens, whole)
+    for name in ("input_ids", "labels", "doc_start", "positions"):
         wanted = [row[name] for row in expected]
         np.testing.assert_array_equal(getattr(batch, name), wanted, err_msg=name)
     rows, length = batch.input_ids.shape
     offsets = [r * length + p for r in range(rows) for p in sorted(set(expected[r]["doc_start"]))]
-    offsets += [rows * length] * (rows * capacity + 1 - len(offsets))
+    # a row's documents, and those that a cut splits once more
+    capacity = rows // parts * (capacity + parts - 1)
+    offsets += [rows * length] * (capacity + 1 - len(offsets))
     assert batch.cu_seqlens.tolist() == offsets
     assert batch.max_seqlen == length
 
@@ -84,22 +94,26 @@ def test_rows_in_any_order_and_batch_equal_the_documents_token_by_token(
     rows = data.draw(
         st.lists(st.integers(0, reader.total_rows - 1), min_size=1, max_size=12), label="rows"
     )
+    parts = data.draw(st.sampled_from([1, 1, 2, 4, 8]), label="parts")
     place = reader.schedule.locate(np.array(rows))
     names = [source.name for source in reader.lock.sources]
+    # part j of row r is the shorter row r * parts + j of the same stream
     expected = [
-        expected_row(SHARDS[names[s]], r, S)
+        expected_row(SHARDS[names[s]], r * parts + j, S // parts)
         for s, r in zip(place.source.tolist(), place.row.tolist(), strict=True)
+        for j in range(parts)
     ]
-    batch = reader.read(np.array(rows))
-    assert batch.rows.tolist() == rows
-    assert_batch_is(batch, expected, reader.max_documents_per_row)
+    batch = reader.read(np.array(rows), parts)
+    assert batch.rows.tolist() == [row for row in rows for _ in range(parts)]
+    capacity = reader.max_documents_per_row
+    assert_batch_is(batch, expected, capacity, parts)
     # the same windows in two pieces, read out of turn
     cut = data.draw(st.integers(0, len(rows) - 1), label="cut")
     windows = reader.prepare(np.array(rows))
-    assert_batch_is(windows.read(cut, len(rows)), expected[cut:], reader.max_documents_per_row)
+    assert_batch_is(windows.read(cut, len(rows), parts), expected[cut * parts :], capacity, parts)
     ids, labels = windows.read_tokens(0, len(rows))
-    np.testing.assert_array_equal(ids, batch.input_ids)
-    np.testing.assert_array_equal(labels, batch.labels)
+    np.testing.assert_array_equal(ids.ravel(), batch.input_ids.ravel())
+    np.testing.assert_array_equal(labels.ravel(), batch.labels.ravel())
 
 
 def test_every_field_has_the_promised_dtype_and_shape(lock: Path) -> None:

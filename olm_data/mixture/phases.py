@@ -1,0 +1,61 @@
+"""Sequence-length phases: which steps of a run see rows of which length. Pure.
+
+    stages of a lock, kept rows, rows of a step -> phases: stretches of steps with one length
+
+The schedule counts rows of the longest sequence length throughout; a step of a stage with a shorter
+one cuts each of its rows into several. So a step's tokens and the state of a run do not depend on
+phases, and a change of phase is an event for shapes only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.skip import KeptRows
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of steps with the same sequence length.
+
+    Attributes:
+        first, stop: steps from 0, half-open.
+        sequence_length: tokens of a row as trained.
+    """
+
+    first: int
+    stop: int
+    sequence_length: int
+
+
+def find_phases(lock: Lock, kept: KeptRows, step_rows: int) -> list[Phase]:
+    """Return the phases of a run in order; together they hold each step once.
+
+    A step belongs to the stage of its first row, also where it reaches into the next stage.
+
+    Args:
+        lock: the mixture.
+        kept: its rows without the skipped ones.
+        step_rows: rows of a global batch.
+    """
+    steps, first_row = kept.count // step_rows, 0
+    beginnings = []  # of each stage: the first step whose first row is in it or after it
+    for stage in lock.stages:
+        beginnings.append(min(steps, -(-kept.before(first_row) // step_rows)))
+        first_row += stage.rows
+    phases: list[Phase] = []
+    spans = zip(beginnings, [*beginnings[1:], steps], lock.sequence_lengths, strict=True)
+    for first, stop, length in spans:
+        if phases and phases[-1].sequence_length == length:
+            phases[-1] = Phase(phases[-1].first, stop, length)
+        elif first < stop:
+            phases.append(Phase(first, stop, length))
+    return phases
+
+
+def phase_of(phases: Sequence[Phase], step: int) -> Phase:
+    """Return the phase that step `step` (from 0) belongs to."""
+    return phases[bisect_right(phases, step, key=lambda phase: phase.first) - 1]

@@ -1,0 +1,60 @@
+"""A run over a change of sequence length: its tokens, its metrics, going on inside and after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.runs import MANIFEST, build_trainer, config_values, metrics
+
+from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
+from olm_train.config import Values
+from olm_train.dry_run import describe
+from olm_train.flops import num_flops_per_token
+from olm_train.run_config import RunConfig
+
+
+@pytest.fixture(scope="module")
+def lock(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny mixture, its first stage of 16 steps cut into rows of 8 tokens."""
+    text = MANIFEST.replace("name: main,", "name: main, sequence_length: 8,")
+    folder = tiny_mixture.parent
+    mixture = parse_mixture(text, str(folder / "phases.yaml"), str(folder))
+    path = folder / "phases.lock.json"
+    compile_lock(mixture, open_sources(mixture), str(folder)).write(path)
+    return path
+
+
+def stop_at(step: int) -> str:
+    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+
+
+def test_a_run_goes_over_a_change_of_phase_and_resumes_to_the_bit(
+    lock: Path, tmp_path: Path
+) -> None:
+    build_trainer(lock, tmp_path / "one", stop_at(18)).fit()
+    for step in (15, 18):
+        build_trainer(lock, tmp_path / "two", stop_at(step)).fit()
+    one, two = (
+        [line for line in metrics(tmp_path / name) if "eval" not in line] for name in ("one", "two")
+    )
+    assert one == two
+    assert [line["train/sequence length"] for line in one] == [8] * 16 + [32] * 2
+    assert {line["train/tokens"] for line in one} == {256}
+    assert [line["rows"] for line in one] == [[8 * i, 8 * i + 8] for i in range(18)]
+    # evaluation always sees rows of the longest length
+    held = [line["eval"]["held"]["tokens"] for line in metrics(tmp_path / "one") if "eval" in line]
+    assert len(set(held)) == 1
+
+
+def test_a_dry_run_lists_the_steps_of_each_length_and_counts_their_work(
+    lock: Path, tmp_path: Path
+) -> None:
+    config = RunConfig.resolve(Values(config_values(lock, tmp_path / "run")))
+    text = describe(config, world_size=2)
+    assert "steps 1 to 16: sequence length 8, micro-batches of 8 rows" in text
+    assert "steps 17 to 24: sequence length 32, micro-batches of 2 rows" in text
+    assert "128 rows, each as 4 of 8 tokens" in text
+    pairs = (16 * 9 / 2 + 8 * 33 / 2) / 24
+    flops = num_flops_per_token(config.model, pairs_per_token=pairs)
+    assert f"{flops:.3e} FLOPs a token" in text
