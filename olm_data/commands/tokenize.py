@@ -44,6 +44,13 @@ FAST_MODULES = ("awkward", "gigatoken")
 @click.option("--holdout", default="0", show_default=True, help="Share of documents held out.")
 @click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
 @click.option(
+    "--container",
+    type=click.Choice(["npy", "raw"]),
+    default="npy",
+    show_default=True,
+    help="Tokens with a NumPy header, or without: for other programs.",
+)
+@click.option(
     "--special",
     type=click.Choice(["plain", "allow", "error"]),
     default="plain",
@@ -91,6 +98,7 @@ def tokenize(
     seed: int | None,
     shuffle_documents: bool,
     limit: str | None,
+    container: Literal["npy", "raw"],
     special: Literal["plain", "allow", "error"],
     eos: str,
     bos: str,
@@ -143,6 +151,7 @@ def tokenize(
         source=source,
         tokenizer=spec,
         special=special,
+        container=container,
         holdout=share,
         shard_tokens=parse_count(shard_tokens) if shard_tokens else None,
         dedup=dedup is not None,

@@ -151,6 +151,8 @@ class Dataset:
             documents=info.documents,
             sha256=info.sha256,
             verify=self.verify,
+            container=self.manifest.container,
+            file=info.file or None,
         )
 
     def read(self, start: int, stop: int) -> np.ndarray:

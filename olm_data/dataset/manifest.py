@@ -11,15 +11,16 @@ directory, or trust a manifest that does not match its digest.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
 from olm_data.dataset.shard import WINDOWS, ShardRecord
 from olm_data.errors import InputError, ValidationError, printable, suggest
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, refuse_escape
 
 MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
 JOB, EXCLUDED = "job.json", "exclude-ids.npy"
@@ -53,7 +54,11 @@ class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One shard: counts, and the sha256 of its `tokens`, `ends`, `docs` and `record` files."""
+    """One shard: counts, and the sha256 of its `tokens`, `ends`, `docs` and `record` files.
+
+    `file` is the name of its token file, below the dataset's folder, where that is another's and
+    is used in place.
+    """
 
     name: str
     tokens: int
@@ -61,6 +66,7 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     text_bytes: int
     max_token_id: int
     sha256: dict[str, str]
+    file: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -93,7 +99,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     format: str
     version: int
-    container: str
+    container: Container
     dtype: str
     tokenizer: TokenizerInfo
     options: dict[str, Any]
@@ -129,6 +135,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         plans = [addition.plan for addition in self.additions if addition.first_shard <= number]
         return plans[-1] if plans else self.plan
 
+    def tokens_name(self, info: ShardInfo) -> str:
+        """Return the name of a shard's token file in the dataset's folder."""
+        return info.file or info.name + tokens_suffix(self.container)
+
+    def tokens_bytes(self, info: ShardInfo) -> int:
+        """Return the exact size of a shard's token file."""
+        return tokens_header(self.container) + info.tokens * np.dtype(self.dtype).itemsize
+
     def documents_bound(self, width: int) -> int:
         """Return a bound on the documents that a window of `width` tokens can touch."""
         exact = [w for w in map(int, self.max_documents_in) if w >= width]
@@ -154,6 +168,8 @@ def build_manifest(
     documents_in: int,
     tools: dict[str, str],
     added: Sequence[Addition] = (),
+    container: Container = "npy",
+    files: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Assemble a manifest from the commit records of all shard tasks, in task order.
 
@@ -161,13 +177,15 @@ def build_manifest(
         records: (record, sha256 of the record's file) of each task; empty shards are left out.
         documents_in: documents read from all inputs, dropped ones included.
         added: what was added since the dataset was first written.
+        container: whether the tokens have a NumPy header.
+        files: names of token files that are used in place, by shard; the others are the shards'.
     """
     full = [(record, sha) for record, sha in records if record.tokens]
     documents = sum(record.documents for record, _ in full)
     manifest = Manifest(
         format=FORMAT,
         version=VERSION,
-        container="npy",
+        container=container,
         dtype=np.dtype(dtype).name,
         tokenizer=tokenizer,
         options=options,
@@ -181,6 +199,7 @@ def build_manifest(
                 text_bytes=record.text_bytes,
                 max_token_id=record.max_token_id,
                 sha256={kind: info.sha256 for kind, info in record.files.items()} | {"record": sha},
+                file=(files or {}).get(record.name, msgspec.UNSET),
             )
             for record, sha in full
         ],
@@ -305,7 +324,7 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
         )
     if manifest.digest != manifest.compute_digest():
         refuse("the manifest was changed after it was written: its digest does not match", restore)
-    if manifest.container != "npy" or manifest.dtype not in ("uint16", "uint32"):
+    if manifest.container not in CONTAINERS or manifest.dtype not in ("uint16", "uint32"):
         refuse(
             f"container {manifest.container!r} with dtype {manifest.dtype!r} is not known; "
             + suggest(manifest.dtype, ("uint16", "uint32")),
@@ -314,6 +333,8 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
     for shard in manifest.shards:
         if not _SHARD_NAME.match(shard.name):
             refuse(f"shard name {shard.name!r} is not of the form shard-00000", restore)
+        if shard.file:
+            refuse_escape(shard.file)
     for addition in manifest.additions:
         if not _DIGEST.match(addition.parent):
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)

@@ -23,6 +23,14 @@ import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
+from olm_data.dataset.container import (
+    HEADER_BYTES,
+    Container,
+    file_header,
+    npy_header,
+    tokens_header,
+    tokens_suffix,
+)
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.storage.disk import io_errors
@@ -34,11 +42,10 @@ if TYPE_CHECKING:
 Verify = Literal["off", "lazy", "full"]
 
 BLOCK_BYTES = 1 << 16
-HEADER_BYTES = 128  # NumPy pads every 1-D version 1.0 header to this
 DOCS_ROW_GROUP = 65_536
 CAST_TOKENS = 1 << 20  # narrowed and written at a time
 WINDOWS = tuple(1 << k for k in range(6, 21))  # 64 .. 1,048,576 tokens
-TOKENS, ENDS, DOCS, RECORD = ".tokens.npy", ".ends.npy", ".docs.parquet", ".json"
+ENDS, DOCS, RECORD = ".ends.npy", ".docs.parquet", ".json"
 
 
 class FileInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,6 +139,7 @@ class ShardWriter:
         staging: local folder for unfinished files (see `Store.staging`).
         keep: Arrow schema of the kept columns, or None.
         shuffle: seed of the order of the documents, or None for the order of `append`.
+        container: whether the tokens have a NumPy header.
     """
 
     def __init__(
@@ -144,6 +152,7 @@ class ShardWriter:
         staging: Path,
         keep: pa.Schema | None = None,
         shuffle: int | None = None,
+        container: Container = "npy",
     ) -> None:
         import pyarrow.parquet as pq
 
@@ -153,7 +162,9 @@ class ShardWriter:
             np.dtype(dtype),
             vocab_size,
         )
-        self._paths = {kind: staging / (name + kind) for kind in (TOKENS, ENDS, DOCS)}
+        self._container, self._tokens_kind = container, tokens_suffix(container)
+        kinds = (self._tokens_kind, ENDS, DOCS)
+        self._paths = {kind: staging / (name + kind) for kind in kinds}
         self._schema = docs_schema(keep)
         self._shuffle = shuffle
         self._ends: list[np.ndarray] = []
@@ -162,8 +173,8 @@ class ShardWriter:
         self._tokens = self._documents = self._text_bytes = 0
         self._max_token_id = -1
         with io_errors(store.url(name)):
-            self._file = open(self._paths[TOKENS], "wb", buffering=0)  # noqa: SIM115
-            _write_all(self._file, bytes(HEADER_BYTES))
+            self._file = open(self._paths[self._tokens_kind], "wb", buffering=0)  # noqa: SIM115
+            _write_all(self._file, bytes(tokens_header(container)))
             self._docs = pq.ParquetWriter(
                 self._paths[DOCS], self._schema, compression="zstd", compression_level=1
             )
@@ -234,13 +245,13 @@ class ShardWriter:
             self._write_docs(self._pending_rows)
             self._docs.close()
             self._file.seek(0)
-            _write_all(self._file, npy_header(self.dtype, self._tokens))
+            _write_all(self._file, file_header(self._container, self.dtype, self._tokens))
             os.fsync(self._file.fileno())
             self._file.close()
             if self._shuffle is not None and len(ends):
                 order = document_order(self._shuffle, self.name, len(ends))
-                tokens = self._paths[TOKENS]
-                ends = shuffle_tokens(tokens, HEADER_BYTES, self.dtype, ends, order)
+                tokens, header = self._paths[self._tokens_kind], tokens_header(self._container)
+                ends = shuffle_tokens(tokens, header, self.dtype, ends, order)
                 shuffle_rows(self._paths[DOCS], order, DOCS_ROW_GROUP)
             with open(self._paths[ENDS], "wb", buffering=0) as file:
                 _write_all(file, npy_header(np.dtype(np.uint64), len(ends)))
@@ -252,7 +263,7 @@ class ShardWriter:
                 kind.split(".")[1]: FileInfo(path.stat().st_size, sha256_file(path))
                 for kind, path in self._paths.items()
             }
-            crc32 = _block_checksums(self._paths[TOKENS])
+            crc32 = _block_checksums(self._paths[self._tokens_kind])
         record = ShardRecord(
             version=1,
             name=self.name,
@@ -314,6 +325,11 @@ class Shard:
         documents: document count, from the manifest.
         sha256: digests by kind (`tokens`, `ends`, `docs`, `record`), from the manifest.
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
+        container: whether the tokens have a NumPy header, from the manifest.
+        file: name of the token file where it is not the shard's own, from the manifest.
+
+    Attributes:
+        tokens_name: name of the token file in the store.
 
     Raises:
         ValidationError: size, header, ends or digest disagree with the manifest.
@@ -329,6 +345,8 @@ class Shard:
         documents: int,
         sha256: dict[str, str],
         verify: Verify,
+        container: Container = "npy",
+        file: str | None = None,
     ) -> None:
         self.store, self.name, self.verify, self._sha256 = store, name, verify, sha256
         self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
@@ -336,14 +354,17 @@ class Shard:
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
         self._docs: Any = None
         self._docs_group: tuple[int, Any] = (-1, None)
-        store.refuse_links(*(name + kind for kind in (TOKENS, ENDS, DOCS, RECORD)))
-        self._check_file(TOKENS, self.dtype, tokens)
+        self.tokens_name = file or name + tokens_suffix(container)
+        store.refuse_links(self.tokens_name, *(name + kind for kind in (ENDS, DOCS, RECORD)))
+        self._header = tokens_header(container)
+        header = file_header(container, self.dtype, tokens)
+        self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)
         self.ends = self._read_ends()
         self._bytes: np.ndarray | None = None
         if not store.remote:
-            path = store.url(name + TOKENS)
+            path = store.url(self.tokens_name)
             self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
-            self.tokens: np.ndarray = self._bytes[HEADER_BYTES:].view(self.dtype)
+            self.tokens: np.ndarray = self._bytes[self._header :].view(self.dtype)
         if verify == "full":
             self.check(0, tokens)
 
@@ -359,7 +380,7 @@ class Shard:
                 record = msgspec.json.decode(data, type=ShardRecord)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise _damaged(url, f"the commit record is malformed: {error}") from error
-            blocks, size = record.blocks, HEADER_BYTES + self._tokens * self.dtype.itemsize
+            blocks, size = record.blocks, self._header + self._tokens * self.dtype.itemsize
             digits = 8 * -(-size // max(blocks.bytes, 1))
             if blocks.bytes < 1 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", blocks.crc32):
                 raise _damaged(url, "the commit record has no checksum for each block")
@@ -374,12 +395,12 @@ class Shard:
             return self.tokens[start:stop]
         first, last = self._block_range(start, stop)
         size = self.record.blocks.bytes
-        end = min(last * size, HEADER_BYTES + self._tokens * self.dtype.itemsize)
-        data = self.store.read(self.name + TOKENS, first * size, end)
+        end = min(last * size, self._header + self._tokens * self.dtype.itemsize)
+        data = self.store.read(self.tokens_name, first * size, end)
         if self.verify != "off":
             for block in range(first, last):
                 self._check_block(block, data[(block - first) * size : (block - first + 1) * size])
-        offset = HEADER_BYTES + start * self.dtype.itemsize - first * size
+        offset = self._header + start * self.dtype.itemsize - first * size
         return np.frombuffer(data, self.dtype, count=stop - start, offset=offset)
 
     def check(self, start: int, stop: int) -> None:
@@ -458,33 +479,33 @@ class Shard:
 
     def _block_range(self, start: Any, stop: Any) -> tuple[Any, Any]:
         size, item = self.record.blocks.bytes, self.dtype.itemsize
-        return (HEADER_BYTES + start * item) // size, -(-(HEADER_BYTES + stop * item) // size)
+        return (self._header + start * item) // size, -(-(self._header + stop * item) // size)
 
     def _check_block(self, block: int, data: Any) -> None:
         expected = int(self.record.blocks.crc32[block * 8 : block * 8 + 8], 16)
         if zlib.crc32(data) != expected:
             size = self.record.blocks.bytes
             raise _damaged(
-                self.store.url(self.name + TOKENS),
+                self.store.url(self.tokens_name),
                 f"bytes {block * size:,} to {block * size + len(data):,} have changed "
                 "since they were written",
             )
 
-    def _check_file(self, kind: str, dtype: np.dtype[Any], count: int) -> None:
+    def _check_file(self, name: str, header: bytes, count: int, itemsize: int) -> None:
         """Check exact size and header, so that a truncated file is an error and never a SIGBUS."""
-        url = self.store.url(self.name + kind)
-        size = self.store.size(self.name + kind)
-        expected = HEADER_BYTES + count * dtype.itemsize
+        url = self.store.url(name)
+        size = self.store.size(name)
+        expected = len(header) + count * itemsize
         if size is None:
             raise _damaged(url, "the file is missing")
         if size != expected:
             raise _damaged(url, f"the file has {size:,} bytes, not {expected:,}")
-        header = self.store.read(self.name + kind, 0, HEADER_BYTES)
-        if header != npy_header(dtype, count):
-            raise _damaged(url, f"the NumPy header is not that of {count:,} {dtype.name} values")
+        if header and self.store.read(name, 0, len(header)) != header:
+            raise _damaged(url, f"the NumPy header is not that of {count:,} values")
 
     def _read_ends(self) -> np.ndarray:
-        self._check_file(ENDS, np.dtype(np.uint64), self._documents)
+        header = npy_header(np.dtype(np.uint64), self._documents)
+        self._check_file(self.name + ENDS, header, self._documents, 8)
         url = self.store.url(self.name + ENDS)
         if self.store.remote:
             data = np.frombuffer(self._read_whole(ENDS), np.uint8)
@@ -513,16 +534,6 @@ def stored_plan(store: Store, name: str) -> str | None:
         return msgspec.json.decode(store.read(name + RECORD), type=_PlanOf).plan
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
-    """Return the 128-byte NumPy version 1.0 header of a 1-D little-endian array."""
-    buffer = io.BytesIO()
-    descr = {"descr": dtype.newbyteorder("<").str, "fortran_order": False, "shape": (count,)}
-    np.lib.format.write_array_header_1_0(buffer, descr)
-    header = buffer.getvalue()
-    assert len(header) == HEADER_BYTES
-    return header
 
 
 def _write_all(file: Any, data: bytes | memoryview) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.dataset.shard import HEADER_BYTES, npy_header
+from olm_data.dataset.container import HEADER_BYTES, npy_header
 from olm_data.errors import ValidationError
 from olm_data.mixture.best_fit import Int64, best_fit, cut
 from olm_data.storage.store import Store

@@ -156,6 +156,7 @@ def _publish(
                 documents_in=sum(item.documents for item in inputs),
                 tools=tools(made.proof.encoder, request.tokenizer.name),
                 added=[*old.additions, addition],
+                container=old.container,
             )
         )
     manifests, census = counted(splits, manifests)

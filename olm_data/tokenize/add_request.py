@@ -179,6 +179,7 @@ class Existing:
             holdout=Fraction(options["holdout"]),
             shard_tokens=shard_tokens,
             dedup=options.get("dedup") == "exact",
+            container=self.manifest.container,
             shuffle=options["seed"] if options.get("shuffle_documents") else None,
             base=base,
         )

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from olm_data.dataset.shard import DOCS, ENDS, RECORD, TOKENS, ShardRecord
+from olm_data.dataset.container import tokens_suffix
+from olm_data.dataset.shard import DOCS, ENDS, RECORD, ShardRecord
 from olm_data.storage.store import Store
 from olm_data.tokenize.plan import Plan, shard_name
 
@@ -98,7 +99,7 @@ def _committed_split(
         return None
     if record.name != name or record.plan != plan.digest:
         return None
-    for kind in (TOKENS, ENDS, DOCS) if record.tokens else ():
+    for kind in (tokens_suffix(plan.container), ENDS, DOCS) if record.tokens else ():
         info = record.files.get(kind.split(".")[1])
         size = store.size(name + kind) if sizes is None else sizes.get(name + kind)
         if info is None or size != info.bytes:

@@ -205,6 +205,7 @@ class TokenizeJob:
                     staging=stack.enter_context(split.staging()),
                     keep=self.read.keep_schema,
                     shuffle=self.shuffle,
+                    container=self.plan.container,
                 )
                 for split in splits
             ]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olm_data.canonical import digest
+from olm_data.dataset.container import Container
 from olm_data.errors import UsageError
 
 PLAN_VERSION = 1
@@ -148,6 +149,11 @@ class Plan:
     def first_shard(self) -> int:
         """Number of the first task's shard: 0, but for what is added to a dataset."""
         return int(self.settings.get("first_shard", 0))
+
+    @property
+    def container(self) -> Container:
+        """Whether the tokens of its shards have a NumPy header."""
+        return "raw" if self.settings.get("container") == "raw" else "npy"
 
     def shard(self, task: int) -> str:
         """Return the name of the shard that a task writes."""

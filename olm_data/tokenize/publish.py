@@ -67,6 +67,7 @@ def publish(
             dropped=dict(dropped),
             documents_in=sum(item.documents for item in inputs),
             tools=tools(encoder, request.tokenizer.name),
+            container=request.container,
         )
         manifests.append(manifest)
     manifests, _ = counted(splits, manifests)

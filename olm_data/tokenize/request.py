@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from olm_data.dataset.container import Container
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.select.selection import HASH_SPACE
@@ -103,6 +104,7 @@ class Request:
         special: treatment of text that spells a special token.
         holdout: share of the documents that goes to the validation split.
         shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
+        container: whether the tokens have a NumPy header.
         shuffle: seed of the order of the documents in each shard, or None for input order.
         dedup: keep only the first document in input order of each text.
         base: the dataset to add to, or None for a new one.
@@ -113,6 +115,7 @@ class Request:
     special: SpecialPolicy = "plain"
     holdout: Fraction = Fraction(0)
     shard_tokens: int | None = None
+    container: Container = "npy"
     shuffle: int | None = None
     dedup: bool = False
     base: Base | None = None
@@ -134,6 +137,8 @@ class Request:
             last = self.source.inputs[-1]
             end = [last.path, last.until, self.source.text_bytes]
             options |= {"limit": self.source.limit, "last": end}
+        if self.container != "npy":
+            options |= {"container": self.container}
         if self.dedup:
             options |= {"dedup": "exact"}
         if self.shuffle is not None:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
-from olm_data.dataset.shard import ENDS, HEADER_BYTES, RECORD, TOKENS
+from olm_data.dataset.shard import ENDS, RECORD
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.base import Count
 from olm_data.storage.store import Store
@@ -160,6 +161,7 @@ def judge(
     bounds = np.array(plan.tasks, np.int64).reshape(-1, 2)
     weights = np.maximum(units[bounds[:, 1]] - units[bounds[:, 0]], 1)
     done = np.zeros(total, bool)
+    suffix, header = tokens_suffix(plan.container), tokens_header(plan.container)
     documents = tokens = 0
     for task in range(total):
         name = plan.shard(task)
@@ -167,7 +169,7 @@ def judge(
             continue
         done[task] = True
         for split in files:
-            tokens += max(0, split.get(name + TOKENS, 0) - HEADER_BYTES) // item
+            tokens += max(0, split.get(name + suffix, 0) - header) // item
             documents += max(0, split.get(name + ENDS, 0) - HEADER_BYTES) // 8
     alive = [beat for beat in beats if beat.alive(now)]
     workers = [beat for beat in alive if beat.name != PARENT] or alive

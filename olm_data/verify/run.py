@@ -51,7 +51,6 @@ from olm_data.verify.shard import (
     ShardResult,
     VerifyReport,
     check_shard,
-    expected_bytes,
     read_or_report,
 )
 
@@ -151,7 +150,7 @@ def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:
         manifest = read_manifest(store, digest)
     except OlmError:
         return 0  # the check itself says what is wrong
-    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    total = sum(manifest.tokens_bytes(shard) for shard in manifest.shards)
     if sample is not None:
         total = min(total, SamplePlan(manifest, sample, 0).bytes)
     if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
@@ -211,7 +210,7 @@ def _check_shards(
     store: Store, manifest: Manifest, report: VerifyReport, how: How
 ) -> list[ShardResult]:
     """Check all shards, or a sample, on all cores; add the bytes read to the report."""
-    total = sum(expected_bytes(manifest, shard) for shard in manifest.shards)
+    total = sum(manifest.tokens_bytes(shard) for shard in manifest.shards)
     plan = None if how.sample is None else SamplePlan(manifest, how.sample, how.seed)
     before, start = how.meter.read, time.monotonic()
 
@@ -270,6 +269,8 @@ def _check_manifest(
         documents_in=manifest.totals.documents_in,
         tools={},
         added=manifest.additions,
+        container=manifest.container,
+        files={info.name: info.file for info in manifest.shards if info.file},
     )
     for name in ("shards", "totals", "max_documents_in"):
         report.add(url, name, getattr(rebuilt, name), getattr(manifest, name))

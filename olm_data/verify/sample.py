@@ -19,8 +19,9 @@ from itertools import pairwise
 import numpy as np
 import xxhash
 
+from olm_data.dataset.container import file_header
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.shard import BLOCK_BYTES, DOCS, ENDS, HEADER_BYTES, TOKENS
+from olm_data.dataset.shard import BLOCK_BYTES, DOCS, ENDS
 from olm_data.storage.store import Store
 from olm_data.verify.shard import (
     ShardResult,
@@ -28,7 +29,6 @@ from olm_data.verify.shard import (
     check_docs,
     check_ends,
     check_record,
-    expected_bytes,
     header_fits,
 )
 
@@ -65,7 +65,7 @@ class SamplePlan:
     """
 
     def __init__(self, manifest: Manifest, share: Fraction, seed: int) -> None:
-        sizes = [expected_bytes(manifest, info) for info in manifest.shards]
+        sizes = [manifest.tokens_bytes(info) for info in manifest.shards]
         of_shard = [-(-size // PIECE_BYTES) for size in sizes]
         key = f"{seed} {manifest.digest}"
         ends = np.cumsum(of_shard, dtype=np.int64)
@@ -101,28 +101,34 @@ def check_shard_sample(
         if result.record is None:
             return result
         record = result.record[0]
-        for kind in (TOKENS, ENDS, DOCS):
-            name, promised = info.name + kind, record.files.get(kind.split(".")[1])
+        tokens_name = manifest.tokens_name(info)
+        store.refuse_links(tokens_name)
+        for kind, name in (
+            ("tokens", tokens_name),
+            ("ends", info.name + ENDS),
+            ("docs", info.name + DOCS),
+        ):
+            promised = record.files.get(kind)
             size = store.size(name)
             wanted = None if promised is None else promised.bytes
             report.add(store.url(name), "bytes", wanted, "missing" if size is None else size)
         if report.findings:
             return result
-        tokens = store.url(info.name + TOKENS)
+        tokens = store.url(tokens_name)
         dtype = np.dtype(manifest.dtype)
-        header = store.read(info.name + TOKENS, 0, HEADER_BYTES)
-        header_fits(tokens, header, dtype, info.tokens, report, size=False)
+        header = file_header(manifest.container, dtype, info.tokens)
+        header_fits(tokens, store.read(tokens_name, 0, len(header)), header, report)
         crc32 = record.blocks.crc32
-        size = expected_bytes(manifest, info)
+        size = manifest.tokens_bytes(info)
         for piece in pieces:
             start = piece * PIECE_BYTES
-            data = store.read(info.name + TOKENS, start, min(start + PIECE_BYTES, size))
+            data = store.read(tokens_name, start, min(start + PIECE_BYTES, size))
             seen(len(data))
             for offset in range(0, len(data), BLOCK_BYTES):
                 at = (start + offset) // BLOCK_BYTES
                 found = f"{zlib.crc32(data[offset : offset + BLOCK_BYTES]):08x}"
                 report.add(tokens, f"block {at}", crc32[at * 8 : at * 8 + 8], found)
-            ids = np.frombuffer(data, dtype, offset=HEADER_BYTES if start == 0 else 0)
+            ids = np.frombuffer(data, dtype, offset=len(header) if start == 0 else 0)
             largest = int(ids.max(initial=0))
             if largest >= manifest.tokenizer.vocab_size:
                 report.add(tokens, "ids", f"below {manifest.tokenizer.vocab_size}", largest)

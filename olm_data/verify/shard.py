@@ -19,16 +19,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.shard import (
     DOCS,
     ENDS,
-    HEADER_BYTES,
     RECORD,
-    TOKENS,
     ShardRecord,
     docs_schema,
-    npy_header,
     window_counts,
 )
 from olm_data.errors import OlmError, StorageError, printable
@@ -150,10 +148,6 @@ class ShardResult:
     eos_inside: int = 0
 
 
-def expected_bytes(manifest: Manifest, info: ShardInfo) -> int:
-    return HEADER_BYTES + info.tokens * np.dtype(manifest.dtype).itemsize
-
-
 def check_shard(
     store: Store, manifest: Manifest, info: ShardInfo, seen: Callable[[int], None]
 ) -> ShardResult:
@@ -199,7 +193,11 @@ def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarra
     if data is None:
         return None
     report.add(url, "sha256", info.sha256.get("ends"), hashlib.sha256(data).hexdigest())
-    if not header_fits(url, data, np.dtype(np.uint64), info.documents, report):
+    header = npy_header(np.dtype(np.uint64), info.documents)
+    if len(data) != len(header) + 8 * info.documents:
+        report.add(url, "bytes", len(header) + 8 * info.documents, len(data))
+        return None
+    if not header_fits(url, data, header, report):
         return None
     ends = np.frombuffer(data, "<u8", offset=HEADER_BYTES)
     if len(ends) and (ends[0] == 0 or bool((ends[1:] <= ends[:-1]).any())):
@@ -218,17 +216,19 @@ def _check_tokens(
     result: ShardResult,
     seen: Callable[[int], None],
 ) -> None:
-    report, name = result.report, info.name + TOKENS
+    report, name = result.report, manifest.tokens_name(info)
     url, dtype = store.url(name), np.dtype(manifest.dtype)
     size = store.size(name)
-    expected = expected_bytes(manifest, info)
+    expected = manifest.tokens_bytes(info)
     if size != expected:
         report.add(url, "bytes", expected, "missing" if size is None else size)
         return
     sha256, crc32, largest = hashlib.sha256(), [], -1
     block = result.record[0].blocks.bytes if result.record else 0
     eos, eos_count, eos_at_ends = manifest.tokenizer.eos, 0, 0
-    position = -HEADER_BYTES // dtype.itemsize  # of the piece's first item, in tokens
+    header = file_header(manifest.container, dtype, info.tokens)
+    position = -len(header) // dtype.itemsize  # of the piece's first item, in tokens
+    store.refuse_links(name)
     for piece in store.pieces(name, PIECE_BYTES):
         seen(len(piece))
         sha256.update(piece)
@@ -237,7 +237,7 @@ def _check_tokens(
             crc32 += [zlib.crc32(view[i : i + block]) for i in range(0, len(view), block)]
         ids = np.frombuffer(piece, dtype)
         if position < 0:
-            header_fits(url, piece[:HEADER_BYTES], dtype, info.tokens, report, size=False)
+            header_fits(url, piece, header, report)
             ids, position = ids[-position:], 0
         if len(ids):
             largest = max(largest, int(ids.max()))
@@ -308,22 +308,12 @@ def check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: Verify
         report.add(url, "documents whose content hash is of the validation split", wanted, below)
 
 
-def header_fits(
-    url: str,
-    data: bytes,
-    dtype: np.dtype[Any],
-    count: int,
-    report: VerifyReport,
-    *,
-    size: bool = True,
-) -> bool:
-    if size and len(data) != HEADER_BYTES + count * dtype.itemsize:
-        report.add(url, "bytes", HEADER_BYTES + count * dtype.itemsize, len(data))
-        return False
-    if data[:HEADER_BYTES] != npy_header(dtype, count):
-        report.add(url, "header", f"{count} values of {dtype.name}", repr(data[:HEADER_BYTES]))
-        return False
-    return True
+def header_fits(url: str, data: bytes, header: bytes, report: VerifyReport) -> bool:
+    """Note a disagreement unless a file's first bytes are `header`; return whether they are."""
+    found = data[: len(header)]
+    if found != header:
+        report.add(url, "header", repr(header), repr(found))
+    return found == header
 
 
 def read_or_report(store: Store, name: str, report: VerifyReport) -> bytes | None:

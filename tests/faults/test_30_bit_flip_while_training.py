@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.datasets import random_shards, write_mixture
 
-from olm_data.dataset.shard import BLOCK_BYTES, HEADER_BYTES
+from olm_data.dataset.container import HEADER_BYTES
+from olm_data.dataset.shard import BLOCK_BYTES
 from olm_data.errors import ValidationError
 from olm_train.data import DataLoader, EvalLoader
 

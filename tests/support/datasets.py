@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
+from olm_data.dataset.container import HEADER_BYTES, TOKENS, Container, npy_header
 from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
@@ -32,15 +33,12 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.shard import (
     BLOCK_BYTES,
     ENDS,
-    HEADER_BYTES,
     RECORD,
-    TOKENS,
     Blocks,
     FileInfo,
     ShardRecord,
     ShardWriter,
     docs_schema,
-    npy_header,
     window_counts,
 )
 from olm_data.mixture.mix import mix
@@ -74,6 +72,7 @@ def write_dataset(
     vocab_size: int = 50_000,
     eos: int | None = None,
     tokenizer: str = "test",
+    container: Container = "npy",
 ) -> Manifest:
     """Write a dataset whose shard i holds the documents `shards[i]` (token ids each)."""
     store, records, number = Store(path), [], 0
@@ -85,6 +84,7 @@ def write_dataset(
                 dtype=np.dtype(dtype),
                 vocab_size=vocab_size,
                 staging=staging,
+                container=container,
             )
             ids = np.concatenate([np.asarray(document, np.uint32) for document in documents])
             lengths = np.array([len(document) for document in documents])
@@ -113,6 +113,7 @@ def write_dataset(
         dropped={},
         documents_in=number,
         tools={},
+        container=container,
     )
     store.create(MANIFEST, manifest.encode())
     return manifest
