@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.mixture.order import Schedule, Stage, permute, round_keys, unpermute
+from olm_data.mixture.order import Schedule, Stage
+from olm_data.mixture.prp import permute, round_keys, unpermute
 from olm_data.mixture.shares import round_counts, slot_table
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.mixture.order import permute, round_keys
+from olm_data.mixture.prp import permute, round_keys
 
 PIECE = 1 << 20
 """Tokens moved at a time: 8 bytes of index and at most 4 of id each."""

@@ -12,7 +12,8 @@ Never: read tokens, or write anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_m
 from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.packing import rows_in
+from olm_data.mixture.windowed import Windowed
 from olm_data.storage.store import is_remote
 
 __all__ = ["Lock", "Mixture", "compile_lock", "open_sources", "parse_mixture", "read_mixture"]
@@ -100,6 +102,7 @@ def compile_lock(
         tools={"olm": __version__},
         digest="",
         folder=folder,
+        windowed=_windowed(mixture, sources, datasets),
     )
     return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
@@ -146,6 +149,21 @@ def _compile_source(
         max_epochs=ratio(spec.max_epochs),
         plan=plan,
     )
+
+
+def _windowed(
+    mixture: Mixture, sources: Sequence[LockSource], datasets: Mapping[str, Dataset]
+) -> Windowed | None:
+    """Return the chunks of each source: by default, of the tokens of an average shard."""
+    if mixture.order is None:
+        return None
+    chunks = []
+    for source in sources:
+        shards = len(datasets[source.name].manifest.shards)
+        tokens = mixture.order.chunk_tokens or source.tokens // shards
+        wanted = round(Fraction(tokens * source.rows, source.tokens))
+        chunks.append(min(source.rows, max(1, wanted)))
+    return Windowed(window_chunks=mixture.order.window_chunks, chunk_rows=tuple(chunks))
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:

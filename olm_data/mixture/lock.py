@@ -27,6 +27,7 @@ from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
 from olm_data.mixture.row_plan import RowPlan
 from olm_data.mixture.shares import MAX_BLOCK
+from olm_data.mixture.windowed import Windowed
 from olm_data.storage.store import Store, is_remote
 
 FORMAT, VERSION = "olm-mixture-lock", 1
@@ -81,8 +82,10 @@ class LockStage(
     sequence_length: int | None = None
 
 
-class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of `mixture.lock.json`."""
+class _File(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The keys of `mixture.lock.json`; one with a default is left out where it is not used."""
 
     format: str
     version: int
@@ -96,6 +99,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     locations: dict[str, str]
     tools: dict[str, str]
     digest: str
+    windowed: Windowed | None = None
 
 
 class Lock(_File, frozen=True, kw_only=True):
@@ -105,6 +109,7 @@ class Lock(_File, frozen=True, kw_only=True):
         sources: in order of their names.
         stages: in the order of the run.
         locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
+        windowed: chunks and windows where the order is windowed, else None.
         digest: names this mixture everywhere else.
         folder: local path or URL that relative locations start from.
     """
@@ -127,6 +132,7 @@ class Lock(_File, frozen=True, kw_only=True):
             self.seed,
             [(source.name, source.rows) for source in self.sources],
             [Stage(stage.rows, stage.counts, stage.rows_by_source) for stage in self.stages],
+            self.windowed,
         )
 
     def location(self, name: str) -> str:
@@ -341,6 +347,7 @@ def _consistent(lock: Lock) -> bool:
         and len(set(names)) == len(names) > 0
         and lock.sequence_length > 0
         and lock.packing in PACKINGS
+        and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
         and all((s.plan is not None) == (lock.packing in PLANNED) for s in lock.sources)
         and all(
             s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0

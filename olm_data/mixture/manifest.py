@@ -26,6 +26,7 @@ from olm_data.mixture.manifest_values import (
     shown,
     value_at,
 )
+from olm_data.mixture.order_spec import WindowedOrder, parse_order
 from olm_data.mixture.packing import PACKINGS
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_stages
 from olm_data.storage.store import is_remote
@@ -56,6 +57,7 @@ class Mixture:
     sources: tuple[SourceSpec, ...]
     stages: tuple[StageSpec, ...]
     on_exhausted: str
+    order: WindowedOrder | None
     document: Document = field(repr=False, compare=False)
 
     def where(self, *keys: str | int) -> str:
@@ -97,6 +99,9 @@ def _mixture(document: Document, folder: str) -> Mixture:
             "sources",
             "stages",
             "on_exhausted",
+            "order",
+            "window_chunks",
+            "chunk_tokens",
         ),
         document.where,
     )
@@ -130,6 +135,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
         sources=sources,
         stages=parse_stages(document, [source.name for source in sources]),
         on_exhausted=choice_at(document, "on_exhausted", ON_EXHAUSTED),
+        order=parse_order(document, packing),
         document=document,
     )
 

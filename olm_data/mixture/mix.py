@@ -15,6 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -24,7 +25,7 @@ from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.pack import write_plan
 from olm_data.mixture.packing import PLANNED, unused_tail
 from olm_data.mixture.shares import TOLERANCE
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, is_remote
 
 EPOCHS_TO_WARN = 4
 
@@ -141,6 +142,7 @@ def plan(lock: Lock) -> dict[str, Any]:
         "sequence_length": length,
         "rows": lock.total_rows,
         "tokens": lock.total_rows * length,
+        "order": "global" if lock.windowed is None else "windowed",
         "stages": stages,
         "sources": sources,
         "warnings": warnings(lock),
@@ -176,6 +178,34 @@ def warnings(lock: Lock) -> list[str]:
                 f"stage {stage.name!r}: the shares fit no block of {stage.block:,} rows exactly; "
                 f"the largest relative error is {float(max(errors)):.2%}"
             )
+    return found + _remote_warnings(lock)
+
+
+def _remote_warnings(lock: Lock) -> list[str]:
+    """Say what a run has to fetch of each remote source, and when that is all of it."""
+    found = []
+    for index, source in enumerate(lock.sources):
+        if not is_remote(lock.locations[source.name]) or not any(
+            stage.rows_by_source[index] for stage in lock.stages
+        ):
+            continue
+        size = np.dtype(source.dtype).itemsize
+        total = source.tokens * size
+        if lock.windowed is None:
+            found.append(
+                f"source {source.name!r} is remote and the order is global: any step may need any "
+                f"of its shards, so the training cache must hold all of them "
+                f"({total / 1e9:,.1f} GB); with order: windowed a part is enough"
+            )
+            continue
+        chunk = lock.windowed.chunk_rows[index] * lock.sequence_length * size
+        window = min(total, 2 * lock.windowed.window_chunks * chunk)
+        if window == total and lock.windowed.chunk_rows[index] * 2 < source.rows:
+            found.append(
+                f"source {source.name!r} is remote and one window of {lock.windowed.window_chunks} "
+                f"chunks may touch all of its shards ({total / 1e9:,.1f} GB): a smaller "
+                "window_chunks would need less room in the training cache"
+            )
     return found
 
 
@@ -203,7 +233,7 @@ def print_plan(lock: Lock, console: Console) -> None:
         console.print(table)
     table = _table(
         f"run: {numbers['tokens']:,} tokens, {numbers['rows']:,} rows of "
-        f"{numbers['sequence_length']:,} tokens, seed {numbers['seed']}",
+        f"{numbers['sequence_length']:,} tokens, seed {numbers['seed']}, order {numbers['order']}",
         (
             "tokens available",
             "in no row",

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from olm_data.arrow_values import as_numpy
 from olm_data.canonical import canonical_json
-from olm_data.mixture.order import mix64
+from olm_data.mixture.prp import mix64
 from olm_data.tokenize.digests import document_digests
 
 HASH_SPACE = 1 << 64

@@ -10,8 +10,9 @@ from support import prp1_reference as reference
 from support.stand_in import compiled
 
 from olm_data.errors import UsageError
-from olm_data.mixture.order import MAX_ROWS, Schedule, Stage
+from olm_data.mixture.order import Schedule, Stage
 from olm_data.mixture.packing import row_span, rows_in
+from olm_data.mixture.prp import MAX_ROWS
 from olm_data.mixture.shares import slot_table
 
 HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**33 + 7, 2**40, 2**50 - 1, 2**50]

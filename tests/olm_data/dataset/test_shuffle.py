@@ -16,7 +16,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 from olm_data.dataset import shuffle as shard_shuffle
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
-from olm_data.mixture.order import permute, round_keys
+from olm_data.mixture.prp import permute, round_keys
 from olm_data.peek.views import view_document
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenizer import load_tokenizer

@@ -95,7 +95,7 @@ def test_rounded_shares_are_recorded_beside_the_wanted_ones_and_reported() -> No
     assert lock.stages[0].wanted == ("7707/10007737", "10000030/10007737")
     assert lock.stages[0].block <= 2**20
     assert any("largest relative error" in warning for warning in warnings(lock))
-    assert warnings(compiled(MANIFEST)) == []
+    assert not any("largest relative error" in text for text in warnings(compiled(MANIFEST)))
 
 
 def test_above_four_epochs_a_warning_says_how_many() -> None:
