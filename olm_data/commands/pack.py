@@ -25,6 +25,8 @@ from olm_data.errors import UsageError
     show_default=True,
     help='Look at the first so many documents of each dataset; or "all".',
 )
+@click.option("--where", help="Take only documents whose kept columns meet a condition.")
+@click.option("--exclude-ids", help="Leave out the documents whose ids stand in this file.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with pictures too.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def pack(
@@ -33,6 +35,8 @@ def pack(
     lengths: str,
     min_tail: int,
     documents: str,
+    where: str | None,
+    exclude_ids: str | None,
     html: str | None,
     as_json: bool,
 ) -> None:
@@ -57,6 +61,8 @@ def pack(
         [int(text) for text in lengths.split(",")],
         most_documents=None if documents == "all" else parse_count(documents),
         min_tail=min_tail,
+        where=where,
+        exclude_ids=exclude_ids,
     )
     if as_json:
         click.echo(json.dumps([one.to_json() for one in found], indent=1))

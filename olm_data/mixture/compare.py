@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, suggest
+from olm_data.errors import UsageError, printable, suggest
 from olm_data.mixture.pack import documents, packer
 from olm_data.mixture.packing import PACKINGS
 from olm_data.mixture.row_plan import WINDOW, PackedRows, Waste
+from olm_data.mixture.view import View
+from olm_data.sources.selected import read_ids
 
 ROW_DOCUMENTS = 32
 """Documents a row from which on the histogram counts together."""
@@ -33,6 +35,7 @@ class Comparison:
 
     Attributes:
         dataset, packing, sequence_length: what was packed.
+        view: which of its documents, None for all.
         documents: documents looked at; `of` is how many the dataset has.
         rows: rows made.
         tokens: inputs in them.
@@ -49,6 +52,7 @@ class Comparison:
     dataset: str
     packing: str
     sequence_length: int
+    view: str | None
     documents: int
     of: int
     rows: int
@@ -74,6 +78,8 @@ def compare(
     *,
     most_documents: int | None,
     min_tail: int = 1,
+    where: str | None = None,
+    exclude_ids: str | None = None,
 ) -> list[Comparison]:
     """Pack datasets in several ways, in memory.
 
@@ -83,16 +89,24 @@ def compare(
         lengths: sequence lengths.
         most_documents: look at so many documents of each dataset, its first; None for all.
         min_tail: see `best_fit.cut`.
+        where, exclude_ids: take only a view of each dataset, as a mixture's source does.
 
     Raises:
-        UsageError: there is no such packing.
-        InputError, ValidationError: there is no sound dataset.
+        UsageError: there is no such packing or column.
+        InputError, ValidationError: there is no sound dataset, or nothing of it is left.
     """
     for name in packings:
         if name not in PACKINGS:
             raise UsageError(f"there is no packing {name!r}", fix=suggest(name, PACKINGS))
+    excluded = None if exclude_ids is None else read_ids(exclude_ids)
+
+    def view() -> View | None:  # a new one each time: a view counts
+        if where is None and excluded is None:
+            return None
+        return View(where, excluded, "--where" if where is not None else "--exclude-ids")
+
     return [
-        _measure(Dataset.open(target), target, packing, length, most_documents, min_tail)
+        _measure(Dataset.open(target), target, packing, length, most_documents, min_tail, view())
         for target in targets
         for length in lengths
         for packing in packings
@@ -106,13 +120,14 @@ def _measure(
     length: int,
     most_documents: int | None,
     min_tail: int,
+    view: View | None,
 ) -> Comparison:
     waste, seen = Waste(), 0
     pieces = context = work = 0
     histogram = np.zeros(ROW_DOCUMENTS + 1, np.int64)
     pack = packer(dataset, packing, length, min_tail=min_tail, waste=waste)
     window = WINDOW if most_documents is None else min(WINDOW, most_documents)
-    windows = documents(dataset, window)
+    windows = documents(dataset, window, view)
     if most_documents is not None:
         windows = islice(windows, -(-most_documents // window))
     for starts, sizes in windows:
@@ -123,11 +138,14 @@ def _measure(
         context += int((inputs * (inputs - 1) // 2).sum())
         work += int((inputs * (inputs + 1) // 2).sum())
         histogram += np.bincount(np.minimum(packed.counts, ROW_DOCUMENTS), minlength=len(histogram))
+    if view is not None:
+        view.refuse_nothing("the dataset", dataset)
     whole = waste.rows * length * (length + 1) // 2
     return Comparison(
         dataset=target,
         packing=packing,
         sequence_length=length,
+        view=None if view is None else str(view),
         documents=seen,
         of=dataset.documents,
         rows=waste.rows,
@@ -156,10 +174,7 @@ def print_comparisons(found: Sequence[Comparison], console: Console) -> None:
     """Print one table a dataset and sequence length."""
     for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
         chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
-        part = f"{chosen[0].documents:,} documents"
-        if chosen[0].documents < chosen[0].of:
-            part = f"the first {part} of {chosen[0].of:,}"
-        console.print(f"{target}, rows of {length:,} tokens, {part}", style="bold", soft_wrap=True)
+        console.print(_title(chosen[0]), style="bold", soft_wrap=True, markup=False)
         table = Table()
         table.add_column("", overflow="fold")
         for comparison in chosen:
@@ -167,6 +182,14 @@ def print_comparisons(found: Sequence[Comparison], console: Console) -> None:
         for cells in zip(*map(_column, chosen), strict=True):
             table.add_row(cells[0][0], *(text for _, text in cells))
         console.print(table)
+
+
+def _title(one: Comparison) -> str:
+    part = f"{one.documents:,} documents"
+    if one.documents < one.of:
+        part = f"{part} of {one.of:,}" if one.view else f"the first {part} of {one.of:,}"
+    view = f", {printable(one.view)}" if one.view else ""
+    return f"{one.dataset}, rows of {one.sequence_length:,} tokens, {part}{view}"
 
 
 def _column(comparison: Comparison) -> list[tuple[str, str]]:
@@ -206,7 +229,6 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
         columns = [_column(one) for one in chosen]
         rows = [(cells[0][0], *(text for _, text in cells)) for cells in zip(*columns, strict=True)]
         head = ("", *(one.packing for one in chosen))
-        title = f"{target}, rows of {length:,} tokens"
-        sections.append(section(title, svg(draw) + table(head, rows)))
+        sections.append(section(_title(chosen[0]), svg(draw) + table(head, rows)))
     facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]
     return write_page(output, "olm packing", facts, sections)

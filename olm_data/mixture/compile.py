@@ -27,7 +27,8 @@ from olm_data.mixture.lock import FORMAT, VERSION, Lock, LockSource, LockTokeniz
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
 from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.packing import rows_in
+from olm_data.mixture.packing import PLANNED, rows_in
+from olm_data.mixture.view import ViewInfo
 from olm_data.mixture.windowed import Windowed
 from olm_data.storage.store import is_remote
 
@@ -57,14 +58,16 @@ def compile_lock(
     datasets: Mapping[str, Dataset],
     folder: str = "",
     plans: Mapping[str, PlanInfo] | None = None,
+    views: Mapping[str, ViewInfo] | None = None,
 ) -> Lock:
     """Compile a manifest against its datasets.
 
     Args:
         mixture: the parsed manifest.
         datasets: one for each source, by name.
-        plans: the row plan of each source, by name, where the packing needs them.
         folder: where the lock will lie (default: the manifest's folder).
+        plans: the row plan of each source that needs one, for its packing or view, by name.
+        views: what was kept of each source that has a view, by name.
 
     Raises:
         ValidationError: the sources were made by different tokenizers.
@@ -73,7 +76,13 @@ def compile_lock(
     """
     tokenizer = _one_tokenizer(mixture, datasets)
     sources = tuple(
-        _compile_source(mixture, spec, datasets[spec.name], (plans or {}).get(spec.name))
+        _compile_source(
+            mixture,
+            spec,
+            datasets[spec.name],
+            (plans or {}).get(spec.name),
+            (views or {}).get(spec.name),
+        )
         for spec in mixture.sources
     )
     stages = compile_stages(mixture)
@@ -126,14 +135,24 @@ def _one_tokenizer(mixture: Mixture, datasets: Mapping[str, Dataset]) -> Tokeniz
 
 
 def _compile_source(
-    mixture: Mixture, spec: SourceSpec, dataset: Dataset, plan: PlanInfo | None
+    mixture: Mixture,
+    spec: SourceSpec,
+    dataset: Dataset,
+    plan: PlanInfo | None,
+    view: ViewInfo | None,
 ) -> LockSource:
     length = mixture.sequence_length
     rows = rows_in(dataset.tokens, length) if plan is None else plan.rows
     if not rows:
+        tokens, kept = (dataset.tokens, "") if view is None else (view.tokens, " in its view")
+        needed = f"packing: {mixture.packing} makes no row of them"
+        if mixture.packing not in PLANNED:
+            needed = (
+                f"one row takes {length + 1:,} (sequence_length {length:,} and the token that "
+                "follows)"
+            )
         raise InputError(
-            f"source {spec.name!r} has {dataset.tokens:,} tokens; one row takes {length + 1:,} "
-            f"(sequence_length {length:,} and the token that follows)",
+            f"source {spec.name!r} has {tokens:,} tokens{kept}; {needed}",
             where=mixture.where("sources", spec.name),
             fix="tokenise more text for it, or lower sequence_length, or remove the source",
         )
@@ -148,6 +167,7 @@ def _compile_source(
         max_documents_per_row=bound,
         max_epochs=ratio(spec.max_epochs),
         plan=plan,
+        view=view,
     )
 
 

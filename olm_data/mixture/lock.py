@@ -27,6 +27,7 @@ from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
 from olm_data.mixture.row_plan import RowPlan
 from olm_data.mixture.shares import MAX_BLOCK
+from olm_data.mixture.view import ViewInfo
 from olm_data.mixture.windowed import Windowed
 from olm_data.storage.store import Store, is_remote
 
@@ -49,7 +50,8 @@ class LockSource(
 ):
     """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
 
-    `plan` is what the row plan must be where the packing needs one, else None.
+    `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
+    what is drawn on, None for all documents; `tokens` and `documents` are the whole dataset's.
     """
 
     name: str
@@ -61,6 +63,12 @@ class LockSource(
     max_documents_per_row: int
     max_epochs: str
     plan: PlanInfo | None = None
+    view: ViewInfo | None = None
+
+    @property
+    def tokens_kept(self) -> int:
+        """Tokens of the documents that are drawn on."""
+        return self.tokens if self.view is None else self.view.tokens
 
 
 class LockStage(
@@ -348,7 +356,10 @@ def _consistent(lock: Lock) -> bool:
         and lock.sequence_length > 0
         and lock.packing in PACKINGS
         and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
-        and all((s.plan is not None) == (lock.packing in PLANNED) for s in lock.sources)
+        and all(
+            (s.plan is not None) == (lock.packing in PLANNED or s.view is not None)
+            for s in lock.sources
+        )
         and all(
             s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
             for s in lock.sources

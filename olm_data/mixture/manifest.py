@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, printable
 from olm_data.mixture.manifest_values import (
     MAX_SEQUENCE_LENGTH,
     check_name,
@@ -29,20 +29,29 @@ from olm_data.mixture.manifest_values import (
 from olm_data.mixture.order_spec import WindowedOrder, parse_order
 from olm_data.mixture.packing import PACKINGS
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_stages
+from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
 from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 
 DEFAULT_MAX_EPOCHS = Fraction(4)
 ON_EXHAUSTED = ("error",)
 
+_DATA_FIX = "write the folder that olm-data tokenize wrote: data: ./tokens/web"
+_IDS_FIX = "name a text file of ids, one a line: exclude_ids: ./test-ids.txt"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSpec:
-    """One source: `data` is the dataset's folder or URL as written in the manifest."""
+    """One source: `data` is the dataset's folder or URL as written in the manifest.
+
+    `where` (a condition) and `exclude_ids` (a file of ids, as written) make a view of it.
+    """
 
     name: str
     data: str
     max_epochs: Fraction
+    where: str | None = None
+    exclude_ids: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +75,11 @@ class Mixture:
 
     def location(self, source: SourceSpec) -> str:
         """Return the source's dataset as an absolute path or URL."""
-        if is_remote(source.data):
-            return source.data
-        return os.path.abspath(os.path.join(self.folder, source.data))
+        return self.resolve(source.data)
+
+    def resolve(self, path: str) -> str:
+        """Return a path or URL of the manifest as an absolute one."""
+        return path if is_remote(path) else os.path.abspath(os.path.join(self.folder, path))
 
 
 def read_mixture(path: str | Path) -> Mixture:
@@ -148,7 +159,7 @@ def _sources(document: Document) -> tuple[SourceSpec, ...]:
         spec = mapping_at(document, keys)
         check_keys(
             spec,
-            ("data", "max_epochs"),
+            ("data", "max_epochs", "where", "exclude_ids"),
             partial(document.where, *keys),
             required=("data",),
         )
@@ -159,20 +170,26 @@ def _sources(document: Document) -> tuple[SourceSpec, ...]:
                 raise UsageError(
                     "max_epochs must be more than 0", where=document.where(*keys, "max_epochs")
                 )
-        sources.append(SourceSpec(name=name, data=_data(document, keys), max_epochs=epochs))
+        sources.append(
+            SourceSpec(
+                name=name,
+                data=_place(document, (*keys, "data"), "a dataset", _DATA_FIX),
+                max_epochs=epochs,
+                where=_condition(document, (*keys, "where")) if "where" in spec else None,
+                exclude_ids=_place(document, (*keys, "exclude_ids"), "a file of ids", _IDS_FIX)
+                if "exclude_ids" in spec
+                else None,
+            )
+        )
     return tuple(sources)
 
 
-def _data(document: Document, keys: tuple[str | int, ...]) -> str:
-    """Return the data location; what would store a secret or forge a message is refused."""
-    where = document.where(*keys, "data")
-    data = value_at(document, (*keys, "data"))
+def _place(document: Document, keys: tuple[str | int, ...], kind: str, fix: str) -> str:
+    """Return a path or URL; what would store a secret or forge a message is refused."""
+    where = document.where(*keys)
+    data = value_at(document, keys)
     if not isinstance(data, str) or not data or not data.isprintable():
-        raise UsageError(
-            f"{shown(data)} is not a path or URL of a dataset",
-            where=where,
-            fix="write the folder that olm-data tokenize wrote: data: ./tokens/web",
-        )
+        raise UsageError(f"{shown(data)} is not a path or URL of {kind}", where=where, fix=fix)
     if is_remote(data) and ("?" in data or "@" in data.split("://", 1)[1].split("/", 1)[0]):
         raise UsageError(
             "a URL with a user, password or query is not allowed here",
@@ -181,3 +198,23 @@ def _data(document: Document, keys: tuple[str | int, ...]) -> str:
             fix="give the plain URL, and the credentials by the environment",
         )
     return data.removeprefix("file://")
+
+
+def _condition(document: Document, keys: tuple[str | int, ...]) -> str:
+    """Return the condition of a view in its plain spelling."""
+    text = value_at(document, keys)
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{shown(text)} is not a condition",
+            where=document.where(*keys),
+            fix="""write one over the kept columns: where: "score >= 3 and language == 'en'\"""",
+        )
+    try:
+        return str(parse(text))
+    except UsageError as error:
+        raise UsageError(
+            f"'{printable(text[:80])}' is not a condition over columns",
+            where=document.where(*keys),
+            why=error.why,
+            fix="""compare columns with values: where: "score >= 3 and language == 'en'\"""",
+        ) from error

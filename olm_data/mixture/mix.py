@@ -15,16 +15,18 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, printable
 from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
 from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.pack import write_plan
 from olm_data.mixture.packing import PLANNED, unused_tail
 from olm_data.mixture.shares import TOLERANCE
+from olm_data.mixture.view import open_views
 from olm_data.storage.store import Store, is_remote
 
 EPOCHS_TO_WARN = 4
@@ -55,29 +57,35 @@ def mix(
         )
     mixture = read_mixture(manifest)
     datasets, folder = open_sources(mixture), split(path)[0]
-    if mixture.packing not in PLANNED:
+    views = open_views(mixture)
+    planned = list(datasets) if mixture.packing in PLANNED else list(views)
+    if not planned:
         lock = compile_lock(mixture, datasets, folder)
         return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
     with tempfile.TemporaryDirectory() if dry_run else Store(folder).staging() as staging:
-        plans = {}
-        for name, dataset in datasets.items():
+        plans, kept = {}, {}
+        for name in planned:
             made = Path(staging, name)
             made.mkdir()
             plans[name] = write_plan(
-                dataset,
+                datasets[name],
                 mixture.packing,
                 mixture.sequence_length,
                 made,
                 min_tail=mixture.min_tail,
+                view=views.get(name),
             )
-        lock = compile_lock(mixture, datasets, folder, plans)
+            if name in views:
+                views[name].refuse_nothing(f"source {name!r}", datasets[name])
+                kept[name] = views[name].info()
+        lock = compile_lock(mixture, datasets, folder, plans, kept)
         if dry_run:
             return Mixed(lock, path, "dry run")
         for name, plan in plans.items():  # before the lock that needs them
             place = Store(folder).child(plan.folder)
             for file, sha256 in plan.sha256.items():
                 made = Path(staging, name, file)
-                if place.size(file) != made.stat().st_size:
+                if place.size(file) != made.stat().st_size or place.sha256(file) != sha256:
                     place.publish(file, made, sha256)
         return Mixed(lock, path, lock.write(path, overwrite=overwrite))
 
@@ -121,7 +129,7 @@ def plan(lock: Lock) -> dict[str, Any]:
         sources.append(
             {
                 "source": source.name,
-                "tokens_available": source.tokens,
+                "tokens_available": source.tokens_kept,
                 "rows_available": source.rows,
                 "tokens_in_no_row": unused_tail(source.tokens, length)
                 if source.plan is None
@@ -134,6 +142,9 @@ def plan(lock: Lock) -> dict[str, Any]:
                 "epochs": rows / source.rows,
                 "max_epochs": float(Fraction(source.max_epochs)),
                 "share_got": rows / lock.total_rows,
+                "view": None
+                if source.view is None
+                else {"of_documents": source.documents, **msgspec.to_builtins(source.view)},
             }
         )
     return {
@@ -161,6 +172,16 @@ def warnings(lock: Lock) -> list[str]:
             )
         if not any(Fraction(stage.wanted[index]) for stage in lock.stages):
             found.append(f"source {source.name!r} has a weight in no stage: it is never drawn")
+        if source.view is not None and source.view.ids_shared:
+            found.append(
+                f"ids of source {source.name!r} are not unique: the ids to exclude stand for "
+                f"{source.view.ids_shared:,} more documents than ids, all left out"
+            )
+        if source.view is not None and source.view.ids_unmatched:
+            found.append(
+                f"source {source.name!r}: {source.view.ids_unmatched:,} of the "
+                f"{source.view.ids:,} ids to exclude match no document"
+            )
     for stage in lock.stages:
         errors = []
         for index, source in enumerate(lock.sources):
@@ -267,6 +288,29 @@ def print_plan(lock: Lock, console: Console) -> None:
         *(total("rows"), total("tokens"), "", "", "100%"),
     )
     console.print(table)
+    for line in view_lines(lock):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def view_lines(lock: Lock) -> list[str]:
+    """Return what each view kept and left out, a line a source that has one."""
+    lines = []
+    for source in lock.sources:
+        if (view := source.view) is None:
+            continue
+        line = (
+            f"source {source.name}: {view.documents:,} of {source.documents:,} documents kept, "
+            f"{view.tokens:,} of {source.tokens:,} tokens"
+        )
+        if view.where is not None:
+            line += f"; {view.left_by_where:,} left out by where: {printable(view.where)}"
+        if view.exclude_ids is not None:
+            line += (
+                f"; {view.left_by_ids:,} left out by exclude_ids, of whose {view.ids:,} ids "
+                f"{view.ids_unmatched:,} matched nothing"
+            )
+        lines.append(line)
+    return lines
 
 
 def _table(title: str, columns: tuple[str, ...]) -> Table:

@@ -1,6 +1,7 @@
 """From a dataset to its row plan: documents read from the shards' ends, a window at a time.
 
     Dataset --ends, shard by shard--> (starts, lengths) of whole windows --row_plan--> files, Waste
+            `-docs.parquet--> View: which of them
 
 Never: read a token, hold more than a window of documents.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from olm_data.canonical import digest
 from olm_data.dataset.dataset import Dataset
@@ -28,6 +30,10 @@ from olm_data.mixture.row_plan import (
     pack_documents,
     write,
 )
+from olm_data.mixture.view import View
+
+STRETCH = 1 << 20
+"""Documents of a shard looked at together."""
 
 
 class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,23 +62,48 @@ class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"row-plans/{digest(msgspec.to_builtins(self))[:16]}"
 
 
-def documents(dataset: Dataset, window: int = WINDOW) -> Iterator[tuple[Int64, Int64]]:
-    """Yield (first tokens, lengths), int64 [d] each, of all documents, window by window."""
+def documents(
+    dataset: Dataset, window: int = WINDOW, view: View | None = None
+) -> Iterator[tuple[Int64, Int64]]:
+    """Yield (first tokens, lengths), int64 [d] each, of all documents, window by window.
+
+    Every window but the last has `window` documents. With a view, of those that it keeps.
+    """
     starts: list[Int64] = []
     lengths: list[Int64] = []
-    held = first = 0
-    for number in range(len(dataset.token_ends)):
-        ends = dataset.shard(number).ends.astype(np.int64)
-        sizes = np.diff(ends, prepend=0)
-        starts.append(first + ends - sizes)
-        lengths.append(sizes)
-        first, held = int(dataset.token_ends[number]), held + len(sizes)
-        while held >= window:
-            joined, sizes = np.concatenate(starts), np.concatenate(lengths)
-            yield joined[:window], sizes[:window]
-            starts, lengths, held = [joined[window:]], [sizes[window:]], held - window
+    held = 0
+    for first, sizes in _stretches(dataset, view):
+        while len(first):
+            taken = min(window - held, len(first))
+            starts.append(first[:taken])
+            lengths.append(sizes[:taken])
+            first, sizes, held = first[taken:], sizes[taken:], held + taken
+            if held == window:
+                yield np.concatenate(starts), np.concatenate(lengths)
+                starts, lengths, held = [], [], 0
     if held:
         yield np.concatenate(starts), np.concatenate(lengths)
+
+
+def _stretches(dataset: Dataset, view: View | None) -> Iterator[tuple[Int64, Int64]]:
+    """Yield (first tokens, lengths) of the documents that a view keeps, at most `STRETCH` each."""
+    before = 0
+    for number, info in enumerate(dataset.manifest.shards):
+        if info.documents:
+            shard = dataset.open_shard(number)  # not kept open: there may be many
+            masks = _all(info.documents) if view is None else view.chosen(dataset, number, shard)
+            for low, mask in masks:
+                ends = shard.ends[low : low + len(mask)].astype(np.int64)
+                sizes = np.diff(ends, prepend=int(shard.ends[low - 1]) if low else 0)
+                if view is not None:
+                    view.count(sizes[mask])
+                yield (before + ends - sizes)[mask], sizes[mask]
+        before = int(dataset.token_ends[number])
+
+
+def _all(count: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    for low in range(0, count, STRETCH):
+        yield low, np.ones(min(STRETCH, count - low), bool)
 
 
 def packer(
@@ -100,15 +131,21 @@ def packer(
 
 
 def write_plan(
-    dataset: Dataset, packing: str, sequence_length: int, folder: Path, *, min_tail: int = 1
+    dataset: Dataset,
+    packing: str,
+    sequence_length: int,
+    folder: Path,
+    *,
+    min_tail: int = 1,
+    view: View | None = None,
 ) -> PlanInfo:
-    """Write the row plan of a dataset into an existing local folder."""
+    """Write the row plan of a dataset, or of a view of it, into an existing local folder."""
     waste, most = Waste(), 0
     pack = packer(dataset, packing, sequence_length, min_tail=min_tail, waste=waste)
 
     def watched() -> Iterator[PackedRows]:
         nonlocal most
-        for starts, lengths in documents(dataset):
+        for starts, lengths in documents(dataset, view=view):
             part = pack(starts, lengths)
             most = max(most, int(part.counts.max(initial=0)))
             yield part

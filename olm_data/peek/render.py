@@ -36,8 +36,9 @@ def render(
         return _document(view, full, colour, found)
     place = f"token {view.first_token:,}"
     if view.source is not None:
+        kept = f" ({printable(view.view)})" if view.view else ""
         place = (
-            f"stage {view.stage}, source {view.source}, epoch {view.epoch}, "
+            f"stage {view.stage}, source {view.source}{kept}, epoch {view.epoch}, "
             f"row {view.source_row:,} of the source, {place}"
         )
     count = sum(piece.stop - piece.start for piece in view.pieces)

@@ -77,6 +77,7 @@ class RowView:
     Attributes:
         row: number of the row in the run (lock) or in the dataset.
         stage, source, epoch: where the schedule places it; None for a dataset's own rows.
+        view: which documents of the source are drawn on, None for all.
         source_row: number of the row in its source.
         first_token: position of its first token in the source's stream of tokens.
         sequence_length: tokens it is trained in at once: of its stage, or as asked for.
@@ -87,6 +88,7 @@ class RowView:
     stage: str | None
     source: str | None
     epoch: int | None
+    view: str | None
     source_row: int
     first_token: int
     sequence_length: int
@@ -258,6 +260,7 @@ def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: i
         stage=None,
         source=None,
         epoch=None,
+        view=None,
         source_row=row,
         first_token=first,
         sequence_length=sequence_length,
@@ -306,11 +309,13 @@ class LockRows:
         else:
             stretches = plan.pieces(source_row)
         length = lock.sequence_lengths[int(place.stage[0])]
+        kept = lock.sources[source].view
         return RowView(
             row=row,
             stage=lock.stages[int(place.stage[0])].name,
             source=lock.sources[source].name,
             epoch=int(place.epoch[0]),
+            view=None if kept is None else str(kept),
             source_row=source_row,
             first_token=stretches[0][0],
             sequence_length=length,

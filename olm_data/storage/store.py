@@ -43,6 +43,7 @@ from olm_data.storage.scratch import abandoned, scratch
 LOCK_NAME = ".lock"
 STAGING_PREFIX = ".staging-"
 WORKER_PREFIX = ".worker-"
+_HASHED = 4 << 20  # bytes
 """Staging folders of workers that an earlier parent may have left at work: kept by `exclusive`
 until its end."""
 
@@ -158,6 +159,17 @@ class Store:
         with io_errors(self.url(name)), open(self.url(name), "rb") as file:
             while piece := file.read(size):
                 yield piece
+
+    def sha256(self, name: str) -> str:
+        """Return the sha256 of `name`, read a piece at a time.
+
+        Raises:
+            FileNotFoundError: it does not exist.
+        """
+        seen = hashlib.sha256()
+        for piece in self.pieces(name, _HASHED):
+            seen.update(piece)
+        return seen.hexdigest()
 
     def refuse_links(self, *names: str) -> None:
         """Refuse local files that are links to places outside this folder.

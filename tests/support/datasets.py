@@ -73,9 +73,16 @@ def write_dataset(
     eos: int | None = None,
     tokenizer: str = "test",
     container: Container = "npy",
+    columns: Mapping[str, pa.Array] | None = None,
 ) -> Manifest:
-    """Write a dataset whose shard i holds the documents `shards[i]` (token ids each)."""
+    """Write a dataset whose shard i holds the documents `shards[i]` (token ids each).
+
+    Args:
+        columns: kept columns, or `id`: a value for each document of all shards.
+    """
     store, records, number = Store(path), [], 0
+    kept = {name: values for name, values in (columns or {}).items() if name != "id"}
+    keep = pa.schema([pa.field(name, values.type) for name, values in kept.items()])
     with store.staging() as staging:
         for i, documents in enumerate(shards):
             writer = ShardWriter(
@@ -85,19 +92,22 @@ def write_dataset(
                 vocab_size=vocab_size,
                 staging=staging,
                 container=container,
+                keep=keep,
             )
             ids = np.concatenate([np.asarray(document, np.uint32) for document in documents])
             lengths = np.array([len(document) for document in documents])
             count = np.arange(number, number + len(documents))
-            columns = {
+            rows = {
                 "id": pa.array([f"doc-{n}" for n in count]),
                 "input": pa.array(np.zeros(len(documents), np.int32)),
                 "position": pa.array(count),
                 "text_bytes": pa.array(4 * lengths),
                 "content_hash": pa.array(count.astype(np.uint64)),
             }
-            rows = pa.record_batch(columns, schema=docs_schema())
-            writer.append(ids, np.append(0, np.cumsum(lengths)), rows)
+            for name, values in (columns or {}).items():
+                rows[name] = values.slice(number, len(documents))
+            batch = pa.record_batch(rows, schema=docs_schema(keep))
+            writer.append(ids, np.append(0, np.cumsum(lengths)), batch)
             record = writer.commit(plan="p", units=[], dropped={})
             data = store.read(record.name + RECORD)
             records.append((record, hashlib.sha256(data).hexdigest()))

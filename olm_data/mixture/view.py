@@ -1,0 +1,259 @@
+"""A view: the documents of a dataset that a source of a mixture draws on, chosen without a copy.
+
+    sources.NAME.where, .exclude_ids --open_views--> View
+    docs.parquet, 65,536 rows at a time --View--> bool mask of each stretch of documents
+                                           `----> ViewInfo for the lock: what was kept, and why not
+
+A document is kept if `where` is true for it (`select/where.py`) and its id is not excluded. Its
+columns are those of `docs.parquet`: the kept ones, and `id`, `input` (the path of the input, as
+`peek` shows it), `position`, `text_bytes`, `content_hash`. What is kept becomes a row plan
+(`pack.py`); nothing is tokenised or copied. Never: read a token, or hold more than a stretch of
+documents and 16 bytes for each excluded id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import DOCS, Shard
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable, suggest
+from olm_data.mixture.manifest import Mixture, SourceSpec
+from olm_data.select.where import Node, columns, parse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from olm_data.select.selection import IdSet
+
+
+class ViewInfo(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What a lock says of a source's view.
+
+    Attributes:
+        documents, tokens: kept.
+        where: the condition in its plain spelling, None for none.
+        left_by_where: documents it is not true for.
+        exclude_ids: digest of the set of excluded ids (`IdSet.sha256`), None for none.
+        ids: ids in the set.
+        ids_unmatched: of these, ids that no document of the dataset has.
+        left_by_ids: documents that `where` keeps and whose id is excluded.
+        ids_shared: documents of the dataset with an excluded id, beyond one for each such id.
+    """
+
+    documents: int
+    tokens: int
+    where: str | None = None
+    left_by_where: int = 0
+    exclude_ids: str | None = None
+    ids: int = 0
+    ids_unmatched: int = 0
+    left_by_ids: int = 0
+    ids_shared: int = 0
+
+    def __str__(self) -> str:
+        return _spelled(self.where, self.ids)
+
+
+class View:
+    """Chooses documents of one dataset, and counts what it leaves out.
+
+    Args:
+        where: a condition, or None.
+        excluded: ids to leave out, or None; what they meet is counted in a copy.
+        place: file and line that ask for the view, for messages.
+    """
+
+    def __init__(self, where: str | None, excluded: IdSet | None, place: str) -> None:
+        self._node: Node | None = None if where is None else parse(where)
+        self._excluded = None if excluded is None else excluded.fresh()
+        self._place = place
+        self._documents = self._tokens = self._by_where = self._by_ids = self._with_id = 0
+
+    def __str__(self) -> str:
+        where = None if self._node is None else str(self._node)
+        return _spelled(where, 0 if self._excluded is None else len(self._excluded))
+
+    def chosen(
+        self, dataset: Dataset, number: int, shard: Shard
+    ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield (first document of the shard, bool [d]: which are kept) for stretches of a shard.
+
+        Args:
+            dataset: the dataset.
+            number: of the shard, which has documents.
+            shard: the shard, opened.
+
+        Raises:
+            UsageError: there is no such column.
+            InputError: the condition cannot be decided, or documents have no id to exclude by.
+            ValidationError: the document rows are damaged.
+        """
+        self._check_digest(dataset, number)
+        self._check_columns(shard.document_schema())
+        names = [] if self._node is None else columns(self._node)
+        if self._excluded is not None and "id" not in names:
+            names = [*names, "id"]
+        inputs = _paths(dataset)
+        first = 0
+        for batch in shard.document_rows(names):
+            mask = self._mask(batch, names, inputs)
+            yield first, mask
+            first += len(mask)
+        assert first == len(shard.ends), "the digest is that of other rows"
+
+    def count(self, lengths: NDArray[np.int64]) -> None:
+        """Count kept documents, int64 [d] tokens each."""
+        self._documents += len(lengths)
+        self._tokens += int(lengths.sum())
+
+    def refuse_nothing(self, name: str, dataset: Dataset) -> None:
+        """Raise if no document was kept; `name` says of what, for the message.
+
+        Raises:
+            InputError: nothing was kept.
+        """
+        if not self._documents:
+            raise InputError(
+                f"no document of {name} is left: of {dataset.documents:,}, where leaves out "
+                f"{self._by_where:,} and exclude_ids {self._by_ids:,}",
+                where=self._place,
+                fix="olm-data stats shows the values of the kept columns; widen the condition",
+            )
+
+    def info(self) -> ViewInfo:
+        """Return what was kept, after all shards were gone through once."""
+        info = ViewInfo(
+            documents=self._documents,
+            tokens=self._tokens,
+            where=None if self._node is None else str(self._node),
+            left_by_where=self._by_where,
+        )
+        if (ids := self._excluded) is not None:
+            met = int(ids.found.sum())
+            info = msgspec.structs.replace(
+                info,
+                exclude_ids=ids.sha256,
+                ids=len(ids),
+                ids_unmatched=len(ids) - met,
+                left_by_ids=self._by_ids,
+                ids_shared=self._with_id - met,
+            )
+        return info
+
+    def _mask(self, batch: pa.RecordBatch, names: list[str], inputs: pa.Array) -> NDArray[np.bool_]:
+        import pyarrow as pa
+
+        from olm_data.select.evaluate import matches
+
+        mask: NDArray[np.bool_] = np.ones(batch.num_rows, bool)
+        if self._node is not None:
+            values: dict[str, Any] = {name: batch.column(name) for name in names}
+            if "input" in values:
+                values["input"] = pa.DictionaryArray.from_arrays(values["input"], inputs)
+            mask = matches(self._node, values, batch.num_rows)
+            self._by_where += int((~mask).sum())
+        if self._excluded is not None:
+            ids = batch.column("id")
+            if ids.null_count:
+                raise InputError(
+                    f"{ids.null_count:,} documents have no id to leave out by",
+                    where=self._place,
+                    fix="tokenise with --id-column NAME, or choose documents with `where`",
+                )
+            excluded = self._excluded.find(ids)
+            self._with_id += int(excluded.sum())
+            self._by_ids += int((mask & excluded).sum())
+            mask = mask & ~excluded
+        return mask
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        from olm_data.select.evaluate import check_types
+
+        if self._node is None:
+            return
+        for name in columns(self._node):
+            if name not in schema.names:
+                raise UsageError(
+                    f"the documents have no column {printable(name)!r}",
+                    where=self._place,
+                    fix=f"{suggest(name, schema.names)}; a column is there if tokenize got "
+                    "--keep NAME",
+                )
+        place = schema.names.index("input")
+        check_types(self._node, schema.set(place, pa.field("input", pa.string())), self._place)
+
+    def _check_digest(self, dataset: Dataset, number: int) -> None:
+        """Refuse a docs.parquet that is not the manifest's: it would choose other documents."""
+        info = dataset.manifest.shards[number]
+        try:
+            if dataset.store.sha256(info.name + DOCS) == info.sha256["docs"]:
+                return
+        except FileNotFoundError:
+            found = "the file is missing"
+        else:
+            found = "the document rows do not match their digest in the manifest"
+        raise ValidationError(
+            found,
+            where=dataset.store.url(info.name + DOCS),
+            why="a view of it would hold other documents than it says",
+            fix="restore the file from a copy, or tokenise its inputs again into a new output",
+        )
+
+
+def _spelled(where: str | None, ids: int) -> str:
+    parts = [] if where is None else [f"where {where}"]
+    return " and ".join(parts + ([f"without {ids:,} ids"] if ids else []))
+
+
+def open_views(mixture: Mixture) -> dict[str, View]:
+    """Return the view of each source that has one; reads the files of ids.
+
+    Raises:
+        InputError, UsageError: a file of ids cannot be read; the message has the manifest's line.
+        StorageError: remote storage fails.
+    """
+    views = {}
+    for spec in mixture.sources:
+        if spec.where is None and spec.exclude_ids is None:
+            continue
+        keys = "where" if spec.exclude_ids is None else "exclude_ids"
+        place = mixture.where("sources", spec.name, keys)
+        views[spec.name] = View(spec.where, _ids(mixture, spec, place), place)
+    return views
+
+
+def _ids(mixture: Mixture, spec: SourceSpec, place: str) -> IdSet | None:
+    from olm_data.sources.selected import read_ids
+
+    if spec.exclude_ids is None:
+        return None
+    path = mixture.resolve(spec.exclude_ids)
+    try:
+        return read_ids(path)
+    except (InputError, UsageError) as error:
+        raise _at(error, place, path) from error
+
+
+def _at(error: OlmError, place: str, path: str) -> OlmError:
+    return type(error)(
+        f"exclude_ids: {error.what}",
+        where=f"{printable(path)} (from {place})",
+        why=error.why,
+        fix=error.fix,
+    )
+
+
+def _paths(dataset: Dataset) -> pa.Array:
+    from olm_data.arrow_values import strings
+
+    return strings([source.path for source in dataset.manifest.inputs])

@@ -1,0 +1,245 @@
+"""Promises of views: training sees exactly the chosen documents, as if no others were there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+from support.datasets import random_shards, write_dataset
+
+from olm_data.cli import cli
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.mix import mix, plan, view_lines, warnings
+from olm_data.mixture.packing import PACKINGS
+from olm_data.rows.reader import RowReader
+from olm_data.verify.run import report_lines, verify
+
+S = 16
+SHARDS = [[5, 3, 40, 24, 1, 1, 6], [16, 17, 2], [9] * 20, [64, 1, 30, 33]]
+COUNT = sum(map(len, SHARDS))
+SCORES = [n % 5 for n in range(COUNT)]
+LANGUAGES = ["en" if n % 3 else "de" for n in range(COUNT)]
+WHERE = "score >= 2 and language == 'en'"
+EXCLUDED = ["doc-2", "doc-3", "doc-8", "doc-13", "nobody", "nothing"]
+KEPT = [n for n in range(COUNT) if SCORES[n] >= 2 and LANGUAGES[n] == "en"]
+CHOSEN = [n for n in KEPT if f"doc-{n}" not in EXCLUDED]
+
+
+def documents() -> list[list[np.ndarray]]:
+    """Random documents whose ids are above 0, so that 0 is padding."""
+    shards = random_shards(3, SHARDS, vocab_size=49_000)
+    return [[ids + 1 for ids in shard] for shard in shards]
+
+
+def write_whole(path: Path, **other: Any) -> None:
+    columns = {"score": pa.array(SCORES), "language": pa.array(LANGUAGES)} | other
+    write_dataset(path, documents(), columns=columns)
+
+
+def write_manifest(folder: Path, *views: str, packing: str = "concat") -> Path:
+    """A manifest with a source `web` over `folder/whole`, with lines for its view."""
+    path = folder / "manifest.yaml"
+    keys = "".join(f"    {line}\n" for line in views)
+    path.write_text(
+        f"version: 1\nseed: 5\nsequence_length: {S}\npacking: {packing}\n"
+        f"sources:\n  web:\n    data: whole\n    max_epochs: 1000\n{keys}"
+        "stages:\n  - {name: main, tokens: 1K, weights: {web: 1}}\n"
+    )
+    return path
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    write_whole(tmp_path / "whole")
+    (tmp_path / "ids.txt").write_text("\n".join(EXCLUDED) + "\n\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_view_trains_on_what_a_dataset_of_the_chosen_documents_would(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, packing: str
+) -> None:
+    lock = mix(
+        str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt", packing=packing))
+    )
+    other = tmp_path_factory.mktemp("copied")
+    flat = [ids for shard in documents() for ids in shard]
+    write_dataset(other / "whole", [[flat[n] for n in CHOSEN]])
+    copied = mix(str(write_manifest(other, packing=packing)))
+    seen, wanted = RowReader(Lock.read(lock.path)), RowReader(Lock.read(copied.path))
+    assert seen.total_rows == wanted.total_rows
+    assert seen.lock.sources[0].rows == wanted.lock.sources[0].rows > 3
+    rows = np.arange(seen.total_rows)
+    ours, theirs = seen.read(rows), wanted.read(rows)
+    if packing == "best_fit":  # which documents of equal length meet depends on the dataset
+        once = np.flatnonzero(seen.schedule.locate(rows).epoch == 0)
+        for batch in (ours, theirs):
+            tokens = np.sort(batch.input_ids[once][batch.input_ids[once] > 0])
+            assert tokens.tolist() == sorted(t for n in CHOSEN for t in flat[n].tolist())
+        return
+    for field in ("tokens", "input_ids", "labels", "doc_start", "positions"):
+        assert np.array_equal(getattr(ours, field), getattr(theirs, field)), field
+    cuts = [np.unique(batch.cu_seqlens).tolist() for batch in (ours, theirs)]
+    assert cuts[0] == cuts[1]
+
+
+def test_the_lock_and_the_plan_say_what_was_kept_and_why_the_rest_was_not(project: Path) -> None:
+    manifest = write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt")
+    lock = Lock.read(mix(str(manifest)).path)
+    source = lock.sources[0]
+    flat = [size for shard in SHARDS for size in shard]
+    assert (source.documents, source.tokens) == (COUNT, sum(flat))
+    view = source.view
+    assert view is not None
+    assert (view.documents, view.tokens) == (len(CHOSEN), sum(flat[n] for n in CHOSEN))
+    assert (view.left_by_where, view.left_by_ids) == (COUNT - len(KEPT), len(KEPT) - len(CHOSEN))
+    assert (view.ids, view.ids_unmatched, view.ids_shared) == (6, 2, 0)
+    (line,) = view_lines(lock)
+    assert f"{len(CHOSEN)} of {COUNT} documents kept" in line
+    assert "2 matched nothing" in line
+    shown = plan(lock)["sources"][0]
+    assert shown["tokens_available"] == view.tokens
+    assert shown["view"]["left_by_where"] == view.left_by_where
+    assert any("2 of the 6 ids" in warning for warning in warnings(lock))
+    printed = CliRunner().invoke(cli, ["mix", str(manifest)], standalone_mode=False)
+    assert line in printed.stdout
+
+
+def test_the_order_of_the_ids_changes_nothing_and_another_id_another_lock(project: Path) -> None:
+    manifest = write_manifest(project, "exclude_ids: ids.txt")
+    first = mix(str(manifest)).lock.digest
+    (project / "ids.txt").write_text("\r\n".join(reversed(EXCLUDED)))
+    assert mix(str(manifest)).status == "unchanged"
+    (project / "ids.txt").write_text("\n".join(EXCLUDED[1:]))
+    assert mix(str(manifest), dry_run=True).lock.digest != first
+
+
+def test_spelling_a_condition_otherwise_gives_the_same_lock(project: Path) -> None:
+    first = mix(str(write_manifest(project, f"where: {WHERE}")))
+    other = "where: \"((2 <= score)) and (language in ['en'] or language == 'en')\""
+    again = mix(str(write_manifest(project, 'where: "score>=2 and language==\\"en\\""')))
+    assert (again.status, again.lock.digest) == ("unchanged", first.lock.digest)
+    changed = mix(str(write_manifest(project, other)), dry_run=True).lock
+    assert changed.sources[0].plan == first.lock.sources[0].plan  # the same rows
+    assert changed.digest != first.lock.digest
+
+
+def test_the_input_and_the_size_of_the_text_can_be_asked_for(project: Path) -> None:
+    flat = [size for shard in SHARDS for size in shard]
+    lock = mix(str(write_manifest(project, "where: input == 'input.jsonl' and text_bytes > 40")))
+    view = lock.lock.sources[0].view
+    assert view is not None
+    assert view.documents == sum(4 * size > 40 for size in flat)
+
+
+def test_an_id_of_several_documents_leaves_out_all_of_them_and_says_so(tmp_path: Path) -> None:
+    ids = pa.array([f"doc-{n // 2}" for n in range(COUNT)])
+    write_whole(tmp_path / "whole", id=ids)
+    (tmp_path / "ids.txt").write_text("doc-1\ndoc-4\n")
+    lock = mix(str(write_manifest(tmp_path, "exclude_ids: ids.txt"))).lock
+    view = lock.sources[0].view
+    assert view is not None
+    assert (view.left_by_ids, view.ids_shared) == (4, 2)
+    assert any("not unique" in warning for warning in warnings(lock))
+
+
+def test_verify_tells_the_view_and_finds_a_damaged_plan_that_mix_then_mends(project: Path) -> None:
+    path = mix(str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))).path
+    report = verify(path)
+    notes = [line for line in report_lines(report) if "draws on" in line]
+    assert notes == [
+        f"note: source web draws on {len(CHOSEN)} of {COUNT} documents: "
+        "where (score >= 2) and (language == 'en') and without 6 ids"
+    ]
+    source = Lock.read(path).sources[0]
+    assert source.plan is not None
+    place = project / source.plan.folder / "starts.npy"
+    data = bytearray(place.read_bytes())
+    data[-1] ^= 1
+    place.write_bytes(data)
+    found = [finding for finding in verify(path).findings if finding.file == str(place)]
+    assert [finding.field for finding in found] == ["sha256"]
+    mix(str(project / "manifest.yaml"))  # as the message of a damaged plan says
+    assert not [finding for finding in verify(path).findings if finding.file == str(place)]
+
+
+def test_pack_compares_the_view(project: Path) -> None:
+    arguments = ["pack", str(project / "whole"), "--seq-len", str(S), "--documents", "all"]
+    arguments += ["--where", WHERE, "--exclude-ids", str(project / "ids.txt")]
+    said = CliRunner().invoke(cli, [*arguments, "--json"], standalone_mode=False)
+    concat, best = json.loads(said.stdout)
+    assert concat["documents"] == best["documents"] == len(CHOSEN)
+    flat = [size for shard in SHARDS for size in shard]
+    assert best["tokens"] == sum(flat[n] for n in CHOSEN)
+    path = mix(str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))).path
+    assert concat["rows"] == Lock.read(path).sources[0].rows
+    said = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert "without 6 ids" in said.stdout
+
+
+def spoil_rows(folder: Path) -> None:
+    path = folder / "whole/shard-00001.docs.parquet"
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+
+
+def lose_ids(folder: Path) -> None:
+    for path in (folder / "whole").iterdir():
+        path.unlink()
+    write_whole(folder / "whole", id=pa.array([None, *"x" * (COUNT - 1)]))
+
+
+def nothing(_: Path) -> None:
+    """Leave the dataset as it is."""
+
+
+@pytest.mark.parametrize(
+    ("view", "spoil", "kind", "says"),
+    [
+        ("where: scroe > 1", nothing, UsageError, r"no column 'scroe'.*\n.*\n.*'score'"),
+        ("where: score == 'one'", nothing, InputError, "the column holds int64"),
+        ("where: score >", nothing, UsageError, "not a condition over columns"),
+        ("where: 3", nothing, UsageError, "3 is not a condition"),
+        ("where: score > 9", nothing, InputError, r"no document of source 'web' is left: of 34"),
+        ("where: score > 3 and language == 'de' and text_bytes == 4", nothing, InputError, "left"),
+        ("where: text_bytes < 9", nothing, InputError, "5 tokens in its view; one row takes 17"),
+        ("where: score > 1", spoil_rows, ValidationError, "do not match their digest"),
+        ("exclude_ids: gone.txt", nothing, InputError, "exclude_ids: .*\n.*manifest.yaml:9"),
+        (
+            "exclude_ids: manifest.yaml",
+            nothing,
+            InputError,
+            "exclude_ids: the file.s name tells no",
+        ),
+        ("exclude_ids: [a]", nothing, UsageError, "not a path or URL of a file of ids"),
+        ("exclude_ids: ids.txt", lose_ids, InputError, "1 documents have no id"),
+    ],
+)
+def test_a_view_that_cannot_be_is_refused_with_its_line_and_writes_nothing(
+    project: Path, view: str, spoil: Callable[[Path], None], kind: type[OlmError], says: str
+) -> None:
+    spoil(project)
+    with pytest.raises(kind) as error:
+        mix(str(write_manifest(project, view)))
+    assert error.match(rf"(?s){says}")
+    if spoil is not spoil_rows:
+        assert "manifest.yaml:" in str(error.value)
+    assert sorted(path.name for path in project.iterdir()) == ["ids.txt", "manifest.yaml", "whole"]
+
+
+def test_a_url_of_ids_with_a_secret_is_refused() -> None:
+    text = (
+        "version: 1\nsequence_length: 8\nsources:\n  web: {data: a, exclude_ids: "
+        "'s3://key:secret@bucket/ids.txt'}\nstages:\n  - {name: a, tokens: 1K, weights: {web: 1}}\n"
+    )
+    with pytest.raises(UsageError, match="user, password or query"):
+        parse_mixture(text)
