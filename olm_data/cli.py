@@ -29,6 +29,7 @@ COMMANDS = (
     "verify",
     "stats",
     "peek",
+    "audit",
     "report",
     "doctor",
     "gc",

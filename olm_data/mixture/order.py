@@ -120,6 +120,20 @@ class Schedule:
             raise ValueError(f"stage {stage}: the stated rows by source are not those of its table")
         return table
 
+    def drawn_before(self, row: int) -> np.ndarray:
+        """Return int64[sources]: rows of each source among the rows of the run before `row`.
+
+        Raises:
+            IndexError: not in 0 .. total_rows.
+        """
+        if not 0 <= row <= self.total_rows:
+            raise IndexError(f"row {row} of a run of {self.total_rows} rows")
+        stage = min(int(np.searchsorted(self.stage_ends, row, side="right")), len(self.stages) - 1)
+        table = self.table(stage)
+        blocks, slot = divmod(row - int(self._starts[stage]), len(table.source))
+        drawn: np.ndarray = self._base[stage] + blocks * self._counts[stage] + table.before(slot)
+        return drawn
+
     def ordinal(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (stage int32[m], source int32[m], ordinal int64[m]) of global rows int64[m].
 

@@ -6,7 +6,8 @@
 Numbers are written so that reading them gives the same float64 back. `rows` is the half-open range
 of the schedule's rows that the step was made of, without the ranges in `skipped` if there are any;
 `order` is their digest (`olm_data.mixture.steps`). A resumed run first removes the lines beyond the
-step of its checkpoint, so kills leave no step twice and none out.
+step of its checkpoint, so kills leave no step twice and none out; `starts.jsonl` beside it says how
+many they were (`olm_data.audit.run_log`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+from olm_data.audit.run_log import METRICS, STARTS, Start, encode_starts, read_starts
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import write_durably
-
-FILE_NAME = "metrics.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +50,10 @@ class MetricSaverCallback(Callback):
     def pre_train(self) -> None:
         if not self.trainer.main:
             return
-        path = self.trainer.save_folder / FILE_NAME
+        path, rewound = self.trainer.save_folder / METRICS, 0
         if path.exists():
-            keep_until(path, self.trainer.step if self.trainer.resumed else -1)
+            rewound = keep_until(path, self.trainer.step if self.trainer.resumed else -1)
+        self._log_start(rewound)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed in `close`
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -77,18 +78,45 @@ class MetricSaverCallback(Callback):
             self._file.close()
             self._file = None
 
+    def _log_start(self, rewound: int) -> None:
+        trainer, loader = self.trainer, self.trainer.data_loader
+        start = Start(
+            step=trainer.step,
+            rewound=rewound,
+            lock=loader.lock.digest,
+            global_batch_size=loader.global_batch_size,
+            world_size=trainer.world.size,
+            skip=loader.skip,
+        )
+        starts = [*read_starts(trainer.save_folder), start]
+        _replace(trainer.save_folder / STARTS, encode_starts(starts))
+
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
 
-def keep_until(path: Path, step: int) -> None:
-    """Remove the lines of steps beyond `step`, and a torn last line, atomically."""
-    kept = []
+def keep_until(path: Path, step: int) -> int:
+    """Remove the lines of steps beyond `step`, and a torn last line, atomically.
+
+    Returns:
+        How many steps were removed.
+    """
+    kept, removed = [], 0
     for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+        if not line.endswith(b"\n"):
+            continue
+        entry = json.loads(line)
+        if entry["step"] <= step:
             kept.append(line)
+        else:
+            removed += "eval" not in entry
+    _replace(path, b"".join(kept))
+    return removed
+
+
+def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    write_durably(temporary, b"".join(kept))
+    write_durably(temporary, data)
     os.replace(temporary, path)

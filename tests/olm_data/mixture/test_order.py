@@ -284,6 +284,18 @@ def test_rows_of_is_the_exact_inverse_of_locate(run: tuple) -> None:
         assert np.array_equal(which, place.row[seen])
 
 
+@given(run=small_runs)
+def test_drawn_before_counts_the_rows_of_each_source_up_to_any_row(run: tuple) -> None:
+    schedule = make(*run)
+    source = schedule.locate(np.arange(schedule.total_rows)).source
+    for row in range(schedule.total_rows + 1):
+        counts = np.bincount(source[:row], minlength=len(schedule.names))
+        assert schedule.drawn_before(row).tolist() == counts.tolist()
+    for outside in (-1, schedule.total_rows + 1):
+        with pytest.raises(IndexError, match="of a run of"):
+            schedule.drawn_before(outside)
+
+
 def test_a_batch_split_in_any_way_is_the_same_rows() -> None:
     schedule = make([1000, 50, 333], [(500, [5, 1, 3]), (700, [1, 1, 0])])
     whole = schedule.locate(np.arange(1200))

@@ -16,22 +16,23 @@ def lines(*steps: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("before", "step", "after"),
+    ("before", "step", "after", "removed"),
     [
-        (lines(1, 2, 2, 3), 2, lines(1, 2, 2)),
-        (lines(1, 2), 5, lines(1, 2)),
-        (lines(1, 2), -1, ""),
-        (lines(0, 1), 0, lines(0)),
-        (lines(1, 2) + '{"step": 3, "lo', 9, lines(1, 2)),  # torn by a kill
-        ("", 3, ""),
+        (lines(1, 2, 2, 3), 2, lines(1, 2, 2), 1),
+        (lines(1, 2), 5, lines(1, 2), 0),
+        (lines(1, 2), -1, "", 2),
+        (lines(0, 1), 0, lines(0), 1),
+        (lines(1, 2) + '{"step": 3, "lo', 9, lines(1, 2), 0),  # torn by a kill
+        (lines(1) + '{"step": 2, "eval": {}}\n', 1, lines(1), 0),  # no step
+        ("", 3, "", 0),
     ],
 )
 def test_lines_beyond_the_step_and_a_torn_last_one_go(
-    tmp_path: Path, before: str, step: int, after: str
+    tmp_path: Path, before: str, step: int, after: str, removed: int
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(before)
-    keep_until(path, step)
+    assert keep_until(path, step) == removed
     assert path.read_text() == after
     assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
 

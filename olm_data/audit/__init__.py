@@ -1,0 +1,1 @@
+"""Comparing what a mixture planned with what a run trained on."""

@@ -1,0 +1,245 @@
+"""Planned against trained: do the rows a run logged make up the mixture its lock planned?
+
+    lock -> rows planned ---------------.
+    log  -> rows of each step, merged --+-- tally by (stage, source, epoch) --> Account, one each
+    skip -> rows left out on purpose ---'                                   \\-> problems, in words
+
+Due is what the plan has up to the last row the run has reached. A run agrees if every due row was
+trained once or skipped, each step had its rows and its tokens, and nothing else was trained.
+Counting takes the ends of stretches of rows, never each row. Never: read tokens, or believe what a
+log says of a row's source: that comes from the lock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from olm_data.audit.run_log import RunLog, Start
+from olm_data.errors import InputError
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.order import Schedule
+from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+
+Key = tuple[int, int, int]
+"""(stage, source, epoch), by number."""
+
+MOST_SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Rows of one epoch of one source in one stage.
+
+    Attributes:
+        stage, source: names.
+        epoch: how often the source was gone through before, from 0.
+        planned: rows of it in the whole lock.
+        due: rows of it up to the last row reached.
+        skipped: due rows left out on purpose.
+        trained: rows trained, a repeated one each time.
+    """
+
+    stage: str
+    source: str
+    epoch: int
+    planned: int
+    due: int
+    skipped: int
+    trained: int
+
+    @property
+    def difference(self) -> int:
+        """Rows trained beyond those due (below 0: missed)."""
+        return self.trained + self.skipped - self.due
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """What was planned and what was trained.
+
+    Attributes:
+        run, lock: the run's folder, the lock's digest.
+        sequence_length: tokens of a row.
+        steps, tokens: steps logged, and the tokens in them as counted on the devices.
+        reached: one past the last row that was trained.
+        accounts: in the order of stages, sources and epochs.
+        starts: all starts of the run; `rewound` says how many steps were trained again.
+        problems: how the log differs from the plan, in words; none if it agrees.
+    """
+
+    run: str
+    lock: str
+    sequence_length: int
+    steps: int
+    tokens: int
+    reached: int
+    accounts: list[Account]
+    starts: list[Start]
+    problems: list[str]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the run trained what was planned, as far as it went."""
+        return not self.problems
+
+    @property
+    def rewound(self) -> int:
+        """Steps that were trained again after a kill."""
+        return sum(start.rewound for start in self.starts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the audit as a JSON object."""
+        plain = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        plain["accounts"] = [asdict(a) | {"difference": a.difference} for a in self.accounts]
+        plain["starts"] = [
+            {name: getattr(start, name) for name in start.__struct_fields__}
+            for start in self.starts
+        ]
+        return {"agrees": self.agrees, **plain, "rewound": self.rewound}
+
+
+def audit(lock: Lock, log: RunLog) -> Audit:
+    """Compare the log of a run with the lock it was trained on."""
+    schedule, total, latest = lock.schedule(), lock.total_rows, log.starts[-1]
+    problems = [
+        f"a start of the run had another lock, {digest}; this one is {lock.digest}"
+        for digest in dict.fromkeys(start.lock for start in log.starts)
+        if digest != lock.digest
+    ]
+    problems += _step_problems(log, latest.global_batch_size, lock.sequence_length)
+    pieces = sorted(piece for step in log.steps for piece in _without(step.rows, step.skipped))
+    beyond = [(max(a, total), b) for a, b in pieces if b > total]
+    problems += _in_words("not in the lock", beyond)
+    pieces = list(clip_ranges(pieces, 0, total))
+    once, repeated = merge_ranges(pieces), _repeated(pieces)
+    reached = once[-1][1] if once else 0
+    skipped = clip_ranges(merge_ranges(latest.skip), 0, reached)
+    missed = [
+        hole
+        for gap in _without((0, reached), once)
+        for hole in _without(gap, clip_ranges(skipped, *gap))
+    ]
+    against = [both for a, b in once for both in clip_ranges(skipped, a, b)]
+    problems += _in_words("trained more than once", repeated)
+    problems += _in_words("neither trained nor skipped", missed)
+    problems += _in_words("trained though the run skips them", against)
+
+    planned, due = _tally(schedule, [(0, total)]), _tally(schedule, [(0, reached)])
+    trained, left_out = _tally(schedule, [*once, *repeated]), _tally(schedule, skipped)
+    return Audit(
+        run=str(log.folder),
+        lock=lock.digest,
+        sequence_length=lock.sequence_length,
+        steps=len(log.steps),
+        tokens=sum(step.tokens or 0 for step in log.steps),
+        reached=reached,
+        accounts=[
+            Account(
+                stage=lock.stages[stage].name,
+                source=lock.sources[source].name,
+                epoch=epoch,
+                planned=rows,
+                due=due[stage, source, epoch],
+                skipped=left_out[stage, source, epoch],
+                trained=trained[stage, source, epoch],
+            )
+            for (stage, source, epoch), rows in sorted(planned.items())
+        ],
+        starts=log.starts,
+        problems=problems,
+    )
+
+
+def find_lock(log: RunLog, given: str | None) -> Lock:
+    """Return the lock of a run: the given one, else a copy that a checkpoint of the run holds.
+
+    Raises:
+        InputError: there is none.
+        ValidationError: the lock is damaged.
+    """
+    copies = sorted(log.folder.glob("step*[0-9]/mixture.lock.json"))
+    if given is None and not copies:
+        raise InputError(
+            "the run has no checkpoint with a copy of its lock",
+            where=str(log.folder),
+            fix="say which lock it was trained on: --lock mixture.lock.json",
+        )
+    return Lock.read(given or copies[-1])
+
+
+def _step_problems(log: RunLog, batch_tokens: int, length: int) -> list[str]:
+    """Return what is wrong with single steps: numbers, rows, tokens; the first few of each kind."""
+    rows_wanted = batch_tokens // length
+    numbers, rows, tokens = [], [], []
+    for expected, step in enumerate(log.steps, start=1):
+        count = step.rows[1] - step.rows[0] - sum(b - a for a, b in step.skipped)
+        if step.number != expected:
+            numbers.append(f"step {step.number:,} stands where step {expected:,} should")
+        if count != rows_wanted:
+            rows.append(f"step {step.number:,} has {count:,} rows, not {rows_wanted:,}")
+        if step.tokens is not None and step.tokens != batch_tokens:
+            tokens.append(
+                f"step {step.number:,} trained on {step.tokens:,} tokens, not {batch_tokens:,}"
+            )
+    return [text for kind in (numbers, rows, tokens) for text in _first(kind)]
+
+
+def _tally(schedule: Schedule, ranges: Iterable[Range]) -> Counter[Key]:
+    """Count the rows of half-open ranges by stage, source and epoch."""
+    counts: Counter[Key] = Counter()
+    ends = [0, *schedule.stage_ends.tolist()]
+    sizes = schedule.source_rows.tolist()
+    for first, stop in ranges:
+        for stage in range(len(schedule.stages)):
+            low, high = max(first, ends[stage]), min(stop, ends[stage + 1])
+            if low >= high:
+                continue
+            spans = zip(schedule.drawn_before(low), schedule.drawn_before(high), strict=True)
+            for source, (a, b) in enumerate(spans):
+                while a < b:  # from ordinal a on, epoch by epoch
+                    epoch = int(a) // sizes[source]
+                    end = min(int(b), (epoch + 1) * sizes[source])
+                    counts[stage, source, epoch] += end - int(a)
+                    a = end
+    return counts
+
+
+def _without(span: Range, holes: Iterable[Range]) -> list[Range]:
+    """Return what is left of a range without sorted ranges inside it."""
+    left, start = [], span[0]
+    for a, b in holes:
+        if a > span[1]:
+            break
+        if start < a:
+            left.append((start, a))
+        start = max(start, b)
+    if start < span[1]:
+        left.append((start, span[1]))
+    return left
+
+
+def _repeated(pieces: Sequence[Range]) -> list[Range]:
+    """Return the parts of sorted ranges that an earlier one covers already."""
+    found, end = [], 0
+    for a, b in pieces:
+        if a < end:
+            found.append((a, min(b, end)))
+        end = max(end, b)
+    return found
+
+
+def _in_words(what: str, ranges: Sequence[Range]) -> list[str]:
+    if not ranges:
+        return []
+    shown = ", ".join(f"[{a:,}, {b:,})" for a, b in ranges[:MOST_SHOWN])
+    more = f" and {len(ranges) - MOST_SHOWN:,} more ranges" if len(ranges) > MOST_SHOWN else ""
+    count = sum(b - a for a, b in ranges)
+    return [f"{count:,} row{'s' if count > 1 else ''} {what}: {shown}{more}"]
+
+
+def _first(texts: list[str]) -> list[str]:
+    rest = len(texts) - MOST_SHOWN
+    return texts[:MOST_SHOWN] + ([f"... and {rest:,} more like this"] if rest > 0 else [])

@@ -1,0 +1,57 @@
+"""How an audit is shown to people: a table, then what happened to the run, then what differs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from olm_data.audit.compare import Audit
+
+_COLUMNS = ("epoch", "planned", "due so far", "skipped", "trained", "difference")
+
+
+def print_audit(found: Audit, console: Console) -> None:
+    """Print an audit; numbers in the table are rows."""
+    table = Table(
+        title=f"rows of {found.sequence_length:,} tokens, planned and trained",
+        title_justify="left",
+        title_style="bold",
+    )
+    for name in ("stage", "source"):
+        table.add_column(name, overflow="fold")
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", overflow="fold")
+    stage = found.accounts[0].stage
+    for account in found.accounts:
+        if account.stage != stage:
+            table.add_section()
+        stage = account.stage
+        numbers = (account.planned, account.due, account.skipped, account.trained)
+        table.add_row(
+            account.stage,
+            account.source,
+            str(account.epoch),
+            *(f"{number:,}" for number in numbers),
+            f"{account.difference:+,}" if account.difference else "0",
+        )
+    table.add_section()
+    totals = [
+        sum(getattr(account, name) for account in found.accounts)
+        for name in ("planned", "due", "skipped", "trained", "difference")
+    ]
+    shown = [f"{number:,}" for number in totals[:-1]]
+    table.add_row("total", "", "", *shown, f"{totals[-1]:+,}" if totals[-1] else "0")
+    console.print(table)
+    starts, rewound = len(found.starts), found.rewound
+    lines = [
+        f"{found.steps:,} steps, {found.tokens:,} tokens, {starts:,} start{'s' * (starts > 1)}"
+    ]
+    if rewound:
+        lines.append(
+            f"{rewound:,} steps were trained again: a kill had lost their weights, and they count "
+            "once"
+        )
+    lines += [f"differs: {problem}" for problem in found.problems]
+    if found.agrees:
+        lines.append("agrees: each row due was trained once or skipped")
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
