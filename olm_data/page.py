@@ -157,6 +157,8 @@ th, td {{ padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); white-s
 pre {{ background: var(--page); border-radius: 8px; padding: 10px 14px; white-space: pre-wrap;
   overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace;
   margin: 4px 0 0; }}
+.strip {{ display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 6px 0; }}
+.strip i {{ flex: 1 1 0; min-width: 1px; }}
 .prompt {{ color: var(--mark); }}
 .note {{ color: var(--soft); font-size: 13px; margin: 6px 0 0; }}
 @media (max-width: 600px) {{

@@ -15,6 +15,6 @@ def report(lock: str, run: str | None, output: str) -> None:
     \b
     olm-data report mixture.lock.json --run ./runs/first --output report.html
     """
-    from olm_data.report import write_report
+    from olm_data.report.write import write_report
 
     click.echo(write_report(lock, run, output))

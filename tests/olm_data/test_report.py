@@ -11,7 +11,7 @@ from support.datasets import write_dataset
 
 from olm_data.errors import InputError
 from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
-from olm_data.report import write_report
+from olm_data.report.write import write_report
 
 MANIFEST = """
 version: 1

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages about a mixture lock, and about a run of it."""

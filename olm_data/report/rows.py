@@ -1,0 +1,129 @@
+"""What a report shows of a lock's rows: what packing costs, and some rows with their documents.
+
+    rows evenly spread over the schedule -> RowReader -> pieces, padding, attention work
+                                         -> peek      -> text with the borders of documents
+
+A sample of fixed size, whatever the size of the mixture.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import printable
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.packing import unused_tail
+from olm_data.page import COLOURS, note, section, svg, table
+from olm_data.peek.views import RowView, dataset_tokenizer, view_lock_row
+from olm_data.rows.fields import IGNORED_LABEL
+from olm_data.rows.reader import RowReader
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MEASURED_ROWS = 256
+SHOWN_ROWS = 6
+SHOWN_PIECES = 6
+SHOWN_TEXT = 280
+
+
+def spread(total: int, most: int) -> np.ndarray:
+    """Return int64 [min(total, most)]: row numbers evenly spread over 0 .. total - 1."""
+    count = min(total, most)
+    return (2 * np.arange(count, dtype=object) + 1).astype(object) * total // (2 * max(count, 1))
+
+
+def packing_section(lock: Lock) -> str:
+    """Return what the packing costs: of each source from the lock, of rows from a sample."""
+    length = lock.sequence_length
+    costs = []
+    for source in lock.sources:
+        plan = source.plan
+        costs.append(
+            (
+                source.name,
+                f"{source.rows:,}",
+                f"{unused_tail(source.tokens, length) if plan is None else plan.dropped:,}",
+                f"{0 if plan is None else 1 - plan.tokens / (source.rows * length):.4%}",
+            )
+        )
+    rows = spread(lock.total_rows, MEASURED_ROWS).astype(np.int64)
+    batch = RowReader(lock).read(rows)
+    # a piece starts where the position is 0; padding has no label
+    pieces = (batch.positions == 0).sum(1)
+    work = (batch.positions.astype(np.int64) + 1).sum()
+    saved = 1 - work / (len(rows) * length * (length + 1) // 2)
+    context = batch.positions.mean()
+    labels = (batch.labels != IGNORED_LABEL).mean()
+
+    def draw(axes: Axes) -> None:
+        edges = np.arange(0.5, pieces.max() + 1.5)
+        share, _ = np.histogram(pieces, edges)
+        axes.stairs(100 * share / len(rows), edges, fill=True, color=COLOURS[0], alpha=0.8)
+        axes.set_xlabel("documents in a row")
+        axes.set_ylabel("share of rows, %")
+
+    facts = [
+        ("documents in a row, mean", f"{pieces.mean():.2f}"),
+        ("context of a token, mean", f"{context:,.1f} tokens"),
+        ("attention work saved by masking", f"{saved:.1%}"),
+        ("positions with a label", f"{labels:.3%}"),
+    ]
+    head = ("source", "rows", "tokens in no row", "padding")
+    body = table(head, costs, numbers=3) + svg(draw, height=2.2)
+    body += table(("measure", "value"), facts, numbers=1)
+    return section(
+        f"Packing: {lock.packing}",
+        body + note(f"Lower table: {len(rows):,} rows, evenly spread over the run."),
+    )
+
+
+def rows_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
+    """Return some rows of the run: a strip of documents, and the text at their borders."""
+    specs = [dataset_tokenizer(dataset) for dataset in datasets]
+    numbers = spread(lock.total_rows, SHOWN_ROWS).tolist()
+    views = [view_lock_row(lock, list(datasets), specs, int(number)) for number in numbers]
+    remark = note("Each colour is one document; attention and loss stay inside it.")
+    return section("Sample rows", remark + "".join(_row(view) for view in views))
+
+
+def _row(view: RowView) -> str:
+    strip, texts = [], []
+    for i, piece in enumerate(view.pieces):
+        colour = COLOURS[i % len(COLOURS)]
+        size = piece.stop - piece.start
+        name = printable(piece.id or f"document {piece.document}")
+        strip.append(
+            f'<i style="flex-grow:{size};background:{colour}" '
+            f'title="{html.escape(name)}: {size:,} tokens"></i>'
+        )
+        if i < SHOWN_PIECES:
+            part = "" if size == piece.tokens else f", of {piece.tokens:,}"
+            place = f"{printable(piece.input)}, {piece.position_kind} {piece.position:,}"
+            head = html.escape(f"{name} · {size:,} tokens{part} · {place}")
+            lines = "\n".join(printable(line) for line in _shortened(piece.text).split("\n"))
+            texts.append(
+                f'<pre style="border-left:4px solid {colour}"><span class="note">{head}</span>\n'
+                f"{html.escape(lines)}</pre>"
+            )
+    rest = len(view.pieces) - SHOWN_PIECES
+    more = note(f"... and {rest:,} more documents in this row") if rest > 0 else ""
+    title = (
+        f"row {view.row:,}: stage {view.stage}, source {view.source}, epoch {view.epoch}, "
+        f"row {view.source_row:,} of the source"
+    )
+    picture = f'<div class="strip">{"".join(strip)}</div>'
+    return f"<h3>{html.escape(title)}</h3>{picture}{''.join(texts)}{more}"
+
+
+def _shortened(text: str) -> str:
+    """Return a text, or its beginning and its end: what stands at a document's borders."""
+    if len(text) <= SHOWN_TEXT:
+        return text
+    half = SHOWN_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
