@@ -75,10 +75,12 @@ def stages_section(lock: Lock) -> str:
             f"{low:,}",
             f"{high:,}",
             f"{stage.rows:,}",
-            f"{length:,}",
+            f"{seen:,}",
             f"{stage.block:,}",
         )
-        for stage, low, high in zip(lock.stages, edges, edges[1:], strict=False)
+        for stage, seen, low, high in zip(
+            lock.stages, lock.sequence_lengths, edges, edges[1:], strict=False
+        )
     ]
     picture = svg(draw, height=max(2.6, 0.9 + 0.2 * len(names)))
     return section("Stages over the run", picture + table(head, rows, numbers=5))

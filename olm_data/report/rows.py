@@ -9,17 +9,15 @@ A sample of fixed size, whatever the size of the mixture.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olm_data.dataset.dataset import Dataset
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import unused_tail
 from olm_data.page import COLOURS, note, section, svg, table
-from olm_data.peek.views import RowView, dataset_tokenizer, view_lock_row
+from olm_data.peek.views import LockRows, RowView
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
 
@@ -83,11 +81,10 @@ def packing_section(lock: Lock) -> str:
     )
 
 
-def rows_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
+def rows_section(lock: Lock) -> str:
     """Return some rows of the run: a strip of documents, and the text at their borders."""
-    specs = [dataset_tokenizer(dataset) for dataset in datasets]
-    numbers = spread(lock.total_rows, SHOWN_ROWS).tolist()
-    views = [view_lock_row(lock, list(datasets), specs, int(number)) for number in numbers]
+    shown = LockRows(lock)
+    views = [shown.view(number) for number in spread(lock.total_rows, SHOWN_ROWS).tolist()]
     remark = note("Each colour is one document; attention and loss stay inside it.")
     return section("Sample rows", remark + "".join(_row(view) for view in views))
 

@@ -40,7 +40,7 @@ def write_report(lock_path: str, run: str | None, output: str) -> Path:
     sections += [
         length_section(lock, datasets),
         packing_section(lock),
-        rows_section(lock, datasets),
+        rows_section(lock),
     ]
     if log is not None:
         # what a reader of a run's report looks for first

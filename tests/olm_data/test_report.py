@@ -7,22 +7,28 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support.datasets import write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError
-from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.mix import mix
+from olm_data.peek.views import Wanted, peek
+from olm_data.report.rows import spread
 from olm_data.report.write import write_report
 
 MANIFEST = """
 version: 1
 seed: 1
 sequence_length: 16
-packing: concat
+packing: best_fit
 sources:
-  a: {data: ./a}
-  b: {data: ./b}
+  a: {data: ./a, max_epochs: 8}
+  b: {data: ./b, max_epochs: 2}
 stages:
   - {name: main, tokens: 320, weights: {a: 3, b: 1}}
+  - {name: anneal, tokens: 160, weights: {b: 1}}
 """
 
 
@@ -43,15 +49,15 @@ class _Links(HTMLParser):
         self.text.append(data)
 
 
-@pytest.fixture
-def lock(tmp_path: Path) -> Path:
-    write_dataset(tmp_path / "a", [[[1] * n for n in (40, 7, 200, 30)], [[2] * 90]])
-    write_dataset(tmp_path / "b", [[[3] * 5] * 40])
-    (tmp_path / "manifest.yaml").write_text(MANIFEST)
-    mixture = read_mixture(tmp_path / "manifest.yaml")
-    path = tmp_path / "manifest.lock.json"
-    compile_lock(mixture, open_sources(mixture)).write(path)
-    return path
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    for name, documents in {"a": texts(60), "b": [f"<b> {t}" for t in texts(40)]}.items():
+        make_dataset(
+            [write_jsonl(folder / f"{name}.jsonl", documents)], tiny_tokenizer, folder / name
+        )
+    (folder / "manifest.yaml").write_text(MANIFEST)
+    return Path(mix(str(folder / "manifest.yaml")).path)
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def test_report_shows_mixture_training_speed_and_sample(
     page = _Links()
     page.feed(write_report(str(lock), str(run), str(tmp_path / "r.html")).read_text())
     text = " ".join(page.text)
-    for part in ("Mixture", "75.000 %", "Document lengths", "validation: a", "5.2500"):
+    for part in ("Stages over the run", "Document lengths", "validation: a", "5.2500"):
         assert part in text
     for part in ("Throughput", "1,003", "1.00 %", "def <f>", "return x & 1", "temperature 0.8"):
         assert part in text
@@ -106,3 +112,42 @@ def test_a_folder_that_is_no_run_is_refused(lock: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run folder"):
         write_report(str(lock), str(tmp_path), str(tmp_path / "r.html"))
     assert not (tmp_path / "r.html").exists()
+
+
+def test_report_shows_stages_epochs_and_packing_as_the_lock_has_them(
+    lock: Path, tmp_path: Path
+) -> None:
+    page = _Links()
+    page.feed(write_report(str(lock), None, str(tmp_path / "r.html")).read_text())
+    planned, cells = Lock.read(lock), set(page.text)
+    for stage in planned.stages:
+        assert {stage.name, f"{stage.rows:,}"} <= cells
+    for i, source in enumerate(planned.sources):
+        rows = sum(stage.rows_by_source[i] for stage in planned.stages)
+        assert {f"{rows / source.rows:.4f}", f"{rows * 16:,}", f"{source.rows:,}"} <= cells
+        assert source.plan is not None
+        assert f"{1 - source.plan.tokens / (source.rows * 16):.4%}" in cells
+    assert {"8", "2"} <= cells  # max_epochs
+
+
+def test_report_shows_rows_of_the_run_with_the_borders_of_their_documents(
+    lock: Path, tmp_path: Path
+) -> None:
+    text = write_report(str(lock), None, str(tmp_path / "r.html")).read_text()
+    total = Lock.read(lock).total_rows
+    for number in ((2 * i + 1) * total // 12 for i in range(6)):
+        [row] = peek(str(lock), Wanted(row=number))
+        assert f"<h3>row {number}: stage {row.stage}, source {row.source}, epoch" in text
+        for piece in row.pieces:
+            name = piece.id or f"document {piece.document}"
+            assert f'title="{name}: {piece.stop - piece.start} tokens"' in text
+    assert "&lt;b&gt;" in text  # what a document holds is text, never markup
+    assert "<b> " not in text
+
+
+@given(st.integers(0, 10**15), st.integers(1, 300))
+def test_sampled_rows_are_different_and_in_the_run(total: int, most: int) -> None:
+    rows = spread(total, most).tolist()
+    assert len(rows) == min(total, most)
+    assert rows == sorted(set(rows))
+    assert all(0 <= row < total for row in rows)
