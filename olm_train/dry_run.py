@@ -79,14 +79,15 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         yield f"hard stop at step {stop_step:,} of {max_steps:,}"
     if loader.leftover_rows and max_steps == loader.steps:
         yield f"{loader.leftover_rows:,} rows at the end do not fill a step and are not trained on"
-    peak = [
-        step
-        for step in range(1, min(max_steps, 100_000) + 1)
-        if module.scheduler.lr_factor(step, max_steps) == 1.0
-    ]
+    size = loader.global_batch_size
+
+    def factor(step: int) -> float:
+        return module.scheduler.factor((step, max_steps), (step * size, max_steps * size))
+
+    peak = [step for step in range(1, min(max_steps, 100_000) + 1) if factor(step) == 1.0]
     shown = {1, max_steps, *(max_steps * quarter // 4 for quarter in (1, 2, 3)), *peak[:1]}
     for step in sorted(step for step in shown if step):
-        lr = module.optim.lr * module.scheduler.lr_factor(step, max_steps)
+        lr = module.optim.lr * factor(step)
         yield f"lr at step {step:>{len(str(max_steps))}}: {lr:.3e}"
 
 

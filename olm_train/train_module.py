@@ -23,7 +23,7 @@ from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import assign
 from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
 from olm_train.optim.adamw import AdamWConfig
-from olm_train.optim.schedule import WSD, Constant, CosineWithWarmup, Linear
+from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize, reshard
 from olm_train.world import World
 
@@ -65,7 +65,7 @@ class TransformerTrainModuleConfig:
 
     rank_microbatch_size: int
     optim: AdamWConfig = field(default_factory=AdamWConfig)
-    scheduler: CosineWithWarmup | WSD | Linear | Constant = field(default_factory=Constant)
+    scheduler: AnySchedule = field(default_factory=Constant)
     max_grad_norm: float | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     compile_model: bool = False
@@ -112,7 +112,12 @@ class TransformerTrainModule:
         self.optimizer = config.optim.build(self.model)
 
     def train_step(
-        self, batches: Sequence[Batch], step: int, max_steps: int
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        max_steps: int,
+        *,
+        tokens: tuple[int, int] | None = None,
     ) -> dict[str, Tensor | float]:
         """Take one optimiser step on this rank's micro-batches of a global batch.
 
@@ -120,6 +125,7 @@ class TransformerTrainModule:
             batches: the same number on each rank, at least one; moved to the device if need be.
             step: the step to take, 1..max_steps.
             max_steps: length of the run, for the schedule.
+            tokens: trained on after this step, and in the whole run, for a schedule in tokens.
 
         Returns:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
@@ -137,7 +143,7 @@ class TransformerTrainModule:
         counts = self.world.sum(
             torch.stack([torch.stack(_counts(batch)) for batch in batches]).sum(0)
         )
-        tokens, labels, pairs = counts.unbind()
+        seen, labels, pairs = counts.unbind()
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
         divisor = labels.clamp(min=1).to(torch.float32)
 
@@ -162,13 +168,13 @@ class TransformerTrainModule:
             torch.nn.utils.clip_grads_with_norm_(
                 self.model.parameters(), self.config.max_grad_norm, norm
             )
-        lr = self._set_lr(step, max_steps)
+        lr = self._set_lr(step, max_steps, tokens)
         self.optimizer.step()
         return {
             "train/CE loss": loss,
             "optim/total grad norm": grad_norm,
             "optim/lr": lr,
-            "train/tokens": tokens,
+            "train/tokens": seen,
             "train/labels": labels,
             "train/attention pairs": pairs,
             "train/sequence length": batches[0].max_seqlen,
@@ -234,8 +240,11 @@ class TransformerTrainModule:
             max_seqlen=batch.max_seqlen,
         )
 
-    def _set_lr(self, step: int, max_steps: int) -> float:
-        lr = self.config.optim.lr * self.config.scheduler.lr_factor(step, max_steps)
+    def _set_lr(self, step: int, max_steps: int, tokens: tuple[int, int] | None) -> float:
+        scheduler = self.config.scheduler
+        if tokens is None and scheduler.units == "tokens":
+            raise ValueError("the schedule counts tokens: give train_step those of the run")
+        lr = self.config.optim.lr * scheduler.factor((step, max_steps), tokens or (0, 0))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr

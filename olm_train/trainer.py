@@ -79,7 +79,8 @@ class Trainer:
         self.config = {"model": as_dict(train_module.model.config), **(config or {})}
         self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
         # A warm-up that does not fit is refused now and not after the first batch.
-        train_module.config.scheduler.lr_factor(self.max_steps, self.max_steps)
+        run, tokens = self.max_steps, self.tokens_at(self.max_steps)
+        train_module.config.scheduler.factor((run, run), (tokens, tokens))
         self.callbacks = with_defaults(callbacks or {})
         for callback in self.callbacks.values():
             callback.trainer = self
@@ -128,7 +129,12 @@ class Trainer:
             batches = next(steps)
             self._call("pre_step", batches)
             self._preemption.begin()
-            metrics = self.train_module.train_step(batches, self.step + 1, self.max_steps)
+            metrics = self.train_module.train_step(
+                batches,
+                self.step + 1,
+                self.max_steps,
+                tokens=(self.tokens_at(self.step + 1), self.tokens_at(self.max_steps)),
+            )
             self.step += 1
             self._buffer.record(self.step, metrics)
             self._stop_signal = self._preemption.agreed()

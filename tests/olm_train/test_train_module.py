@@ -82,12 +82,22 @@ def test_a_batch_without_a_valid_label_has_no_loss_and_no_gradient() -> None:
 
 
 def test_rate_of_each_step_is_the_schedules() -> None:
-    schedule = WSD(warmup_steps=2, decay_steps=3)
+    schedule = WSD(warmup=2, decay=3)
     module = build(optim=AdamWConfig(lr=0.5), scheduler=schedule)
     for step in (1, 5, 2, STEPS):
         metrics = module.train_step(micro_batches(step, [ROWS], module.world), step, STEPS)
         assert metrics["optim/lr"] == 0.5 * schedule.lr_factor(step, STEPS)
         assert {group["lr"] for group in module.optimizer.param_groups} == {metrics["optim/lr"]}
+
+
+def test_a_schedule_in_tokens_takes_the_tokens_of_the_run() -> None:
+    schedule = WSD(units="tokens", warmup=100, decay=300)
+    module = build(optim=AdamWConfig(lr=0.5), scheduler=schedule)
+    batches = micro_batches(1, [ROWS], module.world)
+    metrics = module.train_step(batches, 1, STEPS, tokens=(50, 600))
+    assert metrics["optim/lr"] == 0.25
+    with pytest.raises(ValueError, match="counts tokens"):
+        module.train_step(batches, 1, STEPS)
 
 
 def test_a_rate_of_zero_leaves_the_weights() -> None:

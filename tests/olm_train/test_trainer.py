@@ -156,7 +156,7 @@ def test_hard_stop_leaves_the_learning_rate_alone_and_max_duration_moves_it(
         ("short", "--trainer.max_duration={value: 4, unit: steps}"),
     ):
         build_trainer(
-            tiny_mixture, tmp_path / name, option, "--train_module.scheduler.warmup_steps=1"
+            tiny_mixture, tmp_path / name, option, "--train_module.scheduler.warmup=1"
         ).fit()
         lines = metrics(tmp_path / name)
         rates[name] = [line["optim/lr"] for line in lines if "eval" not in line]

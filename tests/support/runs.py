@@ -79,7 +79,7 @@ def config_values(lock: Path, save_folder: Path) -> dict[str, Any]:
         "train_module": {
             "rank_microbatch_size": 64,
             "optim": {"name": "adamw", "lr": 1e-2},
-            "scheduler": {"name": "cosine_with_warmup", "warmup_steps": 4},
+            "scheduler": {"name": "cosine_with_warmup", "warmup": 4},
         },
         "trainer": {
             "save_folder": str(save_folder),

@@ -50,7 +50,7 @@ def build(
     defaults: dict[str, Any] = {
         "rank_microbatch_size": 32,
         "optim": AdamWConfig(lr=1e-2),
-        "scheduler": CosineWithWarmup(warmup_steps=2),
+        "scheduler": CosineWithWarmup(warmup=2),
         "dp_config": DataParallelConfig(name=strategy, param_dtype=param_dtype),  # type: ignore[arg-type]
     }
     config = TransformerTrainModuleConfig(**{**defaults, **options})

@@ -10,9 +10,22 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_train.optim.schedule import WSD, Constant, CosineWithWarmup, Linear
+from olm_train.optim.schedule import (
+    WSD,
+    WSDS,
+    Constant,
+    CosineWithWarmup,
+    CosineWithWarmupAndLinearDecay,
+    Exponential,
+    InvSqrt,
+    Linear,
+    Power,
+    Schedule,
+    Sequential,
+)
 
-Schedule = Constant | CosineWithWarmup | Linear | WSD
+TO_ALPHA_F = [Linear, CosineWithWarmup, Exponential, WSD, CosineWithWarmupAndLinearDecay, Power]
+SMOOTH = [*TO_ALPHA_F, InvSqrt]
 
 
 @st.composite
@@ -20,15 +33,17 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     """(schedule, its warm-up in steps, steps of the run)."""
     max_steps = draw(st.integers(20, 3000))
     warmup = draw(st.integers(0, max_steps // 2))
-    options: dict[str, float] = {"warmup_steps": warmup}
+    options: dict[str, float] = {"warmup": warmup}
     if draw(st.booleans()):
         options = {"warmup_fraction": warmup / max_steps}
         warmup = math.floor(warmup / max_steps * max_steps)
-    kind = draw(st.sampled_from([Constant, CosineWithWarmup, Linear, WSD]))
+    kind = draw(st.sampled_from([Constant, *SMOOTH]))
     if kind is not Constant:
-        options["alpha_f"] = draw(st.floats(0, 1))
-    if kind is WSD:
+        options["alpha_f"] = draw(st.floats(1e-6, 1))
+    if issubclass(kind, WSD | CosineWithWarmupAndLinearDecay | Power):
         options["decay_fraction"] = draw(st.floats(0.05, 0.5))
+    if kind is CosineWithWarmupAndLinearDecay:
+        options["cosine_alpha_f"] = draw(st.floats(options["alpha_f"], 1))
     return kind(**options), warmup, max_steps  # type: ignore[arg-type]
 
 
@@ -59,13 +74,15 @@ def test_after_the_warm_up_it_never_rises(run: tuple[Schedule, int, int]) -> Non
 @given(runs())
 def test_the_last_step_is_exactly_at_alpha_f(run: tuple[Schedule, int, int]) -> None:
     schedule, _, max_steps = run
-    expected = 1.0 if isinstance(schedule, Constant) else schedule.alpha_f
+    assume(not isinstance(schedule, InvSqrt))  # it knows no end
+    expected = getattr(schedule, "alpha_f", 1.0)
     assert schedule.lr_factor(max_steps, max_steps) == expected
 
 
 @given(runs())
 def test_no_step_jumps(run: tuple[Schedule, int, int]) -> None:
     schedule, warmup, max_steps = run
+    assume(isinstance(schedule, Constant | CosineWithWarmup | Linear | WSD))  # a known steepness
     factors = [schedule.lr_factor(t, max_steps) for t in range(max_steps + 1)]
     shortest = min(
         warmup or max_steps,
@@ -88,15 +105,66 @@ def test_a_factor_depends_on_nothing_asked_before(run: tuple[Schedule, int, int]
 
 
 def test_known_values() -> None:
-    cosine = CosineWithWarmup(warmup_steps=10, alpha_f=0.1)
+    cosine = CosineWithWarmup(warmup=10, alpha_f=0.1)
     assert cosine.lr_factor(5, 110) == 0.5
     assert cosine.lr_factor(60, 110) == pytest.approx(0.55)
     linear = Linear(warmup_fraction=0.1, alpha_f=0.0)
     assert linear.lr_factor(55, 100) == pytest.approx(0.5)
-    wsd = WSD(warmup_steps=10, decay_steps=20)
+    wsd = WSD(warmup=10, decay=20)
     assert [wsd.lr_factor(t, 100) for t in (10, 50, 80, 90, 100)] == [1, 1, 1, 0.5, 0]
     assert WSD().lr_factor(95, 100) == 0.5  # a tenth of the run by default
-    assert Constant(warmup_steps=4).lr_factor(3, 100) == 0.75
+    assert Constant(warmup=4).lr_factor(3, 100) == 0.75
+    cut = CosineWithWarmupAndLinearDecay(decay=50, cosine_alpha_f=0.1)
+    assert cut.lr_factor(50, 100) == pytest.approx(0.55)
+    assert cut.lr_factor(75, 100) == pytest.approx(0.275)
+    assert Exponential(alpha_f=0.01).lr_factor(50, 100) == pytest.approx(0.1)
+    assert InvSqrt(warmup=25, alpha_f=0.0).lr_factor(100, 1000) == 0.5
+    assert Power(warmup=10, exponent=-0.5, decay=10).lr_factor(40, 100) == 0.5
+    assert Power(warmup=10, exponent=-0.5, decay=10).lr_factor(95, 100) == pytest.approx(1 / 6)
+
+
+@given(st.integers(20, 500), st.integers(1, 500), st.sampled_from([InvSqrt, Power]))
+def test_a_longer_run_goes_on_where_a_shorter_one_stopped(
+    end: int, more: int, kind: type[InvSqrt] | type[Power]
+) -> None:
+    schedule = kind(warmup=5) if kind is InvSqrt else kind(warmup=5, decay=3)
+    shared = range(end - 3)
+    assert [schedule.lr_factor(t, end) for t in shared] == [
+        schedule.lr_factor(t, end + more) for t in shared
+    ]
+
+
+@given(st.lists(st.integers(10, 200), max_size=4), st.integers(1, 200), st.integers(0, 9))
+def test_each_period_of_wsd_s_is_at_the_peak_and_ends_decayed(
+    periods: list[int], rest: int, warmup: int
+) -> None:
+    schedule = WSDS(warmup=warmup, decay_fraction=0.2, period_lengths=periods, alpha_f=0.05)
+    end = sum(periods) + max(rest, warmup + 1)
+    ends = [*itertools.accumulate(periods), end]
+    for start, stop in itertools.pairwise([0, *ends]):
+        assert schedule.lr_factor(stop, end) == 0.05
+        first = max(start, warmup) + 1
+        if first <= stop - max(1, (stop - start) // 5):
+            assert schedule.lr_factor(first, end) == 1.0
+    assert all(0.05 <= schedule.lr_factor(t, end) <= 1 for t in range(warmup + 1, end + 1))
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_each_part_of_a_sequence_is_a_run_of_its_own(first: int, second: int) -> None:
+    parts = [Linear(alpha_f=0.5), CosineWithWarmup(alpha_f=0.1)]
+    schedule = Sequential(schedulers=parts, lengths=[first])
+    end = first + second
+    assert [schedule.lr_factor(t, end) for t in range(1, end + 1)] == [
+        *(parts[0].lr_factor(t, first) for t in range(1, first + 1)),
+        *(parts[1].lr_factor(t, second) for t in range(1, second + 1)),
+    ]
+
+
+def test_a_schedule_in_tokens_does_not_look_at_steps() -> None:
+    schedule = Linear(units="tokens", warmup=1000, alpha_f=0.0)
+    assert schedule.factor((1, 2), (500, 11_000)) == 0.5
+    assert schedule.factor((2, 2), (6000, 11_000)) == 0.5
+    assert Linear(warmup=2).factor((1, 4), (6000, 11_000)) == 0.5
 
 
 def test_a_single_step_run_is_legal() -> None:
@@ -106,12 +174,12 @@ def test_a_single_step_run_is_legal() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"warmup_steps": 5, "warmup_fraction": 0.1},
-        {"warmup_steps": -1},
+        {"warmup": 5, "warmup_fraction": 0.1},
+        {"warmup": -1},
         {"warmup_fraction": 1.5},
         {"alpha_f": 1.1},
         {"alpha_f": float("nan")},
-        {"decay_steps": 5, "decay_fraction": 0.1},
+        {"decay": 5, "decay_fraction": 0.1},
     ],
     ids=str,
 )
@@ -120,10 +188,34 @@ def test_contradictory_or_impossible_options_are_refused(options: dict[str, floa
         WSD(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Exponential, {"alpha_f": 0.0}),
+        (Power, {"exponent": 0.5}),
+        (CosineWithWarmupAndLinearDecay, {"alpha_f": 0.2, "cosine_alpha_f": 0.1}),
+        (WSDS, {"period_lengths": [10, 0]}),
+        (Linear, {"units": "epochs"}),
+        (Sequential, {}),
+        (Sequential, {"schedulers": [Linear(), Linear()]}),
+        (Sequential, {"schedulers": [Linear(), Linear()], "lengths": [0]}),
+        (Sequential, {"schedulers": [Linear(units="tokens")]}),
+    ],
+    ids=str,
+)
+def test_options_out_of_range_are_refused(kind: type[Schedule], options: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="scheduler"):
+        kind(**options)  # type: ignore[arg-type]
+
+
 def test_lengths_that_do_not_fit_into_the_run_are_refused_with_numbers() -> None:
     with pytest.raises(UsageError, match="warm-up of 100 steps"):
-        CosineWithWarmup(warmup_steps=100).lr_factor(1, 100)
+        CosineWithWarmup(warmup=100).lr_factor(1, 100)
     with pytest.raises(UsageError, match="decay of 60 steps"):
-        WSD(warmup_steps=50, decay_steps=60).lr_factor(50, 100)
-    with pytest.raises(ValueError, match="step 101"):
+        WSD(warmup=50, decay=60).lr_factor(50, 100)
+    with pytest.raises(ValueError, match="101 is outside"):
         Linear().lr_factor(101, 100)
+    with pytest.raises(UsageError, match="150 steps long together; the run is 100"):
+        WSDS(period_lengths=[100, 50]).lr_factor(1, 100)
+    with pytest.raises(UsageError, match="100 steps long together; the run is 100"):
+        Sequential(schedulers=[Linear(), Linear()], lengths=[100]).lr_factor(1, 100)
