@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from keyword import iskeyword
 from types import TracebackType
 
 import click
@@ -24,6 +25,7 @@ COMMANDS = (
     "status",
     "work",
     "add",
+    "import",
     "pack",
     "mix",
     "verify",
@@ -44,7 +46,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        name = cmd_name.replace("-", "_")
+        name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
         return command
 

@@ -267,7 +267,9 @@ def _check_tokens(
     if largest >= manifest.tokenizer.vocab_size:
         report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
     if eos is not None and ends is not None:
-        report.add(url, f"documents ending in EOS {eos}", len(ends), eos_at_ends)
+        units = result.record[0].units if result.record else []
+        not_ended = sum(unit.get("not_ended", 0) for unit in units)  # of what was imported
+        report.add(url, f"documents ending in EOS {eos}", len(ends) - not_ended, eos_at_ends)
         at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
         result.eos_inside = eos_count - eos_at_ends - at_starts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,38 @@ def test_38_a_shard_name_that_is_none_is_refused_before_any_file_is_opened(
     with pytest.raises(ValidationError, match="not of the form") as caught:
         Dataset.open(str(dataset))
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_38_a_token_file_used_in_place_cannot_be_out_of_the_folder(
+    name: str, dataset: Path
+) -> None:
+    def change(manifest: Manifest) -> Manifest:
+        first = msgspec.structs.replace(manifest.shards[0], file=name)
+        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
+
+    rewritten(dataset, change)
+    with pytest.raises(ValidationError, match="leads out") as caught:
+        Dataset.open(str(dataset))
+    assert "\x1b" not in str(caught.value)
+    assert not verify(str(dataset)).ok
+
+
+def test_38_a_token_file_used_in_place_cannot_be_a_link_out_of_the_folder(dataset: Path) -> None:
+    own = dataset / "shard-00000.tokens.npy"
+    away = own.rename(dataset.parent / "away")
+    (dataset / "below").mkdir()
+    (dataset / "below" / "tokens").symlink_to(away)
+
+    def change(manifest: Manifest) -> Manifest:
+        first = msgspec.structs.replace(manifest.shards[0], file="below/tokens")
+        return msgspec.structs.replace(manifest, shards=[first, *manifest.shards[1:]])
+
+    rewritten(dataset, change)
+    with pytest.raises(ValidationError, match="link to another place"):
+        Dataset.open(str(dataset)).read(0, 10)
+    for sample in (None, Fraction(1, 2)):
+        assert any("link to" in str(f) for f in verify(str(dataset), sample=sample).findings)
 
 
 @pytest.mark.parametrize("name", ESCAPES)

@@ -1,0 +1,1 @@
+"""Token files of other projects as a dataset, in place."""

@@ -1,0 +1,350 @@
+"""`olm-data import`: token files of dolma, OLMo-core, Megatron or datatrove become a dataset.
+
+    files -> borders from sidecars (files.py) -> one pass over each file (shard.py)
+          -> token files in place: by name below the dataset's folder, else by hard link
+          -> tokenizer.json -> manifest.json (last, conditional create)
+
+Tokens are read once and never copied. Killed at any byte, the same command writes the same bytes
+again. Never: a symbolic link or an absolute path, which would lead a reader out of the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from olm_data import __version__
+from olm_data.canonical import digest
+from olm_data.dataset.container import RAW_TOKENS
+from olm_data.dataset.manifest import (
+    MANIFEST,
+    PLAN,
+    TOKENIZER,
+    InputInfo,
+    Manifest,
+    TokenizerInfo,
+    build_manifest,
+)
+from olm_data.dataset.shard import ShardRecord, stored_plan
+from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
+from olm_data.importing.files import Borders, TokenFile, find, read_borders, refuse, tokenizer_of
+from olm_data.importing.megatron import HEAD, IndexDefect, index_dtype
+from olm_data.importing.shard import look, write_sidecars
+from olm_data.runners.local import granted_cpus
+from olm_data.storage.disk import fsync_directory, io_errors, make_folder
+from olm_data.storage.store import Store, absolute, refuse_escape
+from olm_data.tokenize.plan import shard_name
+from olm_data.tokenizer import TokenizerSpec
+
+IMPORTED = "imported"
+"""Key of a manifest's options: whose format its token files are in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What an import made.
+
+    Attributes:
+        output: where the dataset is.
+        manifest: its manifest; None of a dry run.
+        files, documents, tokens: how much there is.
+        linked: token files that were linked into the folder; the others lie below it.
+        scanned: files without a sidecar, whose documents were found by EOS id.
+        not_ended: documents that do not end in the EOS id.
+        empty: documents without a token, which are left out.
+        notes: what the user should know.
+    """
+
+    output: str
+    manifest: Manifest | None
+    files: int
+    documents: int
+    tokens: int
+    linked: int
+    scanned: int
+    not_ended: int
+    empty: int
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        found = {name: value for name, value in vars(self).items() if name != "manifest"}
+        return {**found, "digest": None if self.manifest is None else self.manifest.digest}
+
+    def lines(self) -> list[str]:
+        """Return the result for people."""
+        verb = "checked" if self.manifest is None else "imported"
+        found = [
+            f"{verb} {self.files:,} files: {self.tokens:,} tokens, {self.documents:,} documents",
+        ]
+        if self.scanned:
+            found.append(
+                f"  EOS scan    {self.scanned:,} files have no sidecar: their documents were found "
+                "by EOS ids, which is a guess"
+            )
+        if self.not_ended:
+            found.append(f"  not ended   {self.not_ended:,} documents do not end in the EOS id")
+        if self.empty:
+            found.append(f"  empty       {self.empty:,} documents without a token were left out")
+        if self.manifest is not None:
+            below = self.files - self.linked
+            found += [
+                f"  tokens      not copied: {self.linked:,} files linked, {below:,} used by name",
+                f"  output      {printable(self.output)}",
+                f"  digest      {self.manifest.digest}",
+            ]
+        return found
+
+
+def import_files(
+    inputs: Sequence[str],
+    output: str,
+    tokenizer: TokenizerSpec,
+    *,
+    dtype: str | None = None,
+    dry_run: bool = False,
+    watch: Callable[[int, int], None] | None = None,
+) -> Imported:
+    """Make a dataset of token files where they lie.
+
+    Args:
+        inputs: files or folders; the order of the files is that of the shards.
+        output: folder of the dataset, on the files' filesystem, or one that the files are below.
+        tokenizer: the one that made the tokens, with its EOS and BOS rule.
+        dtype: `uint16` or `uint32`, for files that do not say.
+        dry_run: check everything, write nothing.
+        watch: called with (bytes read, bytes in all), from many threads, one at a time.
+
+    Raises:
+        InputError: a file, or what lies beside it, is not what it should be.
+        UsageError: the dtype is missing.
+        ConflictError: something else is there.
+        ResourceError: the files cannot be linked.
+    """
+    found = find(inputs)
+    kind = np.dtype(_dtype(found, dtype, tokenizer))
+    store = Store(absolute(output))
+    names = [_name_below(store, file) for file in found]
+    options = {IMPORTED: found[0].kind}
+    plan = digest(
+        options
+        | {
+            "dtype": kind.name,
+            "tokenizer": tokenizer.to_manifest("plain"),
+            "files": [[_label(file, names[i]), file.bytes] for i, file in enumerate(found)],
+        }
+    )
+    if dry_run:
+        return _import(store, found, names, tokenizer, kind, plan, options, watch, write=False)
+    with store.exclusive():
+        _refuse_other(store, plan, len(found), tokenizer)
+        return _import(store, found, names, tokenizer, kind, plan, options, watch, write=True)
+
+
+def _import(
+    store: Store,
+    found: list[TokenFile],
+    names: list[str | None],
+    tokenizer: TokenizerSpec,
+    dtype: np.dtype[Any],
+    plan: str,
+    options: dict[str, str],
+    watch: Callable[[int, int], None] | None,
+    *,
+    write: bool,
+) -> Imported:
+    total, lock = [0, sum(file.bytes for file in found)], threading.Lock()
+
+    def seen(count: int) -> None:
+        with lock:
+            total[0] += count
+            if watch is not None:
+                watch(total[0], total[1])
+
+    def one(number: int) -> tuple[Borders, int, str, tuple[ShardRecord, str] | None]:
+        file, shard = found[number], shard_name(number)
+        borders = read_borders(file, dtype, tokenizer.eos)
+        if not len(borders.ends):
+            return borders, 0, digest(""), None
+        looked = look(
+            file,
+            borders.ends,
+            dtype,
+            vocab_size=tokenizer.vocab_size,
+            eos=tokenizer.eos,
+            seen=seen,
+        )
+        if tokenizer.eos is not None and not looked.ended and len(borders.ends) > 1:
+            refuse(
+                file,
+                f"none of its {len(borders.ends):,} documents ends in the EOS id {tokenizer.eos}",
+                fix="say which token does, --eos TOKEN, or that none does: --eos none",
+            )
+        not_ended = 0 if tokenizer.eos is None else len(borders.ends) - looked.ended
+        if not write:
+            return borders, not_ended, looked.sha256, None
+        if names[number] is None:
+            _link(file, store, shard + RAW_TOKENS)
+        record = write_sidecars(store, shard, number, plan, file, borders, looked, not_ended)
+        return borders, not_ended, looked.sha256, record
+
+    with ThreadPoolExecutor(granted_cpus()) as pool:
+        results = list(pool.map(one, range(len(found))))
+    manifest = None
+    if write:
+        manifest = _manifest(store, found, names, tokenizer, dtype, plan, options, results)
+    not_ended = sum(count for _, count, _, _ in results)
+    empty = sum(borders.empty for borders, _, _, _ in results)
+    return Imported(
+        output=store.root,
+        manifest=manifest,
+        files=len(found),
+        documents=sum(len(borders.ends) for borders, _, _, _ in results),
+        tokens=sum(file.bytes for file in found) // dtype.itemsize,
+        linked=sum(name is None for name in names),
+        scanned=sum(borders.scanned for borders, _, _, _ in results),
+        not_ended=not_ended,
+        empty=empty,
+        notes=[note for borders, _, _, _ in results for note in borders.notes],
+    )
+
+
+def _manifest(
+    store: Store,
+    found: list[TokenFile],
+    names: list[str | None],
+    tokenizer: TokenizerSpec,
+    dtype: np.dtype[Any],
+    plan: str,
+    options: dict[str, str],
+    results: Sequence[tuple[Borders, int, str, tuple[ShardRecord, str] | None]],
+) -> Manifest:
+    """Write tokenizer.json and, last, the manifest."""
+    documents = [len(borders.ends) + borders.empty for borders, _, _, _ in results]
+    empty = sum(borders.empty for borders, _, _, _ in results)
+    records = [record for _, _, _, record in results if record is not None]
+    if not records:
+        raise InputError("the files hold no token", where=store.root)
+    manifest = build_manifest(
+        tokenizer=TokenizerInfo(**tokenizer.to_manifest("plain")),
+        dtype=dtype,
+        options=options,
+        plan=plan,
+        inputs=[
+            InputInfo(_label(file, names[i]), file.bytes, "document", documents[i], results[i][2])
+            for i, file in enumerate(found)
+        ],
+        records=records,
+        dropped={"empty": empty} if empty else {},
+        documents_in=sum(documents),
+        tools={"olm": __version__, "tokenizer": tokenizer.name},
+        container="raw",
+        files={shard_name(i): name for i, name in enumerate(names) if name is not None},
+    )
+    if not store.exists(TOKENIZER):
+        store.create(TOKENIZER, tokenizer.json_bytes)
+    store.create(MANIFEST, manifest.encode())
+    return manifest
+
+
+def _dtype(found: list[TokenFile], asked: str | None, tokenizer: TokenizerSpec) -> str:
+    """Return the dtype of all files: what they say, else what was asked for."""
+    said: dict[str, TokenFile] = {}
+    for file in found:
+        if file.kind == "megatron":
+            try:
+                head = file.store.read(file.beside(".idx"), 0, HEAD.size)
+                said.setdefault(index_dtype(head).name, file)
+            except FileNotFoundError:
+                refuse(file, "there is no .idx beside it")
+            except IndexDefect as error:
+                refuse(file, f"its .idx: {error}")
+        elif file.kind == "datatrove" and (known := tokenizer_of(file)):
+            said.setdefault(known[1].name, file)
+    if asked is not None:
+        said.setdefault(asked, found[0])
+    if len(said) > 1:
+        one, other = list(said)[:2]
+        refuse(said[other], f"its tokens are {other}, those of {said[one].name} {one}")
+    if not said:
+        raise UsageError(
+            "these files do not say how wide their tokens are",
+            where=printable(found[0].url),
+            why="the same bytes read with another dtype are other tokens",
+            fix=f"say it: --dtype uint16 or --dtype uint32 (for this tokenizer most likely "
+            f"{tokenizer.dtype.name})",
+        )
+    dtype = next(iter(said))
+    if dtype == "uint16" and tokenizer.vocab_size > 1 << 16:
+        raise InputError(
+            f"uint16 cannot hold the {tokenizer.vocab_size:,} ids of this tokenizer",
+            where=printable(found[0].url),
+            fix="say the right --dtype, or the --tokenizer that made the files",
+        )
+    return dtype
+
+
+def _name_below(store: Store, file: TokenFile) -> str | None:
+    """Return the name of a file in the dataset's folder, None where it is not below it."""
+    root, url = store.root, file.url
+    if not store.remote and not file.store.remote:
+        root, url = os.path.realpath(root), os.path.realpath(url)
+    below = url.startswith(root.rstrip("/") + "/")
+    return url[len(root.rstrip("/")) + 1 :] if below else None
+
+
+def _label(file: TokenFile, name: str | None) -> str:
+    """Return what the manifest calls an input: its name from a folder, never an absolute path."""
+    label = name or file.name
+    refuse_escape(label)
+    return label
+
+
+def _link(file: TokenFile, store: Store, name: str) -> None:
+    """Give a token file a second name in the dataset's folder."""
+    target, source = store.url(name), file.url
+    fix = "put --output on the filesystem of the files, or in a folder that they are below"
+    if store.remote or file.store.remote:
+        raise UsageError("objects of a bucket cannot be linked", where=printable(source), fix=fix)
+    source = os.path.realpath(source)
+    with io_errors(target, writing=True):
+        make_folder(store.root)
+        with suppress(FileNotFoundError):
+            os.unlink(target)
+        try:
+            os.link(source, target)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
+                raise
+            raise ResourceError(
+                f"the file cannot be linked into the dataset's folder: {error.strerror}",
+                where=printable(source),
+                why="tokens are used where they are, and never copied",
+                fix=fix,
+            ) from error
+        fsync_directory(Path(store.root))
+
+
+def _refuse_other(store: Store, plan: str, shards: int, tokenizer: TokenizerSpec) -> None:
+    """Refuse an output that holds anything but what this very import may have begun."""
+    there = next((name for name in (MANIFEST, PLAN) if store.exists(name)), None)
+    others = (shard_name(i) for i in range(shards))
+    if there is None and any(stored_plan(store, name) not in (None, plan) for name in others):
+        there = shard_name(0)
+    if there is None and store.exists(TOKENIZER) and store.read(TOKENIZER) != tokenizer.json_bytes:
+        there = TOKENIZER
+    if there is not None:
+        raise ConflictError(
+            "the output holds something else already",
+            where=store.url(there),
+            fix="choose another --output",
+        )

@@ -1,0 +1,106 @@
+"""Writes the files beside it with the other projects' own writers; run once, results are kept.
+
+    PYTHON_OF_DOLMA make.py dolma | PYTHON_OF_DATATROVE make.py datatrove | PYTHON_OF_MEGATRON ...
+
+dolma 1.2.1, datatrove 0.10.1 and megatron-core 0.16.1 wrote what is there. `documents.json` holds
+the text, `tokenizer.json` is a byte-level tokenizer of 257 entries, the last one EOS.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EOS = 256
+TEXTS = [
+    "one",
+    'two, with "quotes", commas',
+    "three\nlines\nhere",
+    "caf\u00e9 \u4f60\u597d",
+    "x" * 700,
+    *(f"document {n} " * (n % 5 + 1) for n in range(5, 40)),
+]
+
+
+def make_tokenizer() -> None:
+    """Write the texts and a tokenizer whose ids are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(HERE / "tokenizer.json"))
+    (HERE / "documents.json").write_text(json.dumps(TEXTS, indent=0))
+
+
+def make_dolma() -> None:
+    """Write with `dolma tokens`; an odd id and a source with a comma test the quoting."""
+    out = HERE / "dolma"
+    source = HERE / "a,b.jsonl.gz"
+    with gzip.open(source, "wt") as file:
+        for n, text in enumerate(TEXTS):
+            file.write(json.dumps({"id": f'id "{n}", x', "text": text, "source": "s"}) + "\n")
+    subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "dolma"), "tokens", "--documents", source.name),
+            *("--destination", str(out), "--processes", "1"),
+            *("--tokenizer.name_or_path", "tokenizer.json"),
+            *("--tokenizer.eos_token_id", str(EOS), "--tokenizer.pad_token_id", str(EOS)),
+            *("--dtype", "uint16"),
+        ],
+        cwd=HERE,
+        check=True,
+    )
+    source.unlink()
+
+
+def make_datatrove() -> None:
+    """Write with datatrove's DocumentTokenizer."""
+    from datatrove.data import Document
+    from datatrove.pipeline.tokens import DocumentTokenizer
+
+    os.chdir(HERE)
+
+    step = DocumentTokenizer(
+        output_folder="datatrove",
+        tokenizer_name_or_path="tokenizer.json",  # as it is, it stands in the metadata
+        eos_token="<|endoftext|>",
+        save_filename="text",
+        shuffle_documents=False,
+        save_loss_metadata=True,
+    )
+    step.run((Document(text=t, id=str(n)) for n, t in enumerate(TEXTS)), rank=0, world_size=1)
+
+
+def make_megatron() -> None:
+    """Write with Megatron's builder: int32 with a document of two sequences, and uint16."""
+    import numpy
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(HERE / "tokenizer.json"))
+    (HERE / "megatron").mkdir(exist_ok=True)
+    for name in ("int32", "uint16"):
+        prefix = str(HERE / "megatron" / name)
+        builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.dtype(name).type)
+        for number, text in enumerate(TEXTS):
+            ids = [*tokenizer.encode(text).ids, EOS]
+            cut = len(ids) // 2 if number == 3 and name == "int32" else len(ids)
+            builder.add_document(ids, [n for n in (cut, len(ids) - cut) if n])
+        builder.finalize(f"{prefix}.idx")
+
+
+if __name__ == "__main__":
+    {
+        "tokenizer": make_tokenizer,
+        "dolma": make_dolma,
+        "datatrove": make_datatrove,
+        "megatron": make_megatron,
+    }[sys.argv[1]]()
