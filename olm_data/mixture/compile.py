@@ -85,7 +85,7 @@ def compile_lock(
         )
         for spec in mixture.sources
     )
-    stages = compile_stages(mixture)
+    stages = compile_stages(mixture, sources)
     refuse_exhausted(mixture, sources, stages)
     folder = folder or mixture.folder
     lock = Lock(

@@ -1,60 +1,196 @@
 """Stages of a mixture, compiled: exact shares become rows and blocks, within what the sources hold.
 
-    StageSpecs, LockSources --compile_stages--> LockStages --refuse_exhausted--> nothing or error
+    StageSpecs, LockSources --compile_stages--> LockStages --refuse_exhausted--> nothing, or error
 
-Never: open a dataset or read a file.
+A stage by shares takes as many rows as its tokens say, and its shares become counts per block. A
+stage by epochs, and one whose sources were capped, is a number of rows of each source: its counts
+draw exactly these, in several parts where no block does. Never: open a dataset or read a file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from olm_data.errors import UsageError
+from olm_data.mixture.groups import capacity, fill, members
 from olm_data.mixture.lock import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.order import Stage, rows_by_source
+from olm_data.mixture.order import MAX_ROWS, Stage, rows_by_source
 from olm_data.mixture.packing import rows_between
-from olm_data.mixture.shares import compile_shares, slot_table
+from olm_data.mixture.shares import compile_shares, exact_parts, round_amounts, slot_table
+from olm_data.mixture.stage_spec import StageSpec
 
 
-def compile_stages(mixture: Mixture) -> tuple[LockStage, ...]:
-    """Compile the stages of a manifest; one without a row is refused."""
+def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[LockStage, ...]:
+    """Compile the stages of a manifest against its sources.
+
+    Raises:
+        UsageError: a stage without a row, or one whose sources cannot fill it within their
+            `max_epochs` although `on_exhausted` lets others take over.
+    """
     stages: list[LockStage] = []
-    start = 0
     for index, spec in enumerate(mixture.stages):
-        rows = rows_between(start, start + spec.tokens, mixture.sequence_length)
-        start += spec.tokens
-        if not rows:
-            raise UsageError(
-                f"stage {spec.name!r} has {spec.tokens:,} tokens, less than one row of "
-                f"{mixture.sequence_length:,}",
-                where=mixture.where("stages", index),
-                fix="give the stage more tokens, or lower sequence_length",
-            )
-        shares = [spec.shares.get(source.name, Fraction(0)) for source in mixture.sources]
-        counts = compile_shares(shares).counts
-        stages.append(
-            LockStage(
-                name=spec.name,
-                rows=rows,
-                tokens=spec.tokens,
-                block=sum(counts),
-                counts=counts,
-                wanted=tuple(map(ratio, shares)),
-                rows_by_source=rows_by_source(Stage(rows, counts), slot_table(counts)),
-                sequence_length=spec.sequence_length,
-            )
+        taken = [sum(stage.rows_by_source[s] for stage in stages) for s in range(len(sources))]
+        start = sum(stage.tokens for stage in stages)
+        compiled = (
+            _by_epochs(mixture, index, spec, sources)
+            if spec.epochs
+            else _by_shares(mixture, index, spec, sources, start, taken)
         )
+        names = [stage.name for stage in stages]
+        if twice := [stage.name for stage in compiled if stage.name in names]:
+            raise UsageError(
+                f"{twice[0]!r} is the name of a stage, and of the second part of another",
+                where=mixture.where("stages", index),
+                fix=f"give the stage {spec.name!r}, or {twice[0]!r}, another name",
+            )
+        stages += compiled
     return tuple(stages)
+
+
+def _by_shares(
+    mixture: Mixture,
+    index: int,
+    spec: StageSpec,
+    sources: Sequence[LockSource],
+    start: int,
+    taken: Sequence[int],
+) -> list[LockStage]:
+    length = mixture.sequence_length
+    rows = rows_between(start, start + spec.tokens, length)
+    if not rows:
+        raise UsageError(
+            f"stage {spec.name!r} has {spec.tokens:,} tokens, less than one row of {length:,}",
+            where=mixture.where("stages", index),
+            fix="give the stage more tokens, or lower sequence_length",
+        )
+    shares = [spec.shares.get(source.name, Fraction(0)) for source in sources]
+    counts = compile_shares(shares).counts
+    drawn = rows_by_source(Stage(rows, counts), slot_table(counts))
+    if mixture.on_exhausted == "cap_and_redistribute":
+        left = [_left(spec, source, t) for source, t in zip(sources, taken, strict=True)]
+        if any(d > n for d, n in zip(drawn, left, strict=True)):
+            limits = {source.name: n for source, n in zip(sources, left, strict=True)}
+            _refuse_short(mixture, index, spec, rows, limits)
+            amounts = fill(spec.tree, limits, Fraction(rows))
+            exact = [amounts.get(source.name, Fraction(0)) for source in sources]
+            capped = [
+                s.name for s, a, w in zip(sources, exact, shares, strict=True) if a < w * rows
+            ]
+            drawn = round_amounts(exact, rows)
+            return _exact(spec, sources, drawn, shares, spec.tokens, length, capped)
+    return [_stage(spec, sources, rows, spec.tokens, counts, drawn, shares)]
+
+
+def _by_epochs(
+    mixture: Mixture, index: int, spec: StageSpec, sources: Sequence[LockSource]
+) -> list[LockStage]:
+    rows = [int(spec.epochs.get(source.name, 0) * source.rows) for source in sources]
+    for source, drawn in zip(sources, rows, strict=True):
+        if source.name in spec.epochs and not drawn:
+            raise UsageError(
+                f"stage {spec.name!r} draws no row of {source.name!r}: "
+                f"{float(spec.epochs[source.name]):g} epochs of {source.rows:,} rows",
+                where=mixture.where("stages", index, "epochs", source.name),
+                fix=f"ask for at least 1/{source.rows:,} epoch, or leave the source out",
+            )
+    total = sum(rows)
+    if total > MAX_ROWS:
+        raise UsageError(
+            f"stage {spec.name!r} has {total:,} rows; a run has at most 2^62",
+            where=mixture.where("stages", index, "epochs"),
+            fix="lower the epochs, or remove a source",
+        )
+    shares = [Fraction(drawn, total) for drawn in rows]
+    length = mixture.sequence_length
+    return _exact(spec, sources, rows, shares, total * length, length)
+
+
+def _exact(
+    spec: StageSpec,
+    sources: Sequence[LockSource],
+    rows: Sequence[int],
+    wanted: Sequence[Fraction],
+    tokens: int,
+    length: int,
+    capped: Sequence[str] = (),
+) -> list[LockStage]:
+    """Return the parts of a stage that draw exactly `rows` of each source, `tokens` in all."""
+    parts: list[LockStage] = []
+    total = sum(rows)
+    for part, counts in exact_parts(rows):
+        blocks = part // sum(counts)
+        drawn = tuple(blocks * count for count in counts)
+        rest = total - sum(stage.rows for stage in parts) - part
+        # whole rows but for the last part, which has what the stage's tokens leave over
+        here = tokens - sum(stage.tokens for stage in parts)
+        here = here if not rest else part * length
+        parts.append(_stage(spec, sources, part, here, counts, drawn, wanted, capped, len(parts)))
+    return parts
+
+
+def _stage(
+    spec: StageSpec,
+    sources: Sequence[LockSource],
+    rows: int,
+    tokens: int,
+    counts: tuple[int, ...],
+    drawn: tuple[int, ...],
+    wanted: Sequence[Fraction],
+    capped: Sequence[str] = (),
+    part: int = 0,
+) -> LockStage:
+    named, file = [source.name for source in sources], spec.weights_file
+    return LockStage(
+        name=spec.name + ".rest" * part,
+        rows=rows,
+        tokens=tokens,
+        block=sum(counts),
+        counts=counts,
+        wanted=tuple(map(ratio, wanted)),
+        rows_by_source=drawn,
+        sequence_length=spec.sequence_length,
+        part_of=spec.name if part else None,
+        epochs=tuple(ratio(spec.epochs.get(n, Fraction(0))) for n in named) if spec.epochs else (),
+        max_epochs={name: ratio(cap) for name, cap in sorted(spec.max_epochs.items())},
+        capped=tuple(capped),
+        groups=members(spec.tree),
+        weights_file={"name": file[0], "sha256": file[1]} if file else {},
+    )
+
+
+def _left(spec: StageSpec, source: LockSource, taken: int) -> int:
+    """Return the rows of a source that a stage may draw, `taken` of them being drawn before it."""
+    left = max(int(source.rows * Fraction(source.max_epochs)) - taken, 0)
+    cap = spec.max_epochs.get(source.name)
+    return left if cap is None else min(left, int(source.rows * cap))
+
+
+def _refuse_short(
+    mixture: Mixture, index: int, spec: StageSpec, rows: int, limits: Mapping[str, int]
+) -> None:
+    """Raise where all sources of a stage together hold too few rows for it."""
+    there = sum(capacity(node, limits) for node in spec.tree)
+    if there >= rows:
+        return
+    held = ", ".join(f"{name} {limits[name]:,}" for name, share in spec.shares.items() if share)
+    raise UsageError(
+        f"stage {spec.name!r} has {rows:,} rows, but its sources have only {there:,} left within "
+        f"their max_epochs: {held}",
+        where=mixture.where("stages", index),
+        why="cap_and_redistribute gives what one source lacks to the others, and these lack it too",
+        fix=f"raise max_epochs of a source, or shorten the stage to "
+        f"{there * mixture.sequence_length:,} tokens",
+    )
 
 
 def refuse_exhausted(
     mixture: Mixture, sources: Sequence[LockSource], stages: Sequence[LockStage]
 ) -> None:
     """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit."""
-    length, total = mixture.sequence_length, sum(stage.tokens for stage in mixture.stages)
+    length, total = mixture.sequence_length, sum(stage.tokens for stage in stages)
     problems, raised, lowered, places = [], [], [], []
     fits = Fraction(total)
     for index, source in enumerate(sources):
@@ -77,10 +213,36 @@ def refuse_exhausted(
         raise UsageError(
             "\n".join(problems),
             where=", ".join(places),
-            why="on_exhausted is `error`: a run never repeats data more often than you allowed",
+            why="on_exhausted is `error`: a run never repeats data more often than you allowed"
+            if mixture.on_exhausted == "error"
+            else "a stage by epochs takes what it says, so no other source can take over",
             fix=f"set {', '.join(raised)}; or draw {', '.join(lowered)} (lower the weight, or "
             f"shorten the run to about {int(fits):,} tokens)",
         )
+    _refuse_exhausted_stage(mixture, sources, stages)
+
+
+def _refuse_exhausted_stage(
+    mixture: Mixture, sources: Sequence[LockSource], stages: Sequence[LockStage]
+) -> None:
+    """Raise when a stage draws a source beyond the stage's own `max_epochs`."""
+    for number, spec in enumerate(mixture.stages):
+        parts = [s for s in stages if spec.name in (s.name, s.part_of)]
+        for index, source in enumerate(sources):
+            if source.name not in spec.max_epochs:
+                continue
+            drawn = sum(stage.rows_by_source[index] for stage in parts)
+            limit = int(spec.max_epochs[source.name] * source.rows)
+            if drawn > limit:
+                raise UsageError(
+                    f"stage {spec.name!r} draws {drawn:,} rows of {source.name!r}, "
+                    f"{drawn / source.rows:.2f} epochs; its max_epochs "
+                    f"{float(spec.max_epochs[source.name]):g} allows {limit:,}",
+                    where=mixture.where("stages", number, "max_epochs"),
+                    fix=f"set max_epochs: {{{source.name}: "
+                    f"{math.ceil(Fraction(drawn, source.rows))}}} in the stage, or lower its share "
+                    f"or epochs to at most {limit * mixture.sequence_length:,} tokens",
+                )
 
 
 def ratio(value: Fraction) -> str:

@@ -77,7 +77,15 @@ class LockStage(
     """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
 
     `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
-    into, None where they stay whole.
+    into, None where they stay whole. A stage with exact numbers of rows may take several parts: all
+    but the first have its name in `part_of`; `wanted` is the share of all parts together.
+
+    Attributes:
+        epochs: "n/d" of each source, where the manifest asked for epochs.
+        max_epochs: source -> "n/d", how often this stage alone may go through it.
+        capped: sources that give less than was wanted, for want of rows.
+        groups: group -> its members, sources or groups.
+        weights_file: `name` and `sha256` of the file that the weights came from.
     """
 
     name: str
@@ -88,6 +96,12 @@ class LockStage(
     wanted: tuple[str, ...]
     rows_by_source: tuple[int, ...]
     sequence_length: int | None = None
+    part_of: str | None = None
+    epochs: tuple[str, ...] = ()
+    max_epochs: dict[str, str] = {}
+    capped: tuple[str, ...] = ()
+    groups: dict[str, tuple[str, ...]] = {}
+    weights_file: dict[str, str] = {}
 
 
 class _File(

@@ -28,13 +28,13 @@ from olm_data.mixture.manifest_values import (
 )
 from olm_data.mixture.order_spec import WindowedOrder, parse_order
 from olm_data.mixture.packing import PACKINGS
-from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_stages
+from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_groups, parse_stages
 from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
 from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 
 DEFAULT_MAX_EPOCHS = Fraction(4)
-ON_EXHAUSTED = ("error",)
+ON_EXHAUSTED = ("error", "cap_and_redistribute")
 
 _DATA_FIX = "write the folder that olm-data tokenize wrote: data: ./tokens/web"
 _IDS_FIX = "name a text file of ids, one a line: exclude_ids: ./test-ids.txt"
@@ -108,6 +108,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
             "packing",
             "min_tail",
             "sources",
+            "groups",
             "stages",
             "on_exhausted",
             "order",
@@ -128,6 +129,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
             )
     integer_at(document, ("version",), 1, 1)
     sources = _sources(document)
+    names = [source.name for source in sources]
     packing = choice_at(document, "packing", PACKINGS)
     if "min_tail" in top and packing != "best_fit":
         raise UsageError(
@@ -144,7 +146,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
         if "min_tail" in top
         else 1,
         sources=sources,
-        stages=parse_stages(document, [source.name for source in sources]),
+        stages=parse_stages(document, folder, names, parse_groups(document, names)),
         on_exhausted=choice_at(document, "on_exhausted", ON_EXHAUSTED),
         order=parse_order(document, packing),
         document=document,

@@ -27,6 +27,7 @@ from olm_data.mixture.pack import write_plan
 from olm_data.mixture.packing import PLANNED, unused_tail
 from olm_data.mixture.shares import TOLERANCE
 from olm_data.mixture.view import open_views
+from olm_data.mixture.whole_stage import whole_stages
 from olm_data.storage.store import Store, is_remote
 
 EPOCHS_TO_WARN = 4
@@ -94,14 +95,13 @@ def plan(lock: Lock) -> dict[str, Any]:
     """Return the numbers of a lock for people and scripts (shares and epochs as floats)."""
     length = lock.sequence_length
     stages = []
-    for stage, trained in zip(lock.stages, lock.sequence_lengths, strict=True):
+    for stage in whole_stages(lock):
         drawn = []
         for index, source in enumerate(lock.sources):
-            wanted = Fraction(stage.wanted[index])
+            wanted = stage.wanted[index]
             if not wanted:
                 continue
             rows = stage.rows_by_source[index]
-            compiled = Fraction(stage.counts[index], stage.block)
             drawn.append(
                 {
                     "source": source.name,
@@ -110,7 +110,8 @@ def plan(lock: Lock) -> dict[str, Any]:
                     "epochs": rows / source.rows,
                     "share_wanted": float(wanted),
                     "share_got": rows / stage.rows,
-                    "compile_error": float((compiled - wanted) / wanted),
+                    "compile_error": float((stage.compiled(index) - wanted) / wanted),
+                    "capped": source.name in stage.parts[0].capped,
                 }
             )
         stages.append(
@@ -118,8 +119,9 @@ def plan(lock: Lock) -> dict[str, Any]:
                 "name": stage.name,
                 "rows": stage.rows,
                 "tokens": stage.tokens,
-                "sequence_length": trained,
-                "block": stage.block,
+                "sequence_length": stage.parts[0].sequence_length or length,
+                "block": stage.parts[0].block,
+                "parts": [part.rows for part in stage.parts],
                 "sources": drawn,
             }
         )
@@ -182,10 +184,10 @@ def warnings(lock: Lock) -> list[str]:
                 f"source {source.name!r}: {source.view.ids_unmatched:,} of the "
                 f"{source.view.ids:,} ids to exclude match no document"
             )
-    for stage in lock.stages:
+    for stage in whole_stages(lock):
         errors = []
         for index, source in enumerate(lock.sources):
-            wanted = Fraction(stage.wanted[index])
+            wanted = stage.wanted[index]
             if wanted and not stage.rows_by_source[index]:
                 found.append(
                     f"source {source.name!r} is never drawn in stage {stage.name!r}: its share "
@@ -193,10 +195,18 @@ def warnings(lock: Lock) -> list[str]:
                     f"{stage.rows:,} rows"
                 )
             elif wanted:
-                errors.append(abs(Fraction(stage.counts[index], stage.block) - wanted) / wanted)
-        if errors and max(errors) >= TOLERANCE:
+                errors.append(abs(stage.compiled(index) - wanted) / wanted)
+            if source.name in stage.parts[0].capped:
+                found.append(
+                    f"source {source.name!r} is capped in stage {stage.name!r}: "
+                    f"{float(wanted):.2%} was wanted, {stage.rows_by_source[index]:,} of "
+                    f"{stage.rows:,} rows ({stage.rows_by_source[index] / stage.rows:.2%}) is what "
+                    "max_epochs leaves; the others took over"
+                )
+        if not stage.exact and errors and max(errors) >= TOLERANCE:
             found.append(
-                f"stage {stage.name!r}: the shares fit no block of {stage.block:,} rows exactly; "
+                f"stage {stage.name!r}: the shares fit no block of {stage.parts[0].block:,} rows "
+                "exactly; "
                 f"the largest relative error is {float(max(errors)):.2%}"
             )
     return found + _remote_warnings(lock)
@@ -249,7 +259,8 @@ def print_plan(lock: Lock, console: Console) -> None:
                 f"{row['epochs']:.4f}",
                 f"{row['share_wanted']:.4%}",
                 f"{row['share_got']:.4%}",
-                f"{row['compile_error']:+.4%}" if row["compile_error"] else "0",
+                ("capped " if row["capped"] else "")
+                + (f"{row['compile_error']:+.4%}" if row["compile_error"] else "0"),
             )
         console.print(table)
     table = _table(

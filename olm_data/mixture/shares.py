@@ -112,11 +112,40 @@ def round_counts(shares: Sequence[Fraction], block: int) -> tuple[int, ...]:
 
     Equal remainders go to the earlier source.
     """
-    counts = [int(share * block) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda s: (counts[s] - shares[s] * block, s))
-    for source in by_remainder[: block - sum(counts)]:
+    return round_amounts([share * block for share in shares], block)
+
+
+def round_amounts(amounts: Sequence[Fraction], total: int) -> tuple[int, ...]:
+    """Round amounts that sum to the integer `total` so that they still do, by largest remainder.
+
+    None is rounded above the next integer, so integer limits on the amounts are kept.
+    """
+    counts = [int(amount) for amount in amounts]
+    by_remainder = sorted(range(len(amounts)), key=lambda s: (counts[s] - amounts[s], s))
+    for source in by_remainder[: total - sum(counts)]:
         counts[source] += 1
     return tuple(counts)
+
+
+def exact_parts(rows: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Cut a stage that draws exactly `rows` of each source into parts with counts per block.
+
+    One part, where the rows have a common divisor that leaves a block of at most 2^20. Otherwise
+    q = ceil(total / 2^20) blocks of floor(rows / q), and the few rows left over in the same way.
+
+    Returns:
+        (rows, counts) of each part: whole blocks, which together draw exactly `rows`.
+    """
+    total = sum(rows)
+    if not total:
+        return ()
+    divisor = math.gcd(*rows)
+    if total // divisor <= MAX_BLOCK:
+        return ((total, tuple(count // divisor for count in rows)),)
+    blocks = -(-total // MAX_BLOCK)
+    counts = tuple(count // blocks for count in rows)
+    rest = [count % blocks for count in rows]
+    return ((blocks * sum(counts), counts), *exact_parts(rest))
 
 
 def slot_table(counts: Sequence[int]) -> SlotTable:
