@@ -125,7 +125,9 @@ def length_of(length: int | None, fraction: float | None, end: int) -> int:
 
 def progress(at: int, start: int, end: int) -> float:
     """Return 0 up to `start`, 1 at `end`, linear between; 1 at `end` also where start == end."""
-    return 1.0 if at >= end else max(0, at - start) / (end - start)
+    if at >= end:
+        return 1.0
+    return (at - start) / (end - start) if at > start else 0.0
 
 
 def between(height: float, low: float, high: float = 1.0) -> float:

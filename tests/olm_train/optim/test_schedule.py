@@ -113,6 +113,7 @@ def test_known_values() -> None:
     wsd = WSD(warmup=10, decay=20)
     assert [wsd.lr_factor(t, 100) for t in (10, 50, 80, 90, 100)] == [1, 1, 1, 0.5, 0]
     assert WSD().lr_factor(95, 100) == 0.5  # a tenth of the run by default
+    assert [WSD(decay=0).lr_factor(t, 9) for t in (1, 8, 9)] == [1, 1, 0]
     assert Constant(warmup=4).lr_factor(3, 100) == 0.75
     cut = CosineWithWarmupAndLinearDecay(decay=50, cosine_alpha_f=0.1)
     assert cut.lr_factor(50, 100) == pytest.approx(0.55)
