@@ -135,12 +135,12 @@ def test_a_longer_run_goes_on_where_a_shorter_one_stopped(
     ]
 
 
-@given(st.lists(st.integers(10, 200), max_size=4), st.integers(1, 200), st.integers(0, 9))
+@given(st.lists(st.integers(10, 200), max_size=4), st.integers(1, 200), st.integers(0, 8))
 def test_each_period_of_wsd_s_is_at_the_peak_and_ends_decayed(
     periods: list[int], rest: int, warmup: int
 ) -> None:
     schedule = WSDS(warmup=warmup, decay_fraction=0.2, period_lengths=periods, alpha_f=0.05)
-    end = sum(periods) + max(rest, warmup + 1)
+    end = sum(periods) + max(rest, 2 * warmup + 1)
     ends = [*itertools.accumulate(periods), end]
     for start, stop in itertools.pairwise([0, *ends]):
         assert schedule.lr_factor(stop, end) == 0.05
