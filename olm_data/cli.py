@@ -31,6 +31,7 @@ COMMANDS = (
     "verify",
     "stats",
     "peek",
+    "locate",
     "audit",
     "report",
     "doctor",

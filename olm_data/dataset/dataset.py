@@ -212,6 +212,11 @@ class Dataset:
             columns={key: value for key, value in row.items() if key not in known},
         )
 
+    def shard_of(self, number: int) -> tuple[str, int]:
+        """Return the name of the shard that holds document `number`, and its number there."""
+        i, local = self._document_shard(number)
+        return self.manifest.shards[i].name, local
+
     def _document_shard(self, number: int) -> tuple[int, int]:
         if not 0 <= number < self.documents:
             raise IndexError(f"document {number} of a dataset of {self.documents}")

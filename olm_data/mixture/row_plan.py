@@ -191,6 +191,21 @@ class RowPlan:
         starts, lengths = self.starts[low:high].tolist(), self.lengths[low:high].tolist()
         return list(zip(starts, lengths, strict=True))
 
+    def rows_with(self, start: int, stop: int) -> Int64:
+        """Return the rows, ascending int64, that hold any of the dataset's tokens [start, stop).
+
+        Looks at every piece once, some at a time: pieces stand in the order of rows.
+        """
+        found = []
+        for low in range(0, len(self.starts), WINDOW):
+            starts = self.starts[low : low + WINDOW]
+            here = starts < np.uint64(stop)
+            here &= starts + self.lengths[low : low + WINDOW] > np.uint64(start)
+            found.append(np.flatnonzero(here) + low)
+        pieces = np.concatenate(found) if found else np.zeros(0, np.int64)
+        rows = np.searchsorted(self.ends, pieces.astype(np.uint64), side="right")
+        return np.unique(rows).astype(np.int64)
+
     @classmethod
     def open(cls, store: Store, rows: int, pieces: int) -> RowPlan:
         """Open the plan in `store`, which must have just so many rows and pieces.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,75 @@ class Steps:
         step[step >= self.count] = LEFT_OVER
         step[index < 0] = SKIPPED
         return step, place
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """How the rows of a step are dealt out.
+
+    Args:
+        step_rows: G, rows of a step.
+        world_size: W, ranks.
+        microbatch_rows: b, rows of one micro-batch of one rank; None: all the rank has.
+
+    Raises:
+        UsageError: the step does not divide so.
+    """
+
+    step_rows: int
+    world_size: int
+    microbatch_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        unit = self.world_size * (self.microbatch_rows or 1)
+        if self.step_rows % unit:
+            raise UsageError(
+                f"a step of {self.step_rows:,} rows does not divide into {self.world_size:,} ranks"
+                + (
+                    f" and micro-batches of {self.microbatch_rows:,}"
+                    if self.microbatch_rows
+                    else ""
+                ),
+                fix="give the world size and the micro-batch of the run",
+            )
+
+    def rank_of(self, place: int) -> tuple[int, int]:
+        """Return (rank, micro-batch of that rank, from 0) that has row `place` of a step."""
+        rank, inside = divmod(place, self.step_rows // self.world_size)
+        return rank, inside // (self.microbatch_rows or self.step_rows)
+
+    def places(self, rank: int, microbatch: int | None) -> range:
+        """Return the places in a step of one rank's rows, or of one micro-batch of them.
+
+        Raises:
+            UsageError: there is no such rank or micro-batch.
+        """
+        mine = self.step_rows // self.world_size
+        size = self.microbatch_rows or mine
+        for name, number, count in (
+            ("rank", rank, self.world_size),
+            ("micro-batch", microbatch or 0, mine // size),
+        ):
+            if not 0 <= number < count:
+                raise UsageError(
+                    f"there is no {name} {number}", fix=f"they are numbered from 0 to {count - 1:,}"
+                )
+        if microbatch is None:
+            return range(rank * mine, (rank + 1) * mine)
+        return range(rank * mine + microbatch * size, rank * mine + (microbatch + 1) * size)
+
+
+def rows_of_tokens(name: str, tokens: int, length: int) -> int:
+    """Return a size in rows that is given in tokens, under the name of its option.
+
+    Raises:
+        UsageError: it is no multiple of the sequence length.
+    """
+    if tokens < length or tokens % length:
+        low = tokens // length * length
+        near = " or ".join(f"{v:,}" for v in (low, low + length) if v)
+        raise UsageError(
+            f"{name} is {tokens:,} tokens, which is no multiple of the sequence length {length:,}",
+            fix=f"set {name} to {near}",
+        )
+    return tokens // length

@@ -23,17 +23,22 @@ _FOUND = "1;38;5;16;48;5;226"  # on yellow
 
 
 def render(
-    view: DocumentView | RowView, *, full: bool = False, colour: bool = False, found: str = ""
+    view: DocumentView | RowView,
+    *,
+    full: bool = False,
+    colour: bool = False,
+    found: str = "",
+    most: int = SHOWN_TEXT,
 ) -> str:
     """Return a view as lines.
 
     Args:
-        full: show all of the text; otherwise its first characters.
+        full: show all of the text; otherwise its first `most` characters.
         colour: with ANSI colours.
         found: a string to mark in the text, with `colour`.
     """
     if isinstance(view, DocumentView):
-        return _document(view, full, colour, found)
+        return _document(view, full, colour, found, most)
     place = f"token {view.first_token:,}"
     if view.source is not None:
         kept = f" ({printable(view.view)})" if view.view else ""
@@ -50,12 +55,12 @@ def render(
         if at and at % view.sequence_length == 0:
             border = f"== trained as another row: {view.sequence_length:,} tokens at once"
             lines.append(_painted(border, _HEAD, colour))
-        lines.append(_document(piece, full, colour, found))
+        lines.append(_document(piece, full, colour, found, most))
         at += piece.stop - piece.start
     return "\n".join(lines)
 
 
-def _document(view: DocumentView, full: bool, colour: bool, found: str) -> str:
+def _document(view: DocumentView, full: bool, colour: bool, found: str, most: int) -> str:
     name = "" if view.id is None else f"  id {printable(view.id)}"
     part = ""
     if (view.start, view.stop) != (0, view.tokens):
@@ -63,13 +68,13 @@ def _document(view: DocumentView, full: bool, colour: bool, found: str) -> str:
     head = [
         _painted(f"-- document {view.document}{name}{part}", _HEAD, colour),
         f"   {printable(view.input)}, {view.position_kind} {view.position:,}; "
-        f"{view.tokens:,} tokens, {view.text_bytes:,} bytes of text",
+        f"{view.shard}; {view.tokens:,} tokens, {view.text_bytes:,} bytes of text",
     ]
     if view.columns:
         kept = (f"{printable(key)}={printable(str(value))}" for key, value in view.columns.items())
         head.append("   " + ", ".join(kept))
     head.append(_ids(view, colour))
-    shown = len(view.text) if full else min(len(view.text), SHOWN_TEXT)
+    shown = len(view.text) if full else min(len(view.text), most)
     if view.bos:
         head.append("   " + _painted("[BOS]", _SPECIAL, colour))
     pieces = _coloured(view, shown, found) if colour else [(view.text[:shown], "")]

@@ -37,6 +37,7 @@ class DocumentView:
 
     Attributes:
         document: number in its dataset.
+        shard: name of the shard that holds it.
         id: its id in the source, if it has one.
         input, position, position_kind: where it was read: file, and row, line or byte in it.
         start, stop: tokens of the document that are shown, [start, stop).
@@ -50,6 +51,7 @@ class DocumentView:
     """
 
     document: int
+    shard: str
     id: str | None
     input: str
     position: int
@@ -286,6 +288,12 @@ class LockRows:
             self._sources[index] = self.lock.open_dataset(index), self.lock.open_plan(index)
         return self._sources[index]
 
+    def spec(self, index: int) -> TokenizerSpec:
+        """Return the tokenizer of source `index`."""
+        if index not in self._specs:
+            self._specs[index] = dataset_tokenizer(self.source(index)[0])
+        return self._specs[index]
+
     def view(self, row: int) -> RowView:
         """Return row `row` of the run.
 
@@ -301,8 +309,7 @@ class LockRows:
         place = self.schedule.locate(np.array([row], np.int64))
         source, source_row = int(place.source[0]), int(place.row[0])
         dataset, plan = self.source(source)
-        if source not in self._specs:
-            self._specs[source] = dataset_tokenizer(dataset)
+        spec = self.spec(source)
         if plan is None:
             first, stop = row_span(source_row, lock.sequence_length)
             stretches = [(first, stop - first)]
@@ -322,7 +329,7 @@ class LockRows:
             pieces=[
                 piece
                 for first, size in _cut(stretches, length, lock.sequence_length)
-                for piece in _pieces(dataset, self._specs[source], first, first + size)
+                for piece in _pieces(dataset, spec, first, first + size)
             ],
         )
 
@@ -381,6 +388,7 @@ def _view(
     eos = rules.eos is not None and first + stop == last
     return DocumentView(
         document=number,
+        shard=dataset.shard_of(number)[0],
         id=origin.id,
         input=origin.input,
         position=origin.position,

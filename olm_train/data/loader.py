@@ -29,7 +29,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.phases import Phase, find_phases, phase_of
 from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
-from olm_data.mixture.steps import order_digest
+from olm_data.mixture.steps import order_digest, rows_of_tokens
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
 from olm_train.data.lock_words import describe_lock, lock_difference
@@ -94,8 +94,8 @@ class DataLoader:
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
         self.global_batch_size, self.rank_microbatch_size = global_batch_size, rank_microbatch_size
         self.device = None if device is None else torch.device(device)
-        self._microbatch_rows = _rows_of("rank_microbatch_size", rank_microbatch_size, length)
-        self._step_rows = _rows_of("global_batch_size", global_batch_size, length)
+        self._microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
+        self._step_rows = rows_of_tokens("global_batch_size", global_batch_size, length)
         unit = world_size * self._microbatch_rows
         if self._step_rows % unit:
             low = self._step_rows // unit * unit * length
@@ -294,7 +294,7 @@ class EvalLoader:
         if not isinstance(dataset, Dataset):
             dataset = Dataset.open(os.fspath(dataset), verify=verify)
         self.dataset, self._rows = dataset, DatasetRows(dataset, sequence_length)
-        self._size = _rows_of("rank_microbatch_size", rank_microbatch_size, sequence_length)
+        self._size = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, sequence_length)
         self._running: Prefetcher[Batch] | None = None
         self._batches = math.ceil(self._rows.total_rows / (self._size * world_size))
         self._first = rank * self._batches * self._size
@@ -361,18 +361,6 @@ def _read_evaluation(rows: DatasetRows, first: int, size: int, count: int) -> It
     """Read `count` batches of `size` rows from row `first` on."""
     for begin in range(first, first + count * size, size):
         yield Batch.from_rows(rows.read(np.arange(begin, begin + size)))
-
-
-def _rows_of(name: str, tokens: int, length: int) -> int:
-    """Return a size in rows, given in tokens."""
-    if tokens < length or tokens % length:
-        low = tokens // length * length
-        near = " or ".join(f"{v:,}" for v in (low, low + length) if v)
-        raise UsageError(
-            f"{name} is {tokens:,} tokens, which is no multiple of the sequence length {length:,}",
-            fix=f"set {name} to {near}",
-        )
-    return tokens // length
 
 
 def _check_rank(rank: int, world_size: int) -> None:

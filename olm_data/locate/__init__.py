@@ -1,0 +1,1 @@
+"""Time travel: what a step saw, and which steps see a document."""

@@ -1,0 +1,168 @@
+"""What a run folder says of the order it trained in: batch sizes, skipped rows, logged steps.
+
+    config.json   -> global batch, micro-batch, `skip`
+    metrics.jsonl -> LoggedStep, ...: rows, skipped ranges, order digest
+
+Ranges may have been added to `skip`, and taken out again, while the run went on; what was skipped
+in the past is what the log says. Never: believe the log; verify_log.py checks it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+
+LOG, CONFIG = "metrics.jsonl", "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One step of a log.
+
+    Attributes:
+        line: line of the file, from 1.
+        step: its number, from 1.
+        tokens: tokens trained on so far.
+        rows: half-open range of global rows.
+        skipped: ranges inside `rows` that were left out.
+        order: the order digest, or None in logs without.
+    """
+
+    line: int
+    step: int
+    tokens: int
+    rows: Range
+    skipped: tuple[Range, ...]
+    order: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: the `save_folder`.
+        global_batch_size: tokens of a step.
+        microbatch_size: tokens of a micro-batch of a rank, None if not recorded.
+        configured_skip: `skip` of the configuration of the latest start.
+        steps: the logged ones, in the order of the file; empty without a log.
+    """
+
+    folder: Path
+    global_batch_size: int
+    microbatch_size: int | None
+    configured_skip: tuple[Range, ...]
+    steps: list[LoggedStep]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was trained and logged; 0 for none."""
+        return self.steps[-1].step if self.steps else 0
+
+    def skip(self) -> tuple[Range, ...]:
+        """Return what the run has skipped, by its log, and will skip, by its configuration."""
+        return merge_ranges([*self.configured_skip, *self.skipped_so_far()])
+
+    def skipped_so_far(self) -> tuple[Range, ...]:
+        """Return the rows that the log passes over: inside steps, and between them."""
+        inside = [item for step in self.steps for item in step.skipped]
+        ends = [0, *(step.rows[1] for step in self.steps)]
+        begins = [step.rows[0] for step in self.steps]
+        between = [(a, b) for a, b in zip(ends, begins, strict=False) if a < b]
+        return merge_ranges([*inside, *between])
+
+    @classmethod
+    def read(cls, path: str) -> Run:
+        """Read a run folder.
+
+        Raises:
+            InputError: the folder has neither a configuration nor a log.
+            ValidationError: one of them is malformed.
+        """
+        folder = Path(path)
+        config, steps = _config(folder / CONFIG), list(_steps(folder / LOG))
+        if config is None and not steps:
+            raise InputError(
+                f"this is no run folder: it has no {CONFIG} and no {LOG}",
+                where=path,
+                fix="give the trainer.save_folder of a run",
+            )
+        loader = (config or {}).get("data_loader") or {}
+        module = (config or {}).get("train_module") or {}
+        size = loader.get("global_batch_size")
+        if size is None and steps and steps[0].step:
+            size = steps[0].tokens // steps[0].step
+        if not isinstance(size, int) or size < 1:
+            raise InputError(
+                "the run does not say its global batch size",
+                where=str(folder / CONFIG),
+                fix="say it: --global-batch TOKENS, instead of --run",
+            )
+        try:
+            skip = merge_ranges(loader.get("skip") or [])
+        except UsageError as error:
+            raise _malformed(folder / CONFIG, error.what) from error
+        return cls(
+            folder=folder,
+            global_batch_size=size,
+            microbatch_size=module.get("rank_microbatch_size"),
+            configured_skip=skip,
+            steps=steps,
+        )
+
+
+def _config(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise _malformed(path, str(error)) from error
+    if not isinstance(config, dict):
+        raise _malformed(path, "it is no mapping")
+    return config
+
+
+def _steps(path: Path) -> Iterator[LoggedStep]:
+    """Yield the steps of a log; a last line without its end is one that is being written."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                entry = json.loads(line)
+                if "eval" in entry:
+                    continue
+                yield _step(number, entry)
+            except (ValueError, KeyError, TypeError) as error:
+                raise _malformed(path, f"line {number}: {error}") from error
+
+
+def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
+    step, tokens, (first, end) = entry["step"], entry["tokens"], entry["rows"]
+    order = entry.get("order")
+    if not all(type(value) is int for value in (step, tokens, first, end)) or not 0 <= first < end:
+        raise ValueError("step, tokens and rows are not what a run writes")
+    if order is not None and not isinstance(order, str):
+        raise ValueError("the order digest is not what a run writes")
+    skipped = merge_ranges(entry.get("skipped", []))
+    if clip_ranges(skipped, first, end) != skipped:
+        raise ValueError("skipped rows are not among those of the step")
+    return LoggedStep(number, step, tokens, (first, end), skipped, order)
+
+
+def _malformed(path: Path, why: str) -> ValidationError:
+    return ValidationError(
+        "a file of the run is malformed",
+        where=str(path),
+        why=why,
+        fix="restore it from a copy",
+    )

@@ -1,0 +1,45 @@
+"""A lock over two tokenised sources of several shards, a document of many rows in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.mixture.mix import mix
+
+MANIFEST = """\
+version: 1
+seed: 7
+sequence_length: 64
+packing: {packing}
+sources:
+  a: {{data: a, max_epochs: 9}}
+  b: {{data: b, max_epochs: 9}}
+stages:
+  - {{name: main, tokens: 16K, weights: {{a: 1, b: 1}}}}
+  - {{name: late, tokens: 8K, weights: {{a: 3, b: 1}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def lock_of(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path
+) -> Callable[[str], Path]:
+    """A function: packing -> path of its lock."""
+    folder = tmp_path_factory.mktemp("locate")
+    long = "a whale " + "and the sea " * 300
+    for name, documents in (("a", texts(60)), ("b", [*texts(30, 500), long, *texts(9, 700)])):
+        source = write_jsonl(folder / f"{name}.jsonl", documents)
+        make_dataset([source], tiny_tokenizer, folder / name, shard_tokens=500, id_column="id")
+
+    def lock(packing: str) -> Path:
+        path = folder / f"{packing}.lock.json"
+        if not path.exists():
+            (folder / f"{packing}.yaml").write_text(MANIFEST.format(packing=packing))
+            mix(str(folder / f"{packing}.yaml"), str(path))
+        return path
+
+    return lock
