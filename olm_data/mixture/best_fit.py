@@ -1,7 +1,6 @@
-"""Packing `best_fit`: documents into rows of S tokens, cut only where they are longer than a row.
+"""Packing `best_fit`: pieces of documents into rows of S tokens, by best-fit decreasing.
 
-    document lengths -> pieces: full rows, and a remainder shorter than S      (`cut`)
-      -> histogram of lengths -> best-fit decreasing on whole groups:
+    lengths of pieces -> histogram of lengths -> best-fit decreasing on whole groups:
          "so many pieces of this length go into each of these rows"            (`fill`)
       -> which piece lies where, vectorised                                    (`best_fit`)
 
@@ -23,25 +22,10 @@ _INDEX_BITS = 24
 MOST_PIECES = 1 << _INDEX_BITS
 """Pieces packed at once; a longer source is packed window by window, in fixed memory."""
 
+_BLOCK = 1 << 10
+
 Int64 = NDArray[np.int64]
 Uint64 = NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Parts of documents that go into rows whole.
-
-    Attributes:
-        document: int64 [p], number of the document each piece is of, ascending.
-        offset: int64 [p], first token within the document.
-        length: int64 [p], tokens, 1 .. S.
-        dropped: tokens of remainders shorter than `min_tail`, in no piece.
-    """
-
-    document: Int64
-    offset: Int64
-    length: Int64
-    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +56,6 @@ class Move:
     rows: int
     each: int
     slot: int
-
-
-def cut(lengths: Int64, sequence_length: int, min_tail: int = 1) -> Pieces:
-    """Cut documents longer than a row into full rows and a remainder.
-
-    Args:
-        lengths: int64 [d], tokens of each document; 0 gives no piece.
-        sequence_length: S, tokens of a row.
-        min_tail: remainders of a cut document with fewer tokens are dropped.
-    """
-    full, rest = np.divmod(lengths, sequence_length)
-    keep = (rest > 0) & ((full == 0) | (rest >= min_tail))
-    counts = full + keep
-    document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    first = np.cumsum(counts) - counts
-    within = np.arange(len(document), dtype=np.int64) - np.repeat(first, counts)
-    length = np.full(len(document), sequence_length, np.int64)
-    length[(first + full)[keep]] = rest[keep]
-    return Pieces(document, within * sequence_length, length, int(rest[~keep].sum()))
 
 
 def fill(counts: Int64, sequence_length: int) -> tuple[list[Move], int]:
@@ -170,27 +135,47 @@ def _longest_first(lengths: Int64, ties: Uint64, sequence_length: int) -> Int64:
 class _OpenRows:
     """Rows by the room they have: runs (first row, rows, pieces in each of them).
 
-    Bit r of `_rooms` is set where there are rows with room r: the tightest fit for a length is the
-    lowest set bit from there on.
+    Bit r of a set of bits tells whether there are rows with room r; the tightest fit for a length
+    is the lowest set bit from there on. The set is cut into blocks, and a bit of `_filled` tells
+    which of them have any, so that a search costs the same for rows of any length.
     """
 
     def __init__(self) -> None:
         self._runs: dict[int, list[tuple[int, int, int]]] = {}
-        self._rooms = 0
+        self._blocks: dict[int, int] = {}
+        self._filled = 0
 
     def tightest(self, length: int) -> int | None:
-        fitting = self._rooms >> length
-        return length + (fitting & -fitting).bit_length() - 1 if fitting else None
+        block, at = divmod(length, _BLOCK)
+        fitting = self._blocks.get(block, 0) >> at
+        if fitting:
+            return length + _lowest(fitting)
+        later = self._filled >> (block + 1)
+        if not later:
+            return None
+        block += 1 + _lowest(later)
+        return block * _BLOCK + _lowest(self._blocks[block])
 
     def put(self, room: int, first: int, rows: int, slot: int) -> None:
-        if rows and room:
-            self._runs.setdefault(room, []).append((first, rows, slot))
-            self._rooms |= 1 << room
+        if not rows or not room:
+            return
+        self._runs.setdefault(room, []).append((first, rows, slot))
+        block, at = divmod(room, _BLOCK)
+        self._blocks[block] = self._blocks.get(block, 0) | 1 << at
+        self._filled |= 1 << block
 
     def take(self, room: int) -> tuple[int, int, int]:
         runs = self._runs[room]
         run = runs.pop()
         if not runs:
             del self._runs[room]
-            self._rooms &= ~(1 << room)
+            block, at = divmod(room, _BLOCK)
+            self._blocks[block] &= ~(1 << at)
+            if not self._blocks[block]:
+                self._filled &= ~(1 << block)
         return run
+
+
+def _lowest(bits: int) -> int:
+    """Return the place of the lowest set bit."""
+    return (bits & -bits).bit_length() - 1

@@ -88,7 +88,7 @@ def compare(
         packings: of `packing.PACKINGS`.
         lengths: sequence lengths.
         most_documents: look at so many documents of each dataset, its first; None for all.
-        min_tail: see `best_fit.cut`.
+        min_tail: see `row_plan.pack_best_fit`.
         where, exclude_ids: take only a view of each dataset, as a mixture's source does.
 
     Raises:
@@ -132,12 +132,13 @@ def _measure(
         windows = islice(windows, -(-most_documents // window))
     for starts, sizes in windows:
         seen += len(sizes)
-        packed = pack(starts, sizes)
-        inputs = input_lengths(packed, length)
-        pieces += int((inputs > 0).sum())
-        context += int((inputs * (inputs - 1) // 2).sum())
-        work += int((inputs * (inputs + 1) // 2).sum())
-        histogram += np.bincount(np.minimum(packed.counts, ROW_DOCUMENTS), minlength=len(histogram))
+        for packed in pack(starts, sizes):
+            inputs = input_lengths(packed, length)
+            pieces += int((inputs > 0).sum())
+            context += int((inputs * (inputs - 1) // 2).sum())
+            work += int((inputs * (inputs + 1) // 2).sum())
+            held = np.minimum(packed.counts, ROW_DOCUMENTS)
+            histogram += np.bincount(held, minlength=len(histogram))
     if view is not None:
         view.refuse_nothing("the dataset", dataset)
     whole = waste.rows * length * (length + 1) // 2

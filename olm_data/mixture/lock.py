@@ -186,22 +186,31 @@ class Lock(_File, frozen=True, kw_only=True):
             return f"{self.folder}/{location}"
         return os.path.normpath(os.path.join(self.folder, location))
 
-    def open_plans(self) -> list[RowPlan | None]:
+    def open_plans(self, *, verify: Verify = "lazy") -> list[RowPlan | None]:
         """Open each source's row plan, in the order of `sources`; None where it needs none.
 
-        A local plan is memory-mapped; one beside a remote lock is read into memory.
+        A local plan is memory-mapped; one beside a remote lock is first copied to a local folder.
+
+        Args:
+            verify: `off` leaves out the digest of a local plan.
 
         Raises:
-            ValidationError: a plan is missing, or not of the locked size.
+            ValidationError: a plan is missing, or not the locked one.
         """
-        return [self.open_plan(index) for index in range(len(self.sources))]
+        return [self.open_plan(index, verify=verify) for index in range(len(self.sources))]
 
-    def open_plan(self, index: int) -> RowPlan | None:
+    def open_plan(self, index: int, *, verify: Verify = "lazy") -> RowPlan | None:
         """Open the row plan of one source, as `open_plans` does all of them."""
         plan = self.sources[index].plan
         if plan is None:
             return None
-        return RowPlan.open(Store(self.folder).child(plan.folder), plan.rows, plan.pieces)
+        return RowPlan.open(
+            Store(self.folder).child(plan.folder),
+            plan.rows,
+            plan.pieces,
+            plan.sha256,
+            verify=verify,
+        )
 
     def open_datasets(
         self, *, verify: Verify = "lazy", max_open: int | None = None

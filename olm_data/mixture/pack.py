@@ -108,8 +108,10 @@ def _all(count: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
 
 def packer(
     dataset: Dataset, packing: str, sequence_length: int, *, min_tail: int = 1, waste: Waste
-) -> Callable[[Int64, Int64], PackedRows]:
+) -> Callable[[Int64, Int64], Iterator[PackedRows]]:
     """Return what packs windows of documents, (first tokens, lengths), given one after another.
+
+    The rows of a window must be taken to the last before the next window is given.
 
     Args:
         packing: of `packing.PACKINGS`.
@@ -146,9 +148,9 @@ def write_plan(
     def watched() -> Iterator[PackedRows]:
         nonlocal most
         for starts, lengths in documents(dataset, view=view):
-            part = pack(starts, lengths)
-            most = max(most, int(part.counts.max(initial=0)))
-            yield part
+            for part in pack(starts, lengths):
+                most = max(most, int(part.counts.max(initial=0)))
+                yield part
 
     rows, pieces = write(folder, watched())
     return PlanInfo(

@@ -1,20 +1,22 @@
 """Rows as lists of pieces: what packing decides, stored as three memory-mapped arrays.
 
-    documents of a dataset, window by window -> pieces of each row -> starts, lengths, ends (.npy)
+    documents of a dataset, window by window -> pieces of some rows -> ... of the next
+                                                    `-> starts, lengths, ends (.npy)
     RowPlan.open(folder) -> .pieces(row)     -> the reader copies them one behind the other
 
 A piece is a stretch of one document. The pieces of a row have at most S + 1 tokens, the last of
 which is only a label; after each piece that ends before that, a document ends. A row with fewer
 tokens is padded. A source that is packed as one stream of all its documents needs no plan
-(`packing.py`). Never: hold more than a window of documents in memory, or read a token.
+(`packing.py`). Never: hold more in memory than a window of documents and a part of their rows,
+however long they are, or read a token.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.dataset.container import HEADER_BYTES, npy_header
+from olm_data.dataset.shard import Verify
 from olm_data.errors import ValidationError
-from olm_data.mixture.best_fit import Int64, best_fit, cut
+from olm_data.mixture.best_fit import Int64, best_fit
+from olm_data.storage.disk import io_errors
+from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store
 
 WINDOW = 1 << 22
 """Documents packed at once: the memory of a plan does not grow with the dataset."""
+
+PART = 1 << 20
+"""Rows given at once, where they can be made one after another."""
+
+_COPIED = 4 << 20  # bytes
 
 STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
 _FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
@@ -72,46 +82,58 @@ class Waste:
 
 def pack_best_fit(
     starts: Int64, lengths: Int64, sequence_length: int, *, key: int, min_tail: int, waste: Waste
-) -> PackedRows:
-    """Pack one window of documents by best-fit decreasing.
+) -> Iterator[PackedRows]:
+    """Pack one window of documents by best-fit decreasing, the full rows of long ones first.
 
     Args:
         starts, lengths: int64 [d], first token and number of tokens of each document.
         key: decides which documents of equal length meet which others.
-        min_tail: see `best_fit.cut`.
+        min_tail: remainders of a cut document with fewer tokens are dropped.
         waste: is added to.
     """
-    pieces = cut(lengths, sequence_length, min_tail)
-    first = starts[pieces.document] + pieces.offset
-    # The token after a full row is the row's last label, where the document goes on.
-    follows = pieces.offset + pieces.length < lengths[pieces.document]
-    full = pieces.length == sequence_length
-    some = np.flatnonzero(~full)
-    packed = best_fit(pieces.length[some], _mixed(first[some], key), sequence_length)
-    order = np.concatenate([np.flatnonzero(full), some[packed.order]])
-    counts = np.concatenate([np.ones(int(full.sum()), np.int64), np.diff(packed.starts)])
-    waste.rows += len(counts)
-    waste.tokens += int(pieces.length.sum())
-    waste.padding += len(counts) * sequence_length - int(pieces.length.sum())
+    full, rest = np.divmod(lengths, sequence_length)
+    yield from _stretches(starts, lengths, full, sequence_length)
+    keep = (rest > 0) & ((full == 0) | (rest >= min_tail))
+    tails = rest[keep]
+    first = (starts + full * sequence_length)[keep]
+    packed = best_fit(tails, _mixed(first, key), sequence_length)
+    rows, used = int(full.sum()) + len(packed.starts) - 1, int(tails.sum())
+    waste.rows += rows
+    waste.tokens += int(full.sum()) * sequence_length + used
+    waste.padding += (len(packed.starts) - 1) * sequence_length - used
     waste.cut_long += int((lengths > sequence_length).sum())
-    waste.dropped += pieces.dropped
-    return PackedRows(first[order], (pieces.length + (full & follows))[order], counts)
+    waste.dropped += int(rest.sum()) - used
+    yield PackedRows(first[packed.order], tails[packed.order], np.diff(packed.starts))
 
 
 def pack_documents(
     starts: Int64, lengths: Int64, sequence_length: int, *, waste: Waste
-) -> PackedRows:
+) -> Iterator[PackedRows]:
     """Give each document rows of its own, padded; one longer than a row goes on in the next."""
-    pieces = cut(lengths, sequence_length)
-    follows = pieces.offset + pieces.length < lengths[pieces.document]
-    rows = len(pieces.length)
+    counts = -(-lengths // sequence_length)
+    rows, tokens = int(counts.sum()), int(lengths.sum())
     waste.rows += rows
-    waste.tokens += int(pieces.length.sum())
-    waste.padding += rows * sequence_length - int(pieces.length.sum())
+    waste.tokens += tokens
+    waste.padding += rows * sequence_length - tokens
     waste.cut_long += int((lengths > sequence_length).sum())
-    return PackedRows(
-        starts[pieces.document] + pieces.offset, pieces.length + follows, np.ones(rows, np.int64)
-    )
+    yield from _stretches(starts, lengths, counts, sequence_length)
+
+
+def _stretches(
+    starts: Int64, lengths: Int64, counts: Int64, sequence_length: int
+) -> Iterator[PackedRows]:
+    """Yield the first `counts` [d] stretches of S tokens of each document, a row each.
+
+    A stretch after which the document goes on has one token more: its last label.
+    """
+    ends = np.cumsum(counts)
+    total = int(ends[-1]) if len(ends) else 0
+    for low in range(0, total, PART):
+        row = np.arange(low, min(low + PART, total), dtype=np.int64)
+        document = np.searchsorted(ends, row, side="right")
+        inside = (row - (ends - counts)[document]) * sequence_length
+        size = np.minimum(sequence_length + 1, lengths[document] - inside)
+        yield PackedRows(starts[document] + inside, size, np.ones(len(row), np.int64))
 
 
 class StreamPacker:
@@ -126,29 +148,33 @@ class StreamPacker:
         self._starts: Int64 = np.zeros(0, np.int64)
         self._lengths: Int64 = np.zeros(0, np.int64)
 
-    def pack(self, starts: Int64, lengths: Int64) -> PackedRows:
-        """Return the rows that the stream has now and had not before."""
+    def pack(self, starts: Int64, lengths: Int64) -> Iterator[PackedRows]:
+        """Yield the rows that the stream has now and had not before."""
         starts = np.concatenate([self._starts, starts[lengths > 0]])
         lengths = np.concatenate([self._lengths, lengths[lengths > 0]])
         size, ends = self._length, np.cumsum(lengths)
         total = int(ends[-1]) if len(ends) else 0
         rows = max(0, (total - 1) // size)
-        # A row is [r * S, r * S + S]: neighbours share the token on their border.
-        low = np.arange(rows, dtype=np.int64) * size
-        first = np.searchsorted(ends, low, side="right")
-        last = np.searchsorted(ends, low + size, side="right")
-        counts = last - first + 1
-        document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        begin = np.maximum(np.repeat(low, counts), (ends - lengths)[document])
-        stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
-        inside = begin - (ends - lengths)[document]
-        packed = PackedRows(starts[document] + inside, stop - begin, counts)
+        for row in range(0, rows, PART):
+            yield self._rows(starts, lengths, ends, row, min(row + PART, rows))
         self._count_cuts(lengths, ends, rows * size)
         self._keep(starts, lengths, ends, rows * size)
         self._waste.rows += rows
         self._waste.tokens += rows * size
         self._waste.dropped = total - (rows * size + 1 if rows else 0)
-        return packed
+
+    def _rows(self, starts: Int64, lengths: Int64, ends: Int64, i: int, j: int) -> PackedRows:
+        """Return rows i .. j-1 of what is at hand; neighbours share the token on their border."""
+        size = self._length
+        low = np.arange(i, j, dtype=np.int64) * size
+        first = np.searchsorted(ends, low, side="right")
+        last = np.searchsorted(ends, low + size, side="right")
+        counts = last - first + 1
+        document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        before = (ends - lengths)[document]
+        begin = np.maximum(np.repeat(low, counts), before)
+        stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
+        return PackedRows(starts[document] + begin - before, stop - begin, counts)
 
     def _count_cuts(self, lengths: Int64, ends: Int64, used: int) -> None:
         """Count the documents that begin in these rows and go on in another row than they begin."""
@@ -207,29 +233,46 @@ class RowPlan:
         return np.unique(rows).astype(np.int64)
 
     @classmethod
-    def open(cls, store: Store, rows: int, pieces: int) -> RowPlan:
+    def open(
+        cls,
+        store: Store,
+        rows: int,
+        pieces: int,
+        sha256: Mapping[str, str],
+        *,
+        verify: Verify = "lazy",
+    ) -> RowPlan:
         """Open the plan in `store`, which must have just so many rows and pieces.
+
+        A remote plan is copied into a temporary folder and mapped from there; the space is free
+        again when the plan is let go.
+
+        Args:
+            sha256: digest of each file, by name; checked, of local files unless `verify` is off.
 
         Raises:
             ValidationError: a file is missing, damaged, or of another size.
         """
-        arrays = []
-        for name, dtype in _FILES.items():
-            try:
-                if store.remote:
-                    array = np.load(io.BytesIO(store.read(name)), allow_pickle=False)
-                else:
-                    array = np.load(store.url(name), mmap_mode="r", allow_pickle=False)
-            except (OSError, EOFError, ValueError) as error:
-                raise _damaged(store.url(name), str(error)) from error
-            count = rows if name == ENDS else pieces
-            if array.dtype != dtype or array.shape != (count,):
-                raise _damaged(
-                    store.url(name),
-                    f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [{count}]",
-                )
-            arrays.append(array)
-        return cls(*arrays)
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(scratch()) if store.remote else Path(store.root)
+            arrays = []
+            for name, dtype in _FILES.items():
+                count = rows if name == ENDS else pieces
+                try:
+                    seen = _copy(store, name, folder / name) if store.remote else None
+                    array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+                    if array.dtype != dtype or array.shape != (count,):
+                        raise ValueError(
+                            f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [{count}]"
+                        )
+                    if seen is None and verify != "off":
+                        seen = store.sha256(name)
+                    if seen not in (None, sha256[name]):
+                        raise ValueError("its digest is not the one in the lock")
+                except (OSError, EOFError, ValueError) as error:
+                    raise _damaged(store.url(name), str(error)) from error
+                arrays.append(array)
+            return cls(*arrays)
 
     @staticmethod
     def digests(folder: Path) -> dict[str, str]:
@@ -264,6 +307,17 @@ def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
             file.flush()
             os.fsync(file.fileno())
     return rows, pieces
+
+
+def _copy(store: Store, name: str, path: Path) -> str:
+    """Copy a file of a remote store to `path`; return the sha256 of what was copied."""
+    seen = hashlib.sha256()
+    with open(path, "wb") as file:
+        for piece in store.pieces(name, _COPIED):
+            seen.update(piece)
+            with io_errors(str(path), writing=True):
+                file.write(piece)
+    return seen.hexdigest()
 
 
 def _mixed(values: Int64, key: int) -> NDArray[np.uint64]:

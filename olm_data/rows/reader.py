@@ -91,7 +91,7 @@ class RowReader:
         self.lock = lock if isinstance(lock, Lock) else Lock.read(lock)
         self.schedule = self.lock.schedule()
         self.datasets = self.lock.open_datasets(verify=verify)
-        self._shards = _Shards(self.datasets, self.lock.open_plans())
+        self._shards = _Shards(self.datasets, self.lock.open_plans(verify=verify))
         self.sequence_length: int = self.lock.sequence_length
         self.total_rows: int = self.schedule.total_rows
         self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)

@@ -8,9 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.mixture import best_fit as module
-from olm_data.mixture.best_fit import best_fit, cut, fill
+from olm_data.mixture.best_fit import best_fit, fill
 
-LENGTHS = st.lists(st.integers(0, 60), max_size=60)
+# a length of a row, up to far more than one block of rooms, and pieces that fit into it
+ROWS = st.one_of(st.integers(1, 60), st.integers(1, 1 << 13), st.sampled_from([1023, 1024, 2048]))
+PIECES = ROWS.flatmap(
+    lambda size: st.tuples(st.lists(st.integers(1, size), max_size=60), st.just(size))
+)
 
 
 def one_by_one(lengths: list[int], sequence_length: int) -> list[int]:
@@ -25,31 +29,11 @@ def one_by_one(lengths: list[int], sequence_length: int) -> list[int]:
     return sorted(room)
 
 
-@given(LENGTHS, st.integers(1, 20), st.integers(1, 8))
-def test_cutting_keeps_every_token_but_the_counted_tails(
-    lengths: list[int], sequence_length: int, min_tail: int
-) -> None:
-    documents = np.array(lengths, np.int64)
-    pieces = cut(documents, sequence_length, min_tail)
-    assert ((pieces.length >= 1) & (pieces.length <= sequence_length)).all()
-    assert pieces.length.sum() + pieces.dropped == documents.sum()
-    for number, length in enumerate(lengths):
-        mine = pieces.document == number
-        spans = list(zip(pieces.offset[mine].tolist(), pieces.length[mine].tolist(), strict=True))
-        at = 0
-        for offset, size in spans:  # they tile the document from its start
-            assert offset == at
-            at += size
-        assert at == length or (length > sequence_length and 0 < length - at < min_tail)
-        if length <= sequence_length:
-            assert len(spans) == (length > 0)  # never cut without need
-
-
-@given(LENGTHS, st.integers(1, 60), st.integers(0, 2**64 - 1))
+@given(PIECES, st.integers(0, 2**64 - 1))
 def test_each_piece_lies_in_one_row_and_no_row_is_overfull(
-    lengths: list[int], sequence_length: int, seed: int
+    pieces: tuple[list[int], int], seed: int
 ) -> None:
-    sizes = cut(np.array(lengths, np.int64), sequence_length).length
+    sizes, sequence_length = np.array(pieces[0], np.int64), pieces[1]
     ties = np.random.default_rng(seed).integers(0, 2**64, len(sizes), dtype=np.uint64)
     rows = best_fit(sizes, ties, sequence_length)
     assert sorted(rows.order.tolist()) == list(range(len(sizes)))
@@ -60,14 +44,12 @@ def test_each_piece_lies_in_one_row_and_no_row_is_overfull(
     assert sorted(room) == one_by_one(sizes.tolist(), sequence_length)
 
 
-@given(LENGTHS, st.integers(1, 60))
-def test_ties_choose_documents_and_never_the_shape_of_rows(
-    lengths: list[int], sequence_length: int
-) -> None:
-    sizes = cut(np.array(lengths, np.int64), sequence_length).length
+@given(PIECES)
+def test_ties_choose_documents_and_never_the_shape_of_rows(pieces: tuple[list[int], int]) -> None:
+    sizes, sequence_length = np.array(pieces[0], np.int64), pieces[1]
     packed = [
-        best_fit(sizes, np.random.default_rng(s).integers(0, 2**64, len(sizes), np.uint64), n)
-        for s, n in ((0, sequence_length), (1, sequence_length))
+        best_fit(sizes, rng.integers(0, 2**64, len(sizes), np.uint64), sequence_length)
+        for rng in map(np.random.default_rng, (0, 1))
     ]
     shapes = [sizes[rows.order].tolist() for rows in packed]
     assert shapes[0] == shapes[1]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
+import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.datasets import write_sparse_dataset
 
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
-from olm_data.mixture.packing import row_span, rows_in
+from olm_data.mixture import pack as module_pack
+from olm_data.mixture import row_plan as module
+from olm_data.mixture.pack import packer
+from olm_data.mixture.packing import PACKINGS, row_span, rows_in
 from olm_data.mixture.row_plan import (
     PackedRows,
     RowPlan,
@@ -33,10 +41,13 @@ def documents(lengths: list[int], gap: int = 0) -> tuple[np.ndarray, np.ndarray]
     return np.cumsum(sizes + gap) - sizes, sizes
 
 
-def rows_of(packed: PackedRows) -> list[Row]:
-    pieces = list(zip(packed.starts.tolist(), packed.lengths.tolist(), strict=True))
-    stops = np.cumsum(packed.counts)
-    return [pieces[b - n : b] for b, n in zip(stops.tolist(), packed.counts.tolist(), strict=True)]
+def rows_of(parts: Iterable[PackedRows]) -> list[Row]:
+    rows: list[Row] = []
+    for packed in parts:
+        pieces = list(zip(packed.starts.tolist(), packed.lengths.tolist(), strict=True))
+        stops = np.cumsum(packed.counts).tolist()
+        rows += [pieces[b - n : b] for b, n in zip(stops, packed.counts.tolist(), strict=True)]
+    return rows
 
 
 def inputs(row: Row, sequence_length: int) -> list[int]:
@@ -68,6 +79,26 @@ def test_best_fit_rows_hold_every_token_once_and_name_the_one_that_follows(
     assert waste.padding == len(rows) * sequence_length - len(places)
     assert waste.cut_long == sum(n > sequence_length for n in lengths)
     assert waste.cut_short == 0
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(1, 8))
+def test_only_remainders_shorter_than_min_tail_are_dropped_and_counted(
+    lengths: list[int], sequence_length: int, min_tail: int
+) -> None:
+    starts, sizes = documents(lengths, gap=1)
+    waste = Waste()
+    rows = rows_of(
+        pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=min_tail, waste=waste)
+    )
+    seen = sorted(t for row in rows for t in inputs(row, sequence_length))
+    kept = []
+    for start, size in zip(starts.tolist(), lengths, strict=True):
+        tail = size % sequence_length
+        cut = tail if size > sequence_length and tail < min_tail else 0
+        kept += range(start, start + size - cut)
+    assert seen == kept
+    assert (waste.tokens, waste.dropped) == (len(kept), sum(lengths) - len(kept))
+    assert waste.padding == len(rows) * sequence_length - len(kept)
 
 
 @given(LENGTHS, st.integers(1, 20))
@@ -111,18 +142,94 @@ def test_a_stream_has_the_same_rows_in_any_windows(
 def test_a_stored_plan_is_the_plan(tmp_path: Path) -> None:
     starts, sizes = documents([5, 3, 9, 20, 1, 2])
     parts = [
-        pack_best_fit(starts[a:b], sizes[a:b], 8, key=1, min_tail=1, waste=Waste())
+        part
         for a, b in ((0, 3), (3, 6))
+        for part in pack_best_fit(starts[a:b], sizes[a:b], 8, key=1, min_tail=1, waste=Waste())
     ]
     rows, pieces = write(tmp_path, parts)
-    plan = RowPlan.open(Store(tmp_path), rows, pieces)
-    assert [plan.pieces(r) for r in range(plan.rows)] == [r for p in parts for r in rows_of(p)]
+    sha256 = RowPlan.digests(tmp_path)
+    plan = RowPlan.open(Store(tmp_path), rows, pieces, sha256)
+    assert [plan.pieces(r) for r in range(plan.rows)] == rows_of(parts)
     for name in ("starts.npy", "lengths.npy", "ends.npy"):
         data = (tmp_path / name).read_bytes()
         for broken in (data[:-1], data[:100], b""):
             (tmp_path / name).write_bytes(broken)
             with pytest.raises(ValidationError, match="missing or damaged"):
-                RowPlan.open(Store(tmp_path), rows, pieces)
+                RowPlan.open(Store(tmp_path), rows, pieces, sha256)
+        (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(ValidationError, match="its digest is not the one in the lock"):
+            RowPlan.open(Store(tmp_path), rows, pieces, sha256)
+        RowPlan.open(Store(tmp_path), rows, pieces, sha256, verify="off")
         (tmp_path / name).write_bytes(data)
     with pytest.raises(ValidationError, match=r"not uint64 \[1\]"):
-        RowPlan.open(Store(tmp_path), 1, pieces)
+        RowPlan.open(Store(tmp_path), 1, pieces, sha256)
+
+
+def test_a_remote_plan_is_mapped_from_a_copy_that_takes_no_space_afterwards(
+    tmp_path: Path, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, sizes = documents([5, 3, 9, 20, 1, 2])
+    parts = list(pack_best_fit(starts, sizes, 8, key=1, min_tail=1, waste=Waste()))
+    made, space = tmp_path / "made", tmp_path / "space"
+    made.mkdir()
+    space.mkdir()
+    rows, pieces = write(made, parts)
+    sha256 = RowPlan.digests(made)
+    store = Store(f"s3://{s3['bucket']}/row-plans/one")
+    for name, digest in sha256.items():
+        store.publish(name, made / name, digest)
+    monkeypatch.setattr(tempfile, "tempdir", str(space))
+    plan = RowPlan.open(store, rows, pieces, sha256)
+    assert isinstance(plan.starts, np.memmap)
+    assert Path(plan.starts.filename).is_relative_to(space)
+    assert list(space.iterdir()) == []
+    assert [plan.pieces(r) for r in range(plan.rows)] == rows_of(parts)
+    with pytest.raises(ValidationError, match="its digest is not the one in the lock"):
+        RowPlan.open(store, rows, pieces, {**sha256, "ends.npy": sha256["starts.npy"]})
+    store.delete("lengths.npy")
+    with pytest.raises(ValidationError, match="missing or damaged"):
+        RowPlan.open(store, rows, pieces, sha256)
+
+
+def peak(parts: Iterable[PackedRows]) -> int:
+    """The most bytes of memory held while rows are taken and let go."""
+    tracemalloc.start()
+    for _ in parts:
+        pass
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_planning_takes_the_same_memory_for_ten_times_the_documents(
+    tmp_path: Path, packing: str
+) -> None:
+    peaks = []
+    for shards in (2, 20):
+        path = tmp_path / str(shards)
+        write_sparse_dataset(path, shards=shards, tokens=1 << 20, documents=1 << 14)
+        dataset = Dataset.open(str(path))
+        pack = packer(dataset, packing, 48, waste=Waste())
+        windows = module_pack.documents(dataset, window=1 << 14)
+        peaks.append(peak(part for starts, sizes in windows for part in pack(starts, sizes)))
+    assert peaks[1] < 1.1 * peaks[0]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_the_rows_of_long_documents_are_made_a_part_at_a_time(
+    packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, sizes = documents([1 << 18] * 3)  # 49,152 rows
+
+    def packed() -> Iterable[PackedRows]:
+        if packing == "best_fit":
+            return pack_best_fit(starts, sizes, 16, key=1, min_tail=1, waste=Waste())
+        if packing == "document":
+            return pack_documents(starts, sizes, 16, waste=Waste())
+        return StreamPacker(16, Waste()).pack(starts, sizes)
+
+    whole = rows_of(packed())
+    monkeypatch.setattr(module, "PART", 1 << 10)
+    assert rows_of(packed()) == whole
+    assert peak(packed()) < 1 << 18
