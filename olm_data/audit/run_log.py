@@ -130,12 +130,14 @@ def _read_steps(path: Path) -> list[Step]:
             entry = _decoded(path, number, line, _Line)
             if entry.rows is None:
                 continue
+            first, stop = entry.rows
             try:
-                ((first, stop),) = merge_ranges([entry.rows])
-                skipped = merge_ranges(entry.skipped)
+                skipped = merge_ranges(entry.skipped) if entry.skipped else ()
             except UsageError as error:
                 raise _malformed(path, number, error.what) from error
-            if clip_ranges(skipped, first, stop) != skipped:
+            if not 0 <= first < stop:
+                raise _malformed(path, number, f"[{first}, {stop}] is not a range of rows")
+            if skipped and clip_ranges(skipped, first, stop) != skipped:
                 raise _malformed(path, number, "skipped rows are not among those of the step")
             tokens = None if entry.trained is None else int(entry.trained)
             steps.append(Step(entry.step, (first, stop), skipped, tokens))
