@@ -28,15 +28,22 @@ LOADERS = [
 ]
 
 
+class Empty(types.ModuleType):
+    """A module that has whatever class is imported from it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
 def without_torchvision() -> None:
     """Let the package be imported without the images of torchvision."""
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms"):
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        sys.modules[name] = module
-    for name in ("torchvision.datasets", "torchvision.transforms.functional"):
-        module = sys.modules.setdefault(name, types.ModuleType(name))
-        module.__getattr__ = lambda attribute: type(attribute, (), {})  # type: ignore[method-assign]
+    for name in ("", ".datasets", ".transforms", ".transforms.functional"):
+        module = Empty(f"torchvision{name}")
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, None)
+        module.__path__ = []
+        sys.modules[module.__name__] = module
 
 
 def make(task: Task) -> Pass:
