@@ -119,8 +119,12 @@ def redacted(text: str) -> str:
     text = _SECRET_USER.sub(r"\1***@", text)
     text = _SECRET_QUERY.sub(r"\1***", text)
     for name, value in os.environ.items():
-        secret = _SECRET_VARIABLE.search(name.upper()) and not os.path.exists(value)
-        if secret and len(value) >= _SHORTEST_SECRET and value in text:
+        if (
+            len(value) >= _SHORTEST_SECRET
+            and value in text  # the cheap and unlikely one first: a lock asks for each source
+            and _SECRET_VARIABLE.search(name.upper())
+            and not os.path.exists(value)
+        ):
             text = text.replace(value, "***")
     return text
 
