@@ -1,6 +1,7 @@
 """Shuffles by one signature: (n, seed, count) -> the rows at positions 0 .. count - 1, int64.
 
 prp1            ours
+windowed        ours with `order: windowed`: 64 chunks, 16 of them a window; a compromise
 numpy           `Generator.permutation`: Fisher and Yates, a table of all rows
 grain           `index_shuffle`, the cipher behind `MapDataset.shuffle`, from its own environment
 swap-or-not     V. Hoang, B. Morris, P. Rogaway, "An Enciphering Scheme Based on a Card Shuffle",
@@ -26,9 +27,11 @@ from pathlib import Path
 import numpy as np
 from peers.environments import python_of
 
-from olm_data.mixture.order import permute, round_keys
+from olm_data.mixture.prp import permute, round_keys
+from olm_data.mixture.windowed import permute_windowed
 
 BUFFER = 1000
+CHUNKS, WINDOW_CHUNKS = 64, 16
 ROUNDS = 90  # of swap-or-not
 
 
@@ -40,6 +43,12 @@ def prp1(n: int, seed: int, count: int) -> np.ndarray:
 def prp1_epochs(n: int, seed: int, count: int) -> np.ndarray:
     """The same, with `seed` as the epoch."""
     return permute(np.arange(count), n, round_keys(0, "web", seed))
+
+
+def windowed(n: int, seed: int, count: int) -> np.ndarray:
+    """The order of the project for remote sources: chunks, then rows inside a few chunks."""
+    keys = round_keys(seed, "web", 0)
+    return permute_windowed(np.arange(count), n, max(1, n // CHUNKS), WINDOW_CHUNKS, keys)
 
 
 def numpy_permutation(n: int, seed: int, count: int) -> np.ndarray:
@@ -123,6 +132,7 @@ def shuffles(root: Path) -> dict[str, Orders]:
     return {
         "prp1, seeds": one_by_one(prp1),
         "prp1, epochs": one_by_one(prp1_epochs),
+        "windowed": one_by_one(windowed),
         "numpy": one_by_one(numpy_permutation),
         "grain": Grain(root).orders,
         "swap-or-not": one_by_one(swap_or_not),
