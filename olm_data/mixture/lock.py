@@ -230,15 +230,20 @@ class Lock(_File, frozen=True, kw_only=True):
             ValidationError: another dataset lies there than the lock was made from.
         """
 
-        def open_one(source: LockSource) -> Dataset:
-            return self._open_dataset(source, verify, max_open)
+        def open_one(index: int) -> Dataset:
+            return self.open_dataset(index, verify=verify, max_open=max_open)
 
+        indexes = range(len(self.sources))
         if not any(map(is_remote, (self.folder, *self.locations.values()))):
-            return [open_one(source) for source in self.sources]
+            return [open_one(index) for index in indexes]
         with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
-            return list(pool.map(open_one, self.sources))
+            return list(pool.map(open_one, indexes))
 
-    def _open_dataset(self, source: LockSource, verify: Verify, max_open: int | None) -> Dataset:
+    def open_dataset(
+        self, index: int, *, verify: Verify = "lazy", max_open: int | None = None
+    ) -> Dataset:
+        """Open the dataset of one source, as `open_datasets` does all of them."""
+        source = self.sources[index]
         location = self.location(source.name)
         dataset = Dataset.open(location, verify=verify, max_open=max_open)
         if source.dataset in [version.parent for version in dataset.manifest.additions]:
