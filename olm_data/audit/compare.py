@@ -134,7 +134,7 @@ def audit(lock: Lock, log: RunLog) -> Audit:
         lock=lock.digest,
         sequence_length=lock.sequence_length,
         steps=len(log.steps),
-        tokens=sum(step.tokens or 0 for step in log.steps),
+        tokens=sum(step.trained or 0 for step in log.steps),
         reached=reached,
         accounts=[
             Account(
@@ -176,13 +176,13 @@ def _step_problems(log: RunLog, batch_tokens: int, length: int) -> list[str]:
     numbers, rows, tokens = [], [], []
     for expected, step in enumerate(log.steps, start=1):
         count = step.rows[1] - step.rows[0] - sum(b - a for a, b in step.skipped)
-        if step.number != expected:
-            numbers.append(f"step {step.number:,} stands where step {expected:,} should")
+        if step.step != expected:
+            numbers.append(f"step {step.step:,} stands where step {expected:,} should")
         if count != rows_wanted:
-            rows.append(f"step {step.number:,} has {count:,} rows, not {rows_wanted:,}")
-        if step.tokens is not None and step.tokens != batch_tokens:
+            rows.append(f"step {step.step:,} has {count:,} rows, not {rows_wanted:,}")
+        if step.trained is not None and step.trained != batch_tokens:
             tokens.append(
-                f"step {step.number:,} trained on {step.tokens:,} tokens, not {batch_tokens:,}"
+                f"step {step.step:,} trained on {step.trained:,} tokens, not {batch_tokens:,}"
             )
     return [text for kind in (numbers, rows, tokens) for text in _first(kind)]
 

@@ -32,6 +32,7 @@ class LoggedStep:
         rows: half-open range of global rows.
         skipped: ranges inside `rows` that were left out.
         order: the order digest, or None in logs without.
+        trained: tokens of the step as counted on the devices, or None in logs without.
     """
 
     line: int
@@ -40,6 +41,7 @@ class LoggedStep:
     rows: Range
     skipped: tuple[Range, ...]
     order: str | None
+    trained: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class Run:
             ValidationError: one of them is malformed.
         """
         folder = Path(path)
-        config, steps = _config(folder / CONFIG), list(_steps(folder / LOG))
+        config, steps = _config(folder / CONFIG), list(read_steps(folder / LOG))
         if config is None and not steps:
             raise InputError(
                 f"this is no run folder: it has no {CONFIG} and no {LOG}",
@@ -129,8 +131,12 @@ def _config(path: Path) -> dict[str, Any] | None:
     return config
 
 
-def _steps(path: Path) -> Iterator[LoggedStep]:
-    """Yield the steps of a log; a last line without its end is one that is being written."""
+def read_steps(path: Path) -> Iterator[LoggedStep]:
+    """Yield the steps of a log; a last line without its end is one that is being written.
+
+    Raises:
+        ValidationError: a line is not what a run writes.
+    """
     if not path.is_file():
         return
     with open(path, "rb") as file:
@@ -148,15 +154,17 @@ def _steps(path: Path) -> Iterator[LoggedStep]:
 
 def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
     step, tokens, (first, end) = entry["step"], entry["tokens"], entry["rows"]
-    order = entry.get("order")
+    order, trained = entry.get("order"), entry.get("train/tokens")
     if not all(type(value) is int for value in (step, tokens, first, end)) or not 0 <= first < end:
         raise ValueError("step, tokens and rows are not what a run writes")
     if order is not None and not isinstance(order, str):
         raise ValueError("the order digest is not what a run writes")
+    if trained is not None:
+        trained = int(trained)
     skipped = merge_ranges(entry.get("skipped", []))
     if clip_ranges(skipped, first, end) != skipped:
         raise ValueError("skipped rows are not among those of the step")
-    return LoggedStep(number, step, tokens, (first, end), skipped, order)
+    return LoggedStep(number, step, tokens, (first, end), skipped, order, trained)
 
 
 def _malformed(path: Path, why: str) -> ValidationError:

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
-from olm_data.audit.run_log import METRICS, STARTS, Start, encode_starts, read_starts
+from olm_data.audit.run_log import STARTS, Start, encode_starts, read_starts
+from olm_data.locate.run import LOG
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import write_durably
 
@@ -50,7 +51,7 @@ class MetricSaverCallback(Callback):
     def pre_train(self) -> None:
         if not self.trainer.main:
             return
-        path, rewound = self.trainer.save_folder / METRICS, 0
+        path, rewound = self.trainer.save_folder / LOG, 0
         if path.exists():
             rewound = keep_until(path, self.trainer.step if self.trainer.resumed else -1)
         self._log_start(rewound)

@@ -18,9 +18,10 @@ from support.datasets import random_shards, write_mixture
 from support.runs import build_trainer
 
 from olm_data.audit.compare import Audit, audit
-from olm_data.audit.run_log import METRICS, STARTS, RunLog, Start, Step
+from olm_data.audit.run_log import STARTS, RunLog, Start
 from olm_data.cli import cli
-from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.errors import InputError, ValidationError
+from olm_data.locate.run import LOG, LoggedStep
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.skip import KeptRows, clip_ranges
 from olm_train.callbacks.base import Callback
@@ -49,17 +50,21 @@ def start(lock: Lock, skip: Any = (), **changes: Any) -> Start:
     return Start(**{**fields, "global_batch_size": BATCH * S, **changes})
 
 
-def steps_of(lock: Lock, count: int, skip: Any = ()) -> list[Step]:
+def step(number: int, rows: Any, skipped: Any = (), trained: int = BATCH * S) -> LoggedStep:
+    return LoggedStep(number, number, number * BATCH * S, rows, skipped, None, trained)
+
+
+def steps_of(lock: Lock, count: int, skip: Any = ()) -> list[LoggedStep]:
     """The first steps of a run, as the trainer logs them."""
     kept, steps = KeptRows(lock.total_rows, skip), []
     for number in range(count):
         rows = kept.rows(np.arange(number * BATCH, number * BATCH + BATCH))
         span = int(rows[0]), int(rows[-1]) + 1
-        steps.append(Step(number + 1, span, clip_ranges(kept.skip, *span), BATCH * S))
+        steps.append(step(number + 1, span, clip_ranges(kept.skip, *span)))
     return steps
 
 
-def audited(lock: Lock, steps: list[Step], *starts: Start) -> Audit:
+def audited(lock: Lock, steps: list[LoggedStep], *starts: Start) -> Audit:
     return audit(lock, RunLog(folder=Path("run"), starts=list(starts), steps=steps))
 
 
@@ -95,7 +100,7 @@ def test_accounts_are_those_of_counting_row_by_row(lock: Lock, data: st.DataObje
         assert account.difference == 0
 
 
-Change = Callable[[list[Step]], Any]
+Change = Callable[[list[LoggedStep]], Any]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +109,10 @@ Change = Callable[[list[Step]], Any]
         (lambda s: s.insert(3, s[2]), "6 rows trained more than once: [12, 18)", 6),
         (lambda s: s.pop(2), "6 rows neither trained nor skipped: [12, 18)", -6),
         (lambda s: s.pop(2), "step 4 stands where step 3 should", -6),
-        (lambda s: s.__setitem__(2, Step(3, (12, 17), (), 48)), "step 3 has 5 rows, not 6", -1),
-        (lambda s: s.__setitem__(2, Step(3, (12, 18), (), 40)), "on 40 tokens, not 48", 0),
-        (lambda s: s.__setitem__(1, Step(2, (5, 11), (), 48)), "1 row trained more than once", 0),
-        (lambda s: s.append(Step(6, (60, 66), (), 48)), "3 rows not in the lock: [63, 66)", -30),
+        (lambda s: s.__setitem__(2, step(3, (12, 17))), "step 3 has 5 rows, not 6", -1),
+        (lambda s: s.__setitem__(2, step(3, (12, 18), (), 40)), "on 40 tokens, not 48", 0),
+        (lambda s: s.__setitem__(1, step(2, (5, 11))), "1 row trained more than once", 0),
+        (lambda s: s.append(step(6, (60, 66))), "3 rows not in the lock: [63, 66)", -30),
     ],
 )  # fmt: skip
 def test_each_way_to_differ_is_named(
@@ -182,8 +187,8 @@ def test_a_real_run_with_skips_a_crash_and_a_resume_agrees_and_a_changed_log_doe
     assert code == 0
     assert "2 steps were trained again" in out
 
-    lines = (run / METRICS).read_text().splitlines(keepends=True)
-    (run / METRICS).write_text("".join([*lines[:4], *lines[5:]]))
+    lines = (run / LOG).read_text().splitlines(keepends=True)
+    (run / LOG).write_text("".join([*lines[:4], *lines[5:]]))
     code, out = run_audit(run)
     assert code == 3
     assert "rows neither trained nor skipped" in out
@@ -197,7 +202,7 @@ def test_a_folder_without_a_log_or_lock_says_what_to_do(lock: Lock, tmp_path: Pa
     (tmp_path / STARTS).write_text(json.dumps(fields) + "\n" + '{"torn')
     with pytest.raises(InputError, match=r"metrics\.jsonl is missing"):
         run_audit(tmp_path)
-    (tmp_path / METRICS).write_text('{"step": 1, "rows": [0, 6]}\n{"step": 2')
+    (tmp_path / LOG).write_text('{"step": 1, "tokens": 48, "rows": [0, 6]}\n{"step": 2')
     with pytest.raises(InputError, match="--lock") as caught:
         run_audit(tmp_path)
     assert caught.value.exit_code == 4
@@ -210,16 +215,15 @@ def test_a_folder_without_a_log_or_lock_says_what_to_do(lock: Lock, tmp_path: Pa
     "line",
     [
         "[]",
-        '{"step": 1, "rows": [6, 0]}',
-        '{"step": 1, "rows": [0, 6], "skipped": [[9, 10]]}',
+        '{"step": 1, "tokens": 48, "rows": [6, 0]}',
+        '{"step": 1, "tokens": 48, "rows": [0, 6], "skipped": [[9, 10]]}',
         "{",
     ],
 )
 def test_a_malformed_log_is_refused_with_its_line(lock: Lock, tmp_path: Path, line: str) -> None:
     fields = {name: getattr(start(lock), name) for name in Start.__struct_fields__}
     (tmp_path / STARTS).write_text(json.dumps(fields) + "\n")
-    (tmp_path / METRICS).write_text('{"step": 1, "eval": {}}\n' + line + "\n")
+    (tmp_path / LOG).write_text('{"step": 1, "eval": {}}\n' + line + "\n")
     with pytest.raises(ValidationError) as caught:
         RunLog.read(tmp_path)
-    assert str(caught.value.where).endswith("line 2")
-    assert isinstance(caught.value, OlmError)
+    assert str(caught.value.why).startswith("line 2: ")
