@@ -41,8 +41,8 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
     trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
     step, seen = trainer.train_module.train_step, []
 
-    def watched(*arguments: object) -> object:
-        result = step(*arguments)  # type: ignore[arg-type]
+    def watched(*arguments: object, **options: object) -> object:
+        result = step(*arguments, **options)  # type: ignore[arg-type]
         seen.append({name: float(value) for name, value in result.items()})
         return result
 
