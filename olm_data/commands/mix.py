@@ -7,36 +7,131 @@ import sys
 
 import click
 
+from olm_data.errors import UsageError
+
 
 @click.command()
-@click.argument("manifest", type=click.Path(dir_okay=False))
+@click.argument("manifest", type=click.Path(dir_okay=False), required=False)
 @click.option("--output", help="Lock file to write.  [default: NAME.lock.json beside it]")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace another lock at the output.")
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
-def mix(manifest: str, output: str | None, dry_run: bool, overwrite: bool, as_json: bool) -> None:
+@click.option("--explain", is_flag=True, help="Print how each integer of the lock came out.")
+@click.option("--tree", is_flag=True, help="Print stages, groups and sources as a tree.")
+@click.option(
+    "--diff",
+    nargs=2,
+    metavar="OLD NEW",
+    help="Say what differs between two locks (or manifests), and from which row on.",
+)
+@click.option(
+    "--extend",
+    metavar="TOKENS",
+    help="Let the last stage of the lock go on.  [default output: NAME-longer.lock.json]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def mix(
+    manifest: str | None,
+    output: str | None,
+    dry_run: bool,
+    overwrite: bool,
+    explain: bool,
+    tree: bool,
+    diff: tuple[str, str] | None,
+    extend: str | None,
+    as_json: bool,
+) -> None:
     """Compile a mixture manifest into the lock that training takes.
 
     \b
     olm-data mix manifest.yaml                  writes manifest.lock.json
     olm-data mix manifest.yaml --dry-run        prints the plan only
+    olm-data mix manifest.yaml --dry-run --explain --tree
+    olm-data mix manifest.yaml --extend 10B     writes manifest-longer.lock.json
+    olm-data mix --diff old.lock.json manifest.yaml
     """
+    if diff:
+        if manifest or output or explain or tree or extend:
+            raise UsageError(
+                "--diff takes two locks or manifests and nothing else",
+                where="--diff",
+                fix="olm-data mix --diff old.lock.json new.lock.json",
+            )
+        _print_difference(*diff, as_json)
+        return
+    if manifest is None:
+        raise UsageError("no manifest is given", fix="olm-data mix manifest.yaml")
     from rich.console import Console
 
+    from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
+    from olm_data.mixture.manifest_values import parse_tokens
 
-    done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
+    if extend:
+        tokens = parse_tokens(extend, "--extend")
+        done = verb.lengthen(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
+    else:
+        done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
     if as_json:
         result = {"lock": done.path, "status": done.status, **verb.plan(done.lock)}
+        result |= {"explain": shown.explain(done.lock)} if explain else {}
+        result |= {"tree": shown.tree(done.lock)} if tree else {}
         click.echo(json.dumps(result, indent=1))
     else:
-        verb.print_plan(done.lock, Console(width=None if sys.stdout.isatty() else 140))
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        if tree:
+            console.print(shown.draw(done.lock), soft_wrap=True)
+        if explain:
+            click.echo("\n".join(shown.explain(done.lock)))
+        if not (tree or explain):
+            verb.print_plan(done.lock, console)
     for warning in verb.warnings(done.lock):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})", err=True)
+    if extend:
+        older = done.lock.extends[-1]
+        click.echo(
+            f"rows 0 to {older.rows - 1:,} are those of lock {older.digest[:12]} (order digest "
+            f"{older.order_sha256[:12]} in both); {done.lock.total_rows - older.rows:,} follow",
+            err=True,
+        )
     following = (
-        f"olm-data mix {manifest}"
+        f"olm-data mix {manifest}" + (f" --extend {extend}" if extend else "")
         if dry_run
         else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={done.path}"
     )
     click.echo(f"next: {following}", err=True)
+
+
+def _print_difference(old: str, new: str, as_json: bool) -> None:
+    from olm_data.mixture.diff import diff
+    from olm_data.mixture.mix import compiled
+
+    locks = compiled(old), compiled(new)
+    found = diff(*locks)
+    if as_json:
+        result = {
+            "old": locks[0].digest,
+            "new": locks[1].digest,
+            "old_rows": found.old_rows,
+            "new_rows": found.new_rows,
+            "same_rows": found.same_rows,
+            "differences": list(found.lines),
+        }
+        click.echo(json.dumps(result, indent=1))
+        return
+    for line in found.lines:
+        click.echo(line)
+    if found.same_rows == found.old_rows == found.new_rows:
+        click.echo(f"all {found.old_rows:,} rows are the same")
+    elif found.same_rows == min(found.old_rows, found.new_rows):
+        which = "new" if found.extends else "old"
+        click.echo(
+            f"the {which} run goes on where the other ends: the first {found.same_rows:,} rows are "
+            "the same"
+        )
+    elif found.same_rows:
+        click.echo(
+            f"the first {found.same_rows:,} rows are the same; row {found.same_rows:,} differs"
+        )
+    else:
+        click.echo("the runs differ from the first row on")

@@ -22,6 +22,7 @@ from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ConflictError, InputError, ValidationError, printable, redacted
+from olm_data.mixture.extended import Extended
 from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.order import Schedule, Stage
 from olm_data.mixture.pack import PlanInfo
@@ -127,6 +128,7 @@ class _File(
     tools: dict[str, str]
     digest: str
     windowed: Windowed | None = None
+    extends: tuple[Extended, ...] = ()
 
 
 class Lock(_File, frozen=True, kw_only=True):
@@ -137,6 +139,7 @@ class Lock(_File, frozen=True, kw_only=True):
         stages: in the order of the run.
         locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
         windowed: chunks and windows where the order is windowed, else None.
+        extends: older locks whose rows are the first ones of this, the oldest first.
         digest: names this mixture everywhere else.
         folder: local path or URL that relative locations start from.
     """

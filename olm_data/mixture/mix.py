@@ -22,6 +22,7 @@ from rich.table import Table
 
 from olm_data.errors import UsageError, printable
 from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
+from olm_data.mixture.extend import extend
 from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.pack import write_plan
 from olm_data.mixture.packing import PLANNED, unused_tail
@@ -31,6 +32,7 @@ from olm_data.mixture.whole_stage import whole_stages
 from olm_data.storage.store import Store, is_remote
 
 EPOCHS_TO_WARN = 4
+MANIFESTS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,43 @@ def mix(
                 if place.size(file) != made.stat().st_size or place.sha256(file) != sha256:
                     place.publish(file, made, sha256)
         return Mixed(lock, path, lock.write(path, overwrite=overwrite))
+
+
+def lengthen(
+    path: str, tokens: int, output: str | None, *, dry_run: bool = False, overwrite: bool = False
+) -> Mixed:
+    """Write a lock that goes on where the one at `path` ends, `tokens` tokens further.
+
+    Args:
+        path: a lock, or a manifest beside its lock.
+        output: in the same folder (default: NAME-longer.lock.json).
+
+    Raises:
+        UsageError: the lock cannot go on so far, or `output` is in another folder.
+        InputError, ValidationError: there is no lock, or it was changed.
+        ConflictError: another lock is at `output` and `overwrite` is not set.
+    """
+    name, ending = os.path.splitext(path)
+    older = name + ".lock.json" if ending in MANIFESTS else path
+    lock = extend(Lock.read(older), tokens, older)
+    output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
+    if split(output)[0] != lock.folder or not output.endswith(".json"):
+        raise UsageError(
+            "the longer lock must be a .json file beside the older one",
+            where=output,
+            why="it shares its row plans and relative locations",
+            fix=f"--output {os.path.splitext(older)[0]}-longer.json",
+        )
+    if dry_run:
+        return Mixed(lock, output, "dry run")
+    return Mixed(lock, output, lock.write(output, overwrite=overwrite))
+
+
+def compiled(path: str) -> Lock:
+    """Return the lock at `path`, or that of the manifest there, compiled without being written."""
+    if os.path.splitext(path)[1] in MANIFESTS:
+        return mix(path, dry_run=True).lock
+    return Lock.read(path)
 
 
 def plan(lock: Lock) -> dict[str, Any]:

@@ -192,7 +192,8 @@ class DataLoader:
             UsageError: `skip` names rows that were trained on, or the global batch size changed to
                 one that the consumed rows are no multiple of.
         """
-        if state["lock_digest"] != self.lock.digest:
+        older = [lock.digest for lock in self.lock.extends]  # their rows are the first of ours
+        if state["lock_digest"] not in (self.lock.digest, *older):
             raise ValidationError(
                 "the checkpoint was trained on another mixture",
                 where=lock_difference(state.get("lock", {}), describe_lock(self.lock)),

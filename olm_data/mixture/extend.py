@@ -1,0 +1,96 @@
+"""A longer run that begins with the rows of an older one: the verb behind `mix --extend`.
+
+    Lock, tokens --extend--> Lock: its last stage goes on; `extends` names the older lock
+
+The trainer goes on from a checkpoint of a lock that is named there. Proven before it is returned:
+by structure (diff.same_rows) and by the order digest of rows sampled in both. Never: read data, or
+change a share.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import msgspec
+
+from olm_data.errors import UsageError
+from olm_data.mixture.diff import same_rows
+from olm_data.mixture.extended import Extended, places_digest, sample_rows
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.manifest_values import MAX_TOKENS
+from olm_data.mixture.order import Stage, rows_by_source
+from olm_data.mixture.packing import rows_between
+from olm_data.mixture.whole_stage import whole_stages
+
+
+def extend(lock: Lock, tokens: int, where: str) -> Lock:
+    """Return a lock whose last stage has `tokens` tokens more; `where` is the older lock's path.
+
+    Raises:
+        UsageError: the last stage is a fixed number of rows, the tokens add no row, or a source
+            would be drawn beyond its `max_epochs`.
+    """
+    stage = whole_stages(lock)[-1]
+    if stage.exact:
+        raise UsageError(
+            f"the last stage, {stage.name!r}, has an exact number of rows of each source and "
+            "cannot go on",
+            where=where,
+            why="it goes by epochs, or a source of it has given all that max_epochs allows",
+            fix="add a stage to the manifest and run olm-data mix, or add one with weights and "
+            "extend that",
+        )
+    last = lock.stages[-1]
+    start = sum(earlier.tokens for earlier in lock.stages[:-1])
+    length, total = lock.sequence_length, last.tokens + tokens
+    rows = rows_between(start, start + total, length)
+    if rows == last.rows or start + total > MAX_TOKENS:
+        raise UsageError(
+            f"{tokens:,} more tokens give {rows - last.rows:,} more rows of {length:,}, "
+            f"{start + total:,} tokens in all",
+            where=where,
+            fix=f"extend by at least {length:,} tokens, and to at most 2^62 in all",
+        )
+    drawn = rows_by_source(Stage(rows, last.counts), lock.schedule().table(len(lock.stages) - 1))
+    longer = msgspec.structs.replace(last, rows=rows, tokens=total, rows_by_source=drawn)
+    _refuse_exhausted(lock, last.max_epochs, drawn, tokens, where)
+    older = sample_rows(lock.total_rows)
+    digest = places_digest(lock.schedule(), older)
+    new = msgspec.structs.replace(
+        lock,
+        stages=(*lock.stages[:-1], longer),
+        extends=(
+            *lock.extends,
+            Extended(digest=lock.digest, rows=lock.total_rows, order_sha256=digest),
+        ),
+        digest="",
+    )
+    new = msgspec.structs.replace(new, digest=new.compute_digest())
+    assert same_rows(lock, new) == lock.total_rows
+    assert places_digest(new.schedule(), older) == digest
+    return new
+
+
+def _refuse_exhausted(
+    lock: Lock, stage_caps: dict[str, str], drawn: tuple[int, ...], tokens: int, where: str
+) -> None:
+    """Raise where a source of the longer run is drawn beyond its cap."""
+    length, last = lock.sequence_length, lock.stages[-1]
+    for index, source in enumerate(lock.sources):
+        before = sum(stage.rows_by_source[index] for stage in lock.stages[:-1])
+        cap = int(source.rows * Fraction(source.max_epochs)) - before
+        if source.name in stage_caps:
+            cap = min(cap, int(source.rows * Fraction(stage_caps[source.name])))
+        if drawn[index] <= cap:
+            continue
+        # a stage draws at most one row more than the exact share
+        share = Fraction(last.counts[index], last.block)
+        fits = max(int(Fraction(cap - 1) / share) * length - last.tokens, 0)
+        raise UsageError(
+            f"source {source.name!r} is exhausted: the longer run draws "
+            f"{before + drawn[index]:,} rows, {(before + drawn[index]) / source.rows:.2f} epochs "
+            f"of its {source.rows:,}; its caps allow {before + cap:,}",
+            where=where,
+            fix=f"extend by at most {fits:,} tokens instead of {tokens:,}, or raise max_epochs in "
+            "the manifest, make a new lock and compare: olm-data mix --diff OLD NEW",
+        )
