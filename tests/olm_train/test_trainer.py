@@ -115,7 +115,7 @@ def test_an_error_reaches_the_callbacks_and_the_caller(tiny_mixture: Path, tmp_p
     log: list[str] = []
     trainer = build_trainer(tiny_mixture, tmp_path, callbacks={"recorder": Recorder(log)})
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **options: object) -> None:
         raise RuntimeError("boom")
 
     trainer.train_module.train_step = fail  # type: ignore[method-assign,assignment]
