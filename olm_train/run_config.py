@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
+from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.callbacks.console_logger import ConsoleLoggerConfig
@@ -27,6 +28,42 @@ from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 from olm_train.world import World
 
+_CACHE_FOLDER = FilePath(DEFAULT_FOLDER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """The local copy of shards of remote datasets; local datasets are read where they are.
+
+    Attributes:
+        enabled: false: rows of remote datasets are read one by one, a request each.
+        folder: local folder, shared by all ranks and runs of a machine.
+        size_gb: 10^9 bytes it may hold; default: twice what the mixture needs at a time.
+    """
+
+    enabled: bool = True
+    folder: FilePath = _CACHE_FOLDER
+    size_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        if "://" in self.folder:
+            raise UsageError(
+                f"the cache folder {self.folder} is remote",
+                where="data_loader.cache.folder",
+                fix="give a folder on a local disk",
+            )
+        if self.size_gb is not None and not 0 < self.size_gb < 1e9:
+            raise UsageError(
+                f"the cache cannot hold {self.size_gb:g} GB", where="data_loader.cache.size_gb"
+            )
+
+    def build(self) -> CacheOptions | None:
+        """Return the options of the cache, None if there is to be none."""
+        if not self.enabled:
+            return None
+        size = None if self.size_gb is None else round(self.size_gb * 10**9)
+        return CacheOptions(folder=self.folder, size=size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataLoaderConfig:
@@ -39,6 +76,7 @@ class DataLoaderConfig:
         prefetch: steps prepared ahead by a background thread; 0: none.
         verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`.
         skip: ranges `[first, one past the last]` of the schedule's rows that are left out.
+        cache: local copy of shards of remote datasets.
     """
 
     mixture: FilePath
@@ -46,6 +84,7 @@ class DataLoaderConfig:
     prefetch: int = 2
     verify: Literal["lazy", "full", "off"] = "lazy"
     skip: list[list[int]] = field(default_factory=list)
+    cache: CacheConfig = field(default_factory=CacheConfig)
 
     def build(self, *, rank_microbatch_size: int, world: World) -> DataLoader:
         """Return this rank's loader."""
@@ -59,6 +98,8 @@ class DataLoaderConfig:
             verify=self.verify,
             device=world.device,
             skip=self.skip,
+            cache=self.cache.build(),
+            neighbours=world.neighbours,
         )
 
 

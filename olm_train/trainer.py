@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from olm_data.errors import ConflictError, UsageError
+from olm_data.errors import ConflictError, OlmError, UsageError
 from olm_data.mixture.skip import clip_ranges
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
@@ -126,7 +126,7 @@ class Trainer:
         self._stop_if_asked()
         steps = iter(self.data_loader)
         while self.step < self.stop_step:
-            batches = next(steps)
+            batches = self._next(steps)
             self._call("pre_step", batches)
             self._preemption.begin()
             metrics = self.train_module.train_step(
@@ -145,6 +145,18 @@ class Trainer:
         hook.remove()
         self.flush_metrics()
         self._call("post_train")
+
+    def _next(self, steps: Iterator[Any]) -> Any:
+        """Return the batches of the next step; where there are none, save what was trained.
+
+        Only alone: with several ranks the others may be in the middle of a collective.
+        """
+        try:
+            return next(steps)
+        except OlmError:
+            if self.world.size == 1 and self.step:
+                self.save_checkpoint(Kind.ephemeral)
+            raise
 
     def _stop_if_asked(self) -> None:
         """End the run with a checkpoint if all ranks agreed to, unless it has ended anyway."""

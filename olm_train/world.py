@@ -34,6 +34,7 @@ class World:
         rank: 0-based number of this process.
         size: number of processes.
         device: where this process computes.
+        neighbours: ranks of this machine; None where only this one is known.
         control_group: gloo group of the agreement on preemption, None at size 1.
         exchange_group: gloo group of the other small exchanges, None at size 1.
     """
@@ -41,6 +42,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    neighbours: range | None = None
     control_group: dist.ProcessGroup | None = None
     exchange_group: dist.ProcessGroup | None = None
 
@@ -64,6 +66,7 @@ class World:
             rank=rank,
             size=size,
             device=device,
+            neighbours=_neighbours(rank, size),
             control_group=dist.new_group(backend="gloo"),
             exchange_group=dist.new_group(backend="gloo"),
         )
@@ -126,6 +129,13 @@ def quiet_alone(world: World) -> Iterator[None]:
         if world.size == 1:
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         yield
+
+
+def _neighbours(rank: int, size: int) -> range:
+    """Return the ranks of this machine, which torchrun numbers one after another."""
+    first = rank - int(os.environ.get("LOCAL_RANK", "0"))
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return range(max(0, first), min(size, first + count))
 
 
 def _device(local_rank: int) -> torch.device:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.dataset.container import tokens_suffix
 from olm_data.dataset.manifest import Manifest, read_manifest
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.storage.store import Store
@@ -136,15 +137,23 @@ class Dataset:
             self._open.popitem(last=False)
         return shard
 
-    def open_shard(self, index: int) -> Shard:
+    def tokens_name(self, index: int) -> str:
+        """Return the name of the token file of shard `index`."""
+        info = self.manifest.shards[index]
+        return info.file or info.name + tokens_suffix(self.manifest.container)
+
+    def open_shard(self, index: int, *, copy: str | None = None) -> Shard:
         """Open and check shard `index` for a caller that keeps it itself.
+
+        Args:
+            copy: folder with a copy of its files that may vanish: it is read without memory maps.
 
         Raises:
             ValidationError: the shard's files disagree with the manifest.
         """
         info = self.manifest.shards[index]
         return Shard(
-            self.store,
+            self.store if copy is None else Store(copy),
             info.name,
             dtype=self.dtype,
             tokens=info.tokens,
@@ -153,6 +162,7 @@ class Dataset:
             verify=self.verify,
             container=self.manifest.container,
             file=info.file or None,
+            mapped=copy is None,
         )
 
     def read(self, start: int, stop: int) -> np.ndarray:

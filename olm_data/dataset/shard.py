@@ -327,8 +327,11 @@ class Shard:
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
         container: whether the tokens have a NumPy header, from the manifest.
         file: name of the token file where it is not the shard's own, from the manifest.
+        mapped: read local files through memory maps; else by calls, which survive that a file is
+            cut short or removed.
 
     Attributes:
+        mapped: whether memory maps are used; never of a remote store.
         tokens_name: name of the token file in the store.
 
     Raises:
@@ -347,7 +350,9 @@ class Shard:
         verify: Verify,
         container: Container = "npy",
         file: str | None = None,
+        mapped: bool = True,
     ) -> None:
+        self.mapped = mapped and not store.remote
         self.store, self.name, self.verify, self._sha256 = store, name, verify, sha256
         self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
         self._record: ShardRecord | None = None
@@ -361,7 +366,7 @@ class Shard:
         self._check_file(self.tokens_name, header, tokens, self.dtype.itemsize)
         self.ends = self._read_ends()
         self._bytes: np.ndarray | None = None
-        if not store.remote:
+        if self.mapped:
             path = store.url(self.tokens_name)
             self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
             self.tokens: np.ndarray = self._bytes[self._header :].view(self.dtype)
@@ -397,6 +402,8 @@ class Shard:
         size = self.record.blocks.bytes
         end = min(last * size, self._header + self._tokens * self.dtype.itemsize)
         data = self.store.read(self.tokens_name, first * size, end)
+        if len(data) != end - first * size:
+            raise _damaged(self.store.url(self.tokens_name), "the file ends early")
         if self.verify != "off":
             for block in range(first, last):
                 self._check_block(block, data[(block - first) * size : (block - first + 1) * size])
@@ -426,7 +433,7 @@ class Shard:
             starts: int64 [m], first token of each window.
 
         Returns:
-            bool [m]; all true when `verify` is off, all false when the shard is remote.
+            bool [m]; all true when `verify` is off, all false without a memory map.
         """
         if self._bytes is None or (self._unchecked is None and self.verify != "off"):
             return np.zeros(len(starts), bool)
@@ -507,7 +514,7 @@ class Shard:
         header = npy_header(np.dtype(np.uint64), self._documents)
         self._check_file(self.name + ENDS, header, self._documents, 8)
         url = self.store.url(self.name + ENDS)
-        if self.store.remote:
+        if not self.mapped:
             data = np.frombuffer(self._read_whole(ENDS), np.uint8)
         else:  # mapped, so that thousands of open shards keep no ends in memory
             with io_errors(url):

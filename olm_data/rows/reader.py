@@ -16,21 +16,19 @@ a table of the dataset's size, look at anything but the rows asked for.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.dataset.dataset import Dataset, open_shards_budget
+from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import row_span
-from olm_data.mixture.row_plan import RowPlan
 from olm_data.rows.batch_memory import BatchMemory, Pool
+from olm_data.rows.cache_plan import CacheOptions, open_cache
 from olm_data.rows.fields import (
     IGNORED_LABEL,
     Int32,
@@ -39,6 +37,8 @@ from olm_data.rows.fields import (
     fill_pieces,
     most_pieces,
 )
+from olm_data.rows.remote_shards import CachedShard
+from olm_data.rows.shards import Shards
 
 PADDING_ROW = -1
 """Row id of a row that holds padding only."""
@@ -82,16 +82,26 @@ class RowReader:
         lock: the lock or the path of its file.
         verify: `lazy` checks each 64 KiB block of tokens on first read, `full` whole shards when
             they are opened, `off` nothing but sizes and headers.
+        cache: where whole shards of remote datasets go before they are read; None: their rows are
+            read by ranges, a request each.
 
     Raises:
         ValidationError: the lock or a dataset is not what its digest says.
+        UsageError, ResourceError: the cache is too small for the mixture.
     """
 
-    def __init__(self, lock: Lock | str | os.PathLike[str], verify: Verify = "lazy") -> None:
+    def __init__(
+        self,
+        lock: Lock | str | os.PathLike[str],
+        verify: Verify = "lazy",
+        cache: CacheOptions | None = None,
+    ) -> None:
         self.lock = lock if isinstance(lock, Lock) else Lock.read(lock)
         self.schedule = self.lock.schedule()
         self.datasets = self.lock.open_datasets(verify=verify)
-        self._shards = _Shards(self.datasets, self.lock.open_plans(verify=verify))
+        opened = None if cache is None else open_cache(self.lock, self.datasets, cache)
+        self._shards = Shards(self.datasets, self.lock.open_plans(verify=verify), opened)
+        self.remote = self._shards.remote
         self.sequence_length: int = self.lock.sequence_length
         self.total_rows: int = self.schedule.total_rows
         self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)
@@ -125,6 +135,20 @@ class RowReader:
             self._pool,
         )
 
+    def foresee(self, steps: Int64, rows: Int64) -> None:
+        """Say which rows will be read next, so that their shards are fetched ahead.
+
+        Args:
+            steps: int64 [m], the step of each row; see `RemoteShards.reached`.
+            rows: int64 [m], of all ranks that share the cache.
+        """
+        if self.remote is None:
+            return
+        place = self.schedule.locate(rows)
+        start = row_span(place.row, self.sequence_length)[0]
+        which, shards = self._shards.touched(place.source, place.row, start, self.sequence_length)
+        self.remote.foresee(steps[which], shards)
+
     def read(self, rows: Int64, parts: int = 1) -> RowBatch:
         """Return rows int64 [b] as one micro-batch of b * parts rows, see `Windows.read`.
 
@@ -148,7 +172,7 @@ class DatasetRows:
 
     def __init__(self, dataset: Dataset, sequence_length: int) -> None:
         self.dataset, self.sequence_length = dataset, sequence_length
-        self._shards = _Shards([dataset], [None])
+        self._shards = Shards([dataset], [None])
         self.total_rows = -(-max(0, dataset.tokens - 1) // sequence_length)
         self.max_documents_per_row = dataset.manifest.documents_bound(sequence_length)
         self._pool = Pool()
@@ -188,7 +212,7 @@ class Windows:
 
     def __init__(
         self,
-        shards: _Shards,
+        shards: Shards,
         rows: Int64,
         source: NDArray[np.integer[Any]],
         start: Int64,
@@ -284,19 +308,19 @@ class Windows:
             lease.labels[row, max(0, valid - 1) :] = IGNORED_LABEL
         return cuts
 
-    def _open(self, number: int) -> Shard:
+    def _open(self, number: int) -> Shard | CachedShard:
         """Return a shard whose windows are looked up, and keep it at hand."""
         shard = self._shards.open(number)
         if number not in self._looked_up:
             self._looked_up.add(number)
             self._look_up(number, shard)
-        if not shard.store.remote and number not in self._near:
+        if isinstance(shard, Shard) and shard.mapped and number not in self._near:
             if len(self._near) == self._shards.at_hand:
                 self._near.clear()
             self._near[number] = shard.tokens
         return shard
 
-    def _look_up(self, number: int, shard: Shard) -> None:
+    def _look_up(self, number: int, shard: Shard | CachedShard) -> None:
         """Find, for all windows in one shard, their cuts and whether their blocks are checked."""
         low, high = np.searchsorted(self._shard_column, (number, number + 1))
         members, start = self._by_shard[low:high], self._local_column[low:high]
@@ -357,53 +381,3 @@ class Windows:
         # a cut at the very start of window j is the end of window j - 1
         low, high = np.searchsorted(self._cuts, (i * self._length, j * self._length), side="right")
         return self._cuts[low:high] - i * self._length
-
-
-class _Shards:
-    """All shards of several datasets in one row, so that one binary search finds a token's shard.
-
-    Args:
-        datasets: the datasets; their shards are kept open here, least recently used out first.
-        plans: the row plan of each dataset, None where rows are windows of its stream.
-
-    Attributes:
-        datasets, plans: as given.
-        planned: bool [datasets], whether there is a plan.
-        first_token: int64 [datasets], tokens of the datasets before.
-        ends: int64 [shards of all datasets], cumulative tokens.
-        dtype: the widest of the datasets' dtypes.
-        at_hand: shards a `Windows` may hold besides.
-    """
-
-    def __init__(self, datasets: Sequence[Dataset], plans: Sequence[RowPlan | None]) -> None:
-        self.datasets, self.plans = datasets, plans
-        self.planned = np.array([plan is not None for plan in plans])
-        self.first_token = _before([dataset.tokens for dataset in datasets])
-        self._first_shard = _before([len(dataset.token_ends) for dataset in datasets])
-        parts = [
-            dataset.token_ends + first
-            for dataset, first in zip(datasets, self.first_token, strict=True)
-        ]
-        self.ends: Int64 = np.concatenate(parts)
-        self.dtype = np.result_type(*{dataset.dtype for dataset in datasets})
-        self._budget = open_shards_budget()
-        self.at_hand = min(64, self._budget)
-        self._kept: OrderedDict[int, Shard] = OrderedDict()
-
-    def open(self, number: int) -> Shard:
-        """Return a shard by its number over all datasets."""
-        shard = self._kept.get(number)
-        if shard is not None:
-            self._kept.move_to_end(number)
-            return shard
-        source = int(np.searchsorted(self._first_shard, number, side="right")) - 1
-        shard = self.datasets[source].open_shard(number - int(self._first_shard[source]))
-        self._kept[number] = shard
-        if len(self._kept) > self._budget:
-            self._kept.popitem(last=False)
-        return shard
-
-
-def _before(counts: Sequence[int]) -> Int64:
-    """Return the exclusive running sums of `counts`."""
-    return np.cumsum([0, *counts[:-1]], dtype=np.int64)

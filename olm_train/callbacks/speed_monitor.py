@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 
+from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.flops import model_flops_utilisation, num_flops_per_token
 
@@ -32,13 +33,21 @@ class SpeedMonitorConfig:
 
     Attributes:
         enabled: false: measure none.
+        data_wait_alarm: share of the time waited for data above which a warning is printed.
     """
 
     enabled: bool = True
+    data_wait_alarm: float = 0.25
+
+    def __post_init__(self) -> None:
+        if not 0 < self.data_wait_alarm <= 1:
+            raise UsageError(
+                f"data_wait_alarm is a share above 0 and up to 1, not {self.data_wait_alarm:g}"
+            )
 
     def build(self) -> SpeedMonitorCallback:
         """Return the callback."""
-        return SpeedMonitorCallback()
+        return SpeedMonitorCallback(self)
 
 
 class SpeedMonitorCallback(Callback):
@@ -49,7 +58,8 @@ class SpeedMonitorCallback(Callback):
 
     priority: ClassVar[int] = 1  # its metrics are there when the console prints
 
-    def __init__(self) -> None:
+    def __init__(self, config: SpeedMonitorConfig | None = None) -> None:
+        self.config = config or SpeedMonitorConfig()
         self._window: tuple[int, float, float, float] | None = None
         self._pairs = self._tokens = 0.0
 
@@ -71,6 +81,11 @@ class SpeedMonitorCallback(Callback):
         metrics[STEP_SECONDS] = seconds / steps
         metrics[DATA_WAIT_SECONDS] = wait
         metrics[DATA_WAIT_SHARE] = wait / seconds
+        if wait > self.config.data_wait_alarm * seconds:
+            self.trainer.say(
+                f"warning: steps {first + 1:,} to {step:,} waited {wait:.1f} s of {seconds:.1f} s "
+                f"({wait / seconds:.0%}) for data: storage is slower than training"
+            )
         utilisation = self._utilisation(tokens / seconds)
         if utilisation is not None:
             metrics[MFU] = utilisation

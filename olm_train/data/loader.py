@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.phases import Phase, find_phases, phase_of
 from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
 from olm_data.mixture.steps import order_digest, rows_of_tokens
+from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
 from olm_train.data.lock_words import describe_lock, lock_difference
@@ -39,6 +40,9 @@ log = logging.getLogger(__name__)
 
 _LOCATED_AHEAD = 8192
 """Rows located at once, so that computing the order costs nothing a batch."""
+
+_FORESEEN = 1 << 16
+"""Rows of this machine whose shards are known beyond those located."""
 
 _EVAL_AHEAD = 2
 """Batches an `EvalLoader` prepares ahead."""
@@ -60,6 +64,8 @@ class DataLoader:
         device: where batches end up; on CUDA they are pinned by the thread and copied without
             blocking. None leaves them on the CPU.
         skip: ranges [first, one past the last] of global rows that are left out.
+        cache: where whole shards of remote datasets go; None: remote rows are read one by one.
+        neighbours: the ranks of this machine, which share the cache; default: this one.
 
     Attributes:
         step: steps handed out so far.
@@ -84,11 +90,16 @@ class DataLoader:
         verify: Verify = "lazy",
         device: torch.device | str | None = None,
         skip: Sequence[Sequence[int]] = (),
+        cache: CacheOptions | None = None,
+        neighbours: range | None = None,
     ) -> None:
         _check_rank(rank, world_size)
         if prefetch < 0:
             raise UsageError(f"prefetch must be 0 or more steps, not {prefetch}")
-        self._reader = RowReader(lock, verify=verify)
+        self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
+        if cache is not None:
+            cache = replace(cache, ranks=len(self._neighbours))
+        self._reader = RowReader(lock, verify=verify, cache=cache)
         self.lock = self._reader.lock
         length = self._reader.sequence_length
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
@@ -155,7 +166,13 @@ class DataLoader:
             self._reader,
             self._kept,
             range(self.step, self.steps),
-            _Slice(self._step_rows, self._microbatch_rows, self.rank, self.world_size),
+            _Slice(
+                self._step_rows,
+                self._microbatch_rows,
+                self.rank,
+                self.world_size,
+                self._neighbours,
+            ),
             self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
@@ -227,6 +244,8 @@ class DataLoader:
             self._running.close()
             self._waited += self._running.wait_seconds
             self._running = None
+        if self._reader.remote is not None:
+            self._reader.remote.close()
 
     def __enter__(self) -> DataLoader:
         return self
@@ -325,6 +344,7 @@ class _Slice:
     microbatch_rows: int
     rank: int
     world_size: int
+    neighbours: range
 
 
 # The background thread runs the two generators below. They hold what they read from, and never the
@@ -348,7 +368,11 @@ def _read_steps(
         first = np.arange(chunk, min(chunk + ahead, steps.stop)) * part.step_rows
         # [steps, 1] + [rows of the rank] -> [steps * rows of the rank]
         windows = reader.prepare(kept.rows((first[:, None] + mine).reshape(-1)))
+        if reader.remote is not None:
+            _foresee(reader, kept, range(chunk, steps.stop), ahead, part)
         for begin in range(0, len(windows), per_rank):
+            if reader.remote is not None:
+                reader.remote.reached(chunk + begin // per_rank)
             phase = phase_of(phases, chunk + begin // per_rank)
             parts = reader.sequence_length // phase.sequence_length
             batches = [
@@ -356,6 +380,21 @@ def _read_steps(
                 for i in range(begin, begin + per_rank, size)
             ]
             yield [batch.pin_memory() for batch in batches] if pin else batches
+
+
+def _foresee(reader: RowReader, kept: KeptRows, steps: range, ahead: int, part: _Slice) -> None:
+    """Tell the reader which rows all ranks of this machine need in the next `ahead` steps and on.
+
+    The look ahead goes on behind these steps, so that what they do not need is fetched in time.
+    """
+    per_rank = part.step_rows // part.world_size
+    rows = per_rank * len(part.neighbours)
+    ahead += max(1, _FORESEEN // rows)
+    near = np.arange(steps.start, min(steps.stop, steps.start + ahead), dtype=np.int64)
+    ours = part.neighbours.start * per_rank + np.arange(rows, dtype=np.int64)
+    # [steps, 1] + [rows of the machine] -> [steps * rows of the machine]
+    foreseen = kept.rows((near[:, None] * part.step_rows + ours).reshape(-1))
+    reader.foresee(np.repeat(near, rows), foreseen)
 
 
 def _read_evaluation(rows: DatasetRows, first: int, size: int, count: int) -> Iterator[Batch]:

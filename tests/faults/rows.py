@@ -150,7 +150,10 @@ ROWS: dict[int, Row] = {
     39: Row("hostile YAML", "refused early, small, with the line and the nearest known key"),
     40: Row("a pickle under any name that is read", "never unpickled"),
     41: Row("a validation document is also in train", "cannot be: the split is by content"),
-    42: Row("a source left the mixture", "nothing of it is read: locks list digests"),
+    42: Row(
+        "a source left the mixture",
+        "nothing of it is read: locks list digests, caches are keyed by content",
+    ),
     43: Row("credentials in URLs or the environment", "in no output, file or error"),
     44: Row("weights that cannot be drawn", "refused when planned, with numbers and two fixes"),
     45: Row("ranks are missing, doubled, or disagree on their number", "refused at start", LATER),
@@ -158,8 +161,15 @@ ROWS: dict[int, Row] = {
     47: Row("resume with other sizes", "the same rows at each step"),
     48: Row("killed at any step", "the next rows are exactly the next rows"),
     49: Row("any sizes, seeds and stages", "every planned row once an epoch"),
-    50: Row("a cached shard vanishes while training", "fetched again, or a clean stop", LATER),
-    51: Row("storage is slow while training", "shown apart from the step's own time", LATER),
+    50: Row(
+        "a cached shard vanishes, is cut short or overwritten while training",
+        "fetched again, checked, counted and said; where it cannot be had, a clean stop with exit "
+        "6, saved on one rank",
+    ),
+    51: Row(
+        "storage is slow while training",
+        "waiting for data is measured apart from the step's own time; a warning above a share",
+    ),
     52: Row("a signal asks the run to stop", "all ranks stop at one step, saved"),
     53: Row("killed while saving", "there is always a good checkpoint"),
     54: Row("a checkpoint is damaged", "never loaded; the one before it is, and it is said"),

@@ -1,20 +1,23 @@
-"""FAULTS row 42: a source that was removed from the mixture is in nothing that is made after it.
-
-There is no cache of datasets yet; what could be stale is a lock.
-"""
+"""FAULTS row 42: what was removed or replaced is in nothing that is made or read after it."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.remote import TOKENS, remote_mixture
+from support.s3_proxy import Proxy
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
+from olm_data.rows.cache_plan import CacheOptions
+from olm_data.rows.reader import RowReader
+from olm_data.storage.store import Store
 
 YAML = """
 version: 1
@@ -50,3 +53,19 @@ def test_42_a_lock_made_after_a_source_was_removed_names_it_nowhere(
     assert [dataset.digest for dataset in lock.open_datasets()] == [
         Dataset.open(str(tmp_path / "a")).digest
     ]
+
+
+def test_42_a_cached_shard_of_a_dataset_that_was_replaced_is_never_read(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    url = f"s3://{proxy.server['bucket']}/{tmp_path.name}/a"
+    cache, rows = CacheOptions(folder=str(tmp_path / "cache")), np.arange(200)
+    locks = remote_mixture(tmp_path, url, seed=1)
+    RowReader(locks[0], cache=cache).read(rows)
+    Store(url).clear()
+    shutil.rmtree(tmp_path / "a")
+    remote, local = remote_mixture(tmp_path, url, seed=2)  # the same names, other documents
+    read = RowReader(remote, cache=cache).read(rows)
+    assert np.array_equal(read.tokens, RowReader(local).read(rows).tokens)
+    sizes = [int(path.name.split("-")[1]) for path in (tmp_path / "cache").glob("[!.]*-*")]
+    assert min(sizes) > 2 * TOKENS
