@@ -76,13 +76,16 @@ def _sighting(found: DocumentSightings, sighting: Sighting, step: dict[str, Any]
         if "row_of_step" in step:
             when += f", row {step['row_of_step']} of it{_who(step)}"
         when += ": "
+    first, end = sighting.parts
+    parts = f" (shorter rows {first} to {end - 1})" if end > first + 1 else ""
+    parts = f" (shorter row {first})" if first and not parts else parts
     holds = ""
     if found.hit is not None:
         holds = "; holds the text" if found.holds(sighting) else "; not the text"
     return (
         f"{when}stage {printable(sighting.stage)}, epoch {sighting.epoch}, row {sighting.row:,}: "
         f"tokens {sighting.start:,} to {sighting.stop:,} of the document, from place "
-        f"{sighting.place:,}{holds}"
+        f"{sighting.place:,}{parts}{holds}"
     )
 
 

@@ -32,6 +32,8 @@ class Sighting:
         stage, epoch: where the schedule places it; the epoch is the source's.
         source_row: number of the row in its source.
         place: token of the row, from 0, where the document begins in it.
+        parts: which of the shorter rows it is in, half-open, where the stage trains the row as
+            several (phases); (0, 1) elsewhere.
         start, stop: tokens of the document that the row holds, [start, stop).
     """
 
@@ -40,6 +42,7 @@ class Sighting:
     epoch: int
     source_row: int
     place: int
+    parts: tuple[int, int]
     start: int
     stop: int
 
@@ -77,12 +80,19 @@ def sightings(
             epoch=epoch,
             source_row=source_row,
             place=place,
+            parts=_parts(place, high - low, lock.sequence_lengths[int(stage)], length),
             start=low - start,
             stop=high - start,
         )
         for row, source_row, stage, epoch in seen
         for place, low, high in pieces[source_row]
     ]
+
+
+def _parts(place: int, size: int, shorter: int, longest: int) -> tuple[int, int]:
+    """Return which rows of `shorter` tokens hold `size` tokens from `place` on of a longest row."""
+    last = min(place + size, longest) - 1
+    return place // shorter, last // shorter + 1
 
 
 def _candidates(

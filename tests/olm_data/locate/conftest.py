@@ -28,7 +28,7 @@ stages:
 def lock_of(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path
 ) -> Callable[[str], Path]:
-    """A function: packing -> path of its lock."""
+    """A function: packing, or `phases` (concat, late stage of 16 tokens) -> path of its lock."""
     folder = tmp_path_factory.mktemp("locate")
     long = "a whale " + "and the sea " * 300
     for name, documents in (("a", texts(60)), ("b", [*texts(30, 500), long, *texts(9, 700)])):
@@ -38,7 +38,10 @@ def lock_of(
     def lock(packing: str) -> Path:
         path = folder / f"{packing}.lock.json"
         if not path.exists():
-            (folder / f"{packing}.yaml").write_text(MANIFEST.format(packing=packing))
+            text = MANIFEST.format(packing=packing)
+            if packing == "phases":
+                text = MANIFEST.format(packing="concat").replace("8K,", "8K, sequence_length: 16,")
+            (folder / f"{packing}.yaml").write_text(text)
             mix(str(folder / f"{packing}.yaml"), str(path))
         return path
 

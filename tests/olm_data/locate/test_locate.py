@@ -60,6 +60,27 @@ def test_a_document_is_seen_by_the_rows_that_hold_it_and_no_other(
     assert seen > 100
 
 
+def test_in_a_phase_of_shorter_rows_a_sighting_says_which_of_them(
+    lock_of: Callable[[str], Path],
+) -> None:
+    lock = Lock.read(lock_of("phases"))
+    rows, seen = LockRows(lock), set()
+    late = lock.stages[0].rows
+    for number in range(late, lock.total_rows):
+        place = 0
+        for piece in rows.view(number).pieces:
+            if piece.document == 30 and rows.view(number).source == "b" and place < S:
+                seen.add((number, place // 16))
+            place += piece.stop - piece.start
+    (found,) = locate_documents(lock, None, address="b:30")
+    parts = {(s.row, part) for s in found.sightings if s.row >= late for part in range(*s.parts)}
+    assert parts == seen
+    assert {part for _, part in parts} == {0, 1, 2, 3}
+    assert {s.parts for s in found.sightings if s.row < late} == {(0, 1)}
+    text = run(lock_of("phases"), "--address", "b:30", "--full").stdout
+    assert "(shorter rows 0 to 3)" in text
+
+
 def test_an_id_an_address_and_a_text_lead_to_the_same_document(
     lock_of: Callable[[str], Path],
 ) -> None:
