@@ -26,6 +26,7 @@ COMMANDS = (
     "work",
     "add",
     "import",
+    "import-mix",
     "pack",
     "mix",
     "verify",

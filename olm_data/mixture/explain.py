@@ -119,7 +119,7 @@ def _capped(lock: Lock, stage: WholeStage, taken: list[int]) -> list[str]:
 
 def _exact(lock: Lock, stage: WholeStage) -> list[str]:
     return [
-        f"  {part.name}: {part.rows // part.block:,} blocks of {part.block:,} = {part.rows:,} "
+        f"  {part.name}: B = {part.block:,}; {part.rows // part.block:,} x B = {part.rows:,} "
         f"rows; counts {_by_name(lock, part.counts)}"
         for part in stage.parts
     ]

@@ -321,6 +321,7 @@ def print_plan(lock: Lock, console: Console) -> None:
             row["source"],
             f"{row['tokens_available']:,}",
             f"{row['tokens_in_no_row']:,}",
+            f"{row['padding']:.4%}" if row["padding"] else "0",
             f"{row['rows']:,}",
             f"{row['tokens']:,}",
             f"{row['epochs']:.4f}",

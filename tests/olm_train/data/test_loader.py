@@ -15,6 +15,7 @@ from support.datasets import mix_datasets, random_shards, write_dataset, write_m
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
+from olm_data.mixture.mix import lengthen
 from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader, EvalLoader
 
@@ -230,3 +231,18 @@ def test_an_evaluation_loader_can_be_iterated_again_and_closed(tmp_path: Path) -
     next(iter(batches))
     batches.close()
     batches.close()
+
+
+def test_a_checkpoint_of_a_lock_goes_on_with_the_lock_that_extends_it(lock: Path) -> None:
+    old = loader(lock)
+    for _step in old:
+        pass
+    state = old.state_dict()
+    longer = lengthen(str(lock), 50 * S, str(lock.parent / "longer.lock.json"))
+    resumed = loader(Path(longer.path))
+    resumed.load_state_dict(state)
+    whole = loader(Path(longer.path))
+    steps = [rows_of(step) for step in whole]
+    assert [rows_of(step) for step in resumed] == steps[old.steps :] != []
+    with pytest.raises(ValidationError, match="another mixture"):  # never back to the shorter
+        loader(lock).load_state_dict(resumed.state_dict())

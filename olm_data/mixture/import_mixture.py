@@ -1,0 +1,234 @@
+"""A manifest made of the mixture of another project: OLMo-core source lists, Megatron blends.
+
+    source_mixture.yaml | blend list --read_*--> Imported --write_manifest--> text of manifest.yaml
+
+Formats: OLMo-core `SourceMixtureList` (sources with source_name, target_ratio, paths,
+max_repetition_ratio, max_source_fraction), alone or under `source_list` beside requested_tokens
+and seed; Megatron-LM `--data-path` (`weight prefix weight prefix ...`, or prefixes alone), and the
+JSON of `--per-split-data-args-path`, of which `train` is taken. Weights are exact as written.
+Never: read token files; `olm-data import` makes the datasets that the manifest names.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from olm_data.errors import UsageError, printable
+from olm_data.mixture.manifest_values import mapping_at, number_at, parse_tokens, shown
+from olm_data.strict_yaml import Document, KeyPath, check_keys, load, scalar
+
+_SOURCE_KEYS = (
+    "source_name",
+    "target_ratio",
+    "paths",
+    "max_repetition_ratio",
+    "max_source_fraction",
+)
+
+
+@dataclass(frozen=True)
+class ImportedSource:
+    """One source: a name that a manifest may hold, its weight (None: by size), and its files."""
+
+    name: str
+    weight: Fraction | None
+    paths: tuple[str, ...]
+    max_epochs: Fraction | None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What another project's file says; None where it does not say."""
+
+    sources: tuple[ImportedSource, ...]
+    tokens: int | None
+    seed: int | None
+
+
+def read_mixture_file(raw: bytes, path: str) -> Imported:
+    """Read a file of either project; what it is, its content says.
+
+    Raises:
+        UsageError: neither, or a value that has no meaning here, with its line.
+    """
+    text = raw.decode("utf-8", "replace")
+    start = text.lstrip()[:1]
+    document = load(raw, path) if start == "{" or re.search(r"(?m)^\s*[\w]+:", text) else None
+    if document is None:
+        return _blend(shlex.split(text.replace("\\\n", " "), comments=True), path)
+    value = mapping_at(document, ())
+    keys: KeyPath = ("source_list",) if "source_list" in value else ()
+    if "train" in value:
+        if not isinstance(value["train"], list):
+            raise UsageError("train must be a list", where=document.where("train"))
+        return _blend([_word(item, document) for item in value["train"]], path)
+    return _source_list(document, keys)
+
+
+def _word(item: Any, document: Document) -> str:
+    if isinstance(item, Fraction):
+        return f"{item.numerator}/{item.denominator}"
+    if isinstance(item, (str, int)) and not isinstance(item, bool):
+        return str(item)
+    raise UsageError(f"{shown(item)} is no weight or prefix", where=document.where("train"))
+
+
+def _source_list(document: Document, keys: KeyPath) -> Imported:
+    mapping = mapping_at(document, keys)
+    sources = mapping.get("sources")
+    if not isinstance(sources, list) or not sources:
+        raise UsageError(
+            "this is no OLMo-core source mixture and no Megatron blend: it has no list `sources`",
+            where=document.where(*keys),
+            fix="give a YAML with sources: [{source_name: ..., target_ratio: ..., paths: [...]}], "
+            "or a text file with `weight prefix weight prefix ...`",
+        )
+    found = []
+    for index in range(len(sources)):
+        at = (*keys, "sources", index)
+        source = mapping_at(document, at)
+        check_keys(
+            source,
+            _SOURCE_KEYS,
+            partial(document.where, *at),
+            required=("source_name", "target_ratio", "paths"),
+        )
+        paths = source["paths"]
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise UsageError("paths must be a list of paths", where=document.where(*at, "paths"))
+        repeats, part = (
+            number_at(document, (*at, key)) if key in source else Fraction(1)
+            for key in ("max_repetition_ratio", "max_source_fraction")
+        )
+        weight = number_at(document, (*at, "target_ratio"))
+        if weight < 0 or repeats * part <= 0:
+            raise UsageError(
+                "target_ratio must not be negative; max_repetition_ratio and max_source_fraction "
+                "must be more than 0",
+                where=document.where(*at),
+            )
+        name = _name(str(source["source_name"]))
+        found.append(ImportedSource(name, weight, tuple(paths), repeats * part))
+    _refuse_twice([source.name for source in found], document.where(*keys, "sources"))
+    top = document.value
+    tokens = top.get("requested_tokens")
+    return Imported(
+        tuple(found),
+        None if tokens is None else parse_tokens(tokens, document.where("requested_tokens")),
+        int(number_at(document, ("seed",))) if "seed" in top else None,
+    )
+
+
+def _blend(words: list[str], path: str) -> Imported:
+    """Read `weight prefix ...`, or prefixes alone, as Megatron-LM's get_blend_from_list does."""
+    if words[:1] == ["--data-path"]:
+        words = words[1:]
+    if not words:
+        raise UsageError("the blend list is empty", where=path, fix="write `weight prefix ...`")
+    weights = [_weight(word, path) for word in words[::2]] if len(words) % 2 == 0 else [None]
+    if None in weights and any(weight is not None for weight in weights):
+        raise UsageError(
+            "some weights of the blend are no numbers",
+            where=path,
+            why=f"read in pairs: {printable(' '.join(words[:4]))} ...",
+            fix="write a weight before each prefix, or prefixes alone to mix by size",
+        )
+    alone = None in weights
+    prefixes = words if alone else words[1::2]
+    _refuse_twice(prefixes, path)
+    stems = [prefix.rstrip("/").removesuffix("_text_document") for prefix in prefixes]
+    short = [stem.rsplit("/", 1)[-1] for stem in stems]
+    names = [
+        _name(s if short.count(s) == 1 else "-".join(stem.split("/")[-2:]))
+        for s, stem in zip(short, stems, strict=True)
+    ]
+    _refuse_twice(names, path)
+    found = zip(names, [None] * len(names) if alone else weights, prefixes, strict=True)
+    return Imported(
+        tuple(ImportedSource(name, weight, (prefix,), None) for name, weight, prefix in found),
+        None,
+        None,
+    )
+
+
+def _weight(word: str, path: str) -> Fraction | None:
+    if re.fullmatch(r"[0-9]+/[0-9]+", word):  # of a JSON list, where numbers are exact already
+        return Fraction(word)
+    value = scalar(word, path, "exact")
+    if isinstance(value, bool) or not isinstance(value, (int, Fraction)):
+        return None
+    if value < 0:
+        raise UsageError(f"the weight {printable(word)} is negative", where=path)
+    return Fraction(value)
+
+
+def _name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "source"
+
+
+def _refuse_twice(names: list[str], where: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(
+                f"{printable(name)!r} stands for two sources",
+                where=where,
+                fix="give one of them another name, or put them together with the sum of their "
+                "weights",
+            )
+
+
+def manifest_text(
+    mixture: Imported, *, origin: str, sequence_length: int, tokens: int | None, data: str
+) -> str:
+    """Return the text of a manifest.
+
+    Args:
+        mixture: what was read.
+        origin: the file's name, for the comment.
+        sequence_length: of the manifest.
+        tokens: of its one stage; None for what the file says.
+        data: folder in which each source's dataset lies or will lie, under the source's name.
+
+    Raises:
+        UsageError: nobody says how many tokens, or somebody does although sizes decide.
+    """
+    by_size = any(source.weight is None for source in mixture.sources)
+    tokens = tokens or mixture.tokens
+    if by_size and tokens:
+        raise UsageError(
+            "the blend has no weights, so each source is gone through once and the sizes decide",
+            where=origin,
+            fix="leave out --tokens, or write a weight before each prefix",
+        )
+    if not by_size and not tokens:
+        raise UsageError(
+            "the file does not say how many tokens to train on",
+            where=origin,
+            fix="--tokens 100B, or add requested_tokens to an OLMo-core file",
+        )
+    lines = [f"# made by olm-data import-mix from {printable(origin)}", "version: 1"]
+    lines += [] if mixture.seed is None else [f"seed: {mixture.seed}"]
+    lines += [f"sequence_length: {sequence_length}", "sources:"]
+    for source in mixture.sources:
+        cap = "" if source.max_epochs is None else f", max_epochs: {_number(source.max_epochs)}"
+        lines.append(f'  "{source.name}": {{data: "{data.rstrip("/")}/{source.name}"{cap}}}')
+        lines += [f"    # {printable(path)}" for path in source.paths]
+    weights = ", ".join(
+        f'"{s.name}": {1 if s.weight is None else _number(s.weight)}' for s in mixture.sources
+    )
+    how = f"epochs: {{{weights}}}" if by_size else f"tokens: {tokens}, weights: {{{weights}}}"
+    return "\n".join([*lines, "stages:", f"  - {{name: main, {how}}}"]) + "\n"
+
+
+def _number(value: Fraction) -> str:
+    """Return a decimal number in full: every number of a file has one."""
+    digits = 0
+    while (value * 10**digits).denominator != 1:
+        digits += 1
+    whole = str(int(value * 10**digits)).rjust(digits + 1, "0")
+    return f"{whole[:-digits]}.{whole[-digits:]}" if digits else whole
