@@ -21,11 +21,13 @@ import msgspec
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import TokenizerInfo
-from olm_data.errors import InputError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock, LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
+from olm_data.mixture.olmo_core import MOST_ROWS, OlmoCore
 from olm_data.mixture.order import VERSION as ORDER
+from olm_data.mixture.order_spec import WindowedOrder
 from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.packing import PLANNED, rows_in
 from olm_data.mixture.view import ViewInfo
@@ -112,6 +114,7 @@ def compile_lock(
         digest="",
         folder=folder,
         windowed=_windowed(mixture, sources, datasets),
+        olmo_core=_olmo_core(mixture, sources),
     )
     return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
@@ -175,7 +178,7 @@ def _windowed(
     mixture: Mixture, sources: Sequence[LockSource], datasets: Mapping[str, Dataset]
 ) -> Windowed | None:
     """Return the chunks of each source: by default, of the tokens of an average shard."""
-    if mixture.order is None:
+    if not isinstance(mixture.order, WindowedOrder):
         return None
     chunks = []
     for source in sources:
@@ -184,6 +187,20 @@ def _windowed(
         wanted = round(Fraction(tokens * source.rows, source.tokens))
         chunks.append(min(source.rows, max(1, wanted)))
     return Windowed(window_chunks=mixture.order.window_chunks, chunk_rows=tuple(chunks))
+
+
+def _olmo_core(mixture: Mixture, sources: Sequence[LockSource]) -> OlmoCore | None:
+    order = mixture.order
+    if not isinstance(order, OlmoCore):
+        return None
+    if not order.fits([source.rows for source in sources], mixture.seed):
+        raise UsageError(
+            f"the source has {sources[0].rows:,} rows, not 1 batch of {order.batch_rows:,} to "
+            f"{MOST_ROWS:,}",
+            where=mixture.where("order"),
+            fix="write the batch_rows of the run: its global batch in instances",
+        )
+    return order
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:

@@ -23,6 +23,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ConflictError, InputError, ValidationError, printable, redacted
 from olm_data.mixture.extended import Extended
+from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.order import Schedule, Stage
 from olm_data.mixture.pack import PlanInfo
@@ -129,6 +130,7 @@ class _File(
     digest: str
     windowed: Windowed | None = None
     extends: tuple[Extended, ...] = ()
+    olmo_core: OlmoCore | None = None
 
 
 class Lock(_File, frozen=True, kw_only=True):
@@ -140,6 +142,7 @@ class Lock(_File, frozen=True, kw_only=True):
         locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
         windowed: chunks and windows where the order is windowed, else None.
         extends: older locks whose rows are the first ones of this, the oldest first.
+        olmo_core: batch and chunk where the order is OLMo-core's, else None.
         digest: names this mixture everywhere else.
         folder: local path or URL that relative locations start from.
     """
@@ -163,6 +166,7 @@ class Lock(_File, frozen=True, kw_only=True):
             [(source.name, source.rows) for source in self.sources],
             [Stage(stage.rows, stage.counts, stage.rows_by_source) for stage in self.stages],
             self.windowed,
+            self.olmo_core,
         )
 
     def location(self, name: str) -> str:
@@ -393,8 +397,17 @@ def _consistent(lock: Lock) -> bool:
         and lock.sequence_length > 0
         and lock.packing in PACKINGS
         and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
+        and (
+            lock.olmo_core is None
+            or (
+                lock.windowed is None
+                and lock.packing == "concat"
+                and lock.olmo_core.fits([s.rows for s in lock.sources], lock.seed)
+            )
+        )
         and all(
-            (s.plan is not None) == (lock.packing in PLANNED or s.view is not None)
+            (s.plan is not None)
+            == (lock.packing in PLANNED or s.view is not None or lock.olmo_core is not None)
             for s in lock.sources
         )
         and all(

@@ -26,6 +26,7 @@ from olm_data.mixture.manifest_values import (
     shown,
     value_at,
 )
+from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.order_spec import WindowedOrder, parse_order
 from olm_data.mixture.packing import PACKINGS
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_groups, parse_stages
@@ -66,7 +67,7 @@ class Mixture:
     sources: tuple[SourceSpec, ...]
     stages: tuple[StageSpec, ...]
     on_exhausted: str
-    order: WindowedOrder | None
+    order: WindowedOrder | OlmoCore | None
     document: Document = field(repr=False, compare=False)
 
     def where(self, *keys: str | int) -> str:
@@ -114,6 +115,8 @@ def _mixture(document: Document, folder: str) -> Mixture:
             "order",
             "window_chunks",
             "chunk_tokens",
+            "batch_rows",
+            "chunk_rows",
         ),
         document.where,
     )

@@ -24,6 +24,7 @@ from olm_data.errors import UsageError, printable
 from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
 from olm_data.mixture.extend import extend
 from olm_data.mixture.lock import Lock, split
+from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.pack import write_plan
 from olm_data.mixture.packing import PLANNED, unused_tail
 from olm_data.mixture.shares import TOLERANCE
@@ -61,7 +62,8 @@ def mix(
     mixture = read_mixture(manifest)
     datasets, folder = open_sources(mixture), split(path)[0]
     views = open_views(mixture)
-    planned = list(datasets) if mixture.packing in PLANNED else list(views)
+    of_olmo_core = mixture.order if isinstance(mixture.order, OlmoCore) else None
+    planned = list(datasets) if mixture.packing in PLANNED or of_olmo_core else list(views)
     if not planned:
         lock = compile_lock(mixture, datasets, folder)
         return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
@@ -77,6 +79,7 @@ def mix(
                 made,
                 min_tail=mixture.min_tail,
                 view=views.get(name),
+                olmo_core=of_olmo_core,
             )
             if name in views:
                 views[name].refuse_nothing(f"source {name!r}", datasets[name])
@@ -194,7 +197,11 @@ def plan(lock: Lock) -> dict[str, Any]:
         "sequence_length": length,
         "rows": lock.total_rows,
         "tokens": lock.total_rows * length,
-        "order": "global" if lock.windowed is None else "windowed",
+        "order": "olmo-core"
+        if lock.olmo_core is not None
+        else "global"
+        if lock.windowed is None
+        else "windowed",
         "stages": stages,
         "sources": sources,
         "warnings": warnings(lock),

@@ -5,6 +5,7 @@
     epoch, k = divmod(ordinal, rows of the source)
     row in source = permute(k; n = rows of the source, keys = round_keys(seed, name, epoch))
                     or, in a windowed order, permute_windowed of the same
+                    or, in OLMo-core's, entry k of the epoch's table (olmo_core.py)
 
 Everything is vectorised and exact in 64-bit integers, and nothing has the size of a dataset: the
 largest table is one block of slots a stage, built when the stage is first touched. Never: files,
@@ -14,12 +15,14 @@ tests/olm_data/golden freeze it. A change here is a new order version.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from olm_data.mixture.olmo_core import OlmoCore, shuffled
+from olm_data.mixture.olmo_core import places as olmo_core_places
 from olm_data.mixture.prp import MAX_ROWS, ROUNDS, key_bytes, permute, unpermute
 from olm_data.mixture.shares import SlotTable, slot_table
 from olm_data.mixture.windowed import Windowed, permute_windowed, unpermute_windowed
@@ -68,6 +71,7 @@ class Schedule:
         sources: (name, rows) of each source; a source that is drawn has at least one row.
         stages: in the order of the run.
         windowed: chunks and windows of each source; None where each row may come from anywhere.
+        olmo_core: batch and chunk where the order is OLMo-core's, of one source.
 
     Raises:
         ValueError: counts or chunks that do not fit the sources, a drawn source without rows, or a
@@ -80,12 +84,19 @@ class Schedule:
         sources: Sequence[tuple[str, int]],
         stages: Sequence[Stage],
         windowed: Windowed | None = None,
+        olmo_core: OlmoCore | None = None,
     ) -> None:
         if windowed is not None and not windowed.fits([rows for _, rows in sources]):
             raise ValueError("each source has chunks of 1 to all its rows, a window 1 to 65,536")
-        self.seed, self.windowed = seed, windowed
+        if olmo_core is not None and not olmo_core.fits([rows for _, rows in sources], seed):
+            raise ValueError("OLMo-core's order is of one source, of whole chunks and a batch")
+        self.seed, self.windowed, self.olmo_core = seed, windowed, olmo_core
         self.names = tuple(name for name, _ in sources)
         self.source_rows = np.array([rows for _, rows in sources], dtype=np.int64)
+        # rows of each source in one epoch
+        self.epoch_rows = self.source_rows
+        if olmo_core is not None:
+            self.epoch_rows = np.array([olmo_core.epoch_rows(sources[0][1])], dtype=np.int64)
         self._chunk_rows = np.array(windowed.chunk_rows if windowed else (), dtype=np.int64)
         self.stages = tuple(stages)
         self._tables: dict[tuple[int, ...], SlotTable] = {}
@@ -167,9 +178,11 @@ class Schedule:
         """
         stage, source, ordinal = self.ordinal(rows)
         size = self.source_rows[source]
-        epoch, k = np.divmod(ordinal, size)
+        epoch, k = np.divmod(ordinal, self.epoch_rows[source])
         keys = self._keys(source, epoch)
-        if self.windowed is None:
+        if self.olmo_core is not None:
+            row = self._of_olmo_core(shuffled, k, epoch)
+        elif self.windowed is None:
             row = permute(k, size, keys)
         else:
             row = permute_windowed(
@@ -201,18 +214,23 @@ class Schedule:
         if outside.size:
             raise IndexError(f"row {outside[0]} of a source of {size} rows")
         drawn = int(self._drawn_ends[-1, source]) if self.stages else 0
-        epochs = np.repeat(np.arange(-(-drawn // size), dtype=np.int64), wanted.size)
+        turn = int(self.epoch_rows[source])
+        epochs = np.repeat(np.arange(-(-drawn // turn), dtype=np.int64), wanted.size)
         wanted = np.tile(wanted, epochs.size // max(wanted.size, 1))
         if not epochs.size:
             return epochs, wanted
         keys = self._keys(np.full(epochs.shape, source), epochs)
-        if self.windowed is None:
+        if self.olmo_core is not None:
+            places = self._of_olmo_core(olmo_core_places, wanted, epochs)
+            there = places < turn  # the others are in the batch that is not full
+            epochs, wanted, places = epochs[there], wanted[there], places[there]
+        elif self.windowed is None:
             places = unpermute(wanted, size, keys)
         else:
             places = unpermute_windowed(
                 wanted, size, self._chunk_rows[source], self.windowed.window_chunks, keys
             )
-        ordinals = epochs * size + places
+        ordinals = epochs * turn + places
         wanted, ordinals = wanted[ordinals < drawn], ordinals[ordinals < drawn]
         stages = np.searchsorted(self._drawn_ends[:, source], ordinals, side="right")
         found = np.empty(ordinals.shape, dtype=np.int64)
@@ -226,6 +244,20 @@ class Schedule:
             found[here] = self._starts[stage] + block * len(table.source) + slot
         order = np.argsort(found)
         return found[order], wanted[order]
+
+    def _of_olmo_core(
+        self,
+        table: Callable[[int, int, int, int], np.ndarray],
+        index: np.ndarray,
+        epoch: np.ndarray,
+    ) -> np.ndarray:
+        """Look `index` up in the table of each element's epoch."""
+        assert self.olmo_core is not None
+        found = np.empty(index.shape, dtype=np.int64)
+        for number in np.unique(epoch).tolist():
+            here, rows = epoch == number, int(self.source_rows[0])
+            found[here] = table(self.seed, number, rows, self.olmo_core.chunk_rows)[index[here]]
+        return found
 
     def _keys(self, source: np.ndarray, epoch: np.ndarray) -> np.ndarray:
         """Return uint64[m, 6] round keys of m (source, epoch) pairs."""

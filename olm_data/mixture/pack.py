@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from olm_data.canonical import digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.best_fit import Int64
+from olm_data.mixture.instances import instances
+from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.row_plan import (
     WINDOW,
     PackedRows,
@@ -140,17 +142,30 @@ def write_plan(
     *,
     min_tail: int = 1,
     view: View | None = None,
+    olmo_core: OlmoCore | None = None,
 ) -> PlanInfo:
-    """Write the row plan of a dataset, or of a view of it, into an existing local folder."""
+    """Write the row plan of a dataset, or of a view of it, into an existing local folder.
+
+    Args:
+        olmo_core: the rows are OLMo-core's instances, whatever the packing.
+    """
     waste, most = Waste(), 0
     pack = packer(dataset, packing, sequence_length, min_tail=min_tail, waste=waste)
 
     def watched() -> Iterator[PackedRows]:
         nonlocal most
-        for starts, lengths in documents(dataset, view=view):
-            for part in pack(starts, lengths):
-                most = max(most, int(part.counts.max(initial=0)))
-                yield part
+        parts: Iterator[PackedRows]
+        if olmo_core is None:
+            parts = (
+                part
+                for starts, lengths in documents(dataset, view=view)
+                for part in pack(starts, lengths)
+            )
+        else:
+            parts = instances(dataset, sequence_length, olmo_core.chunk_rows, waste)
+        for part in parts:
+            most = max(most, int(part.counts.max(initial=0)))
+            yield part
 
     rows, pieces = write(folder, watched())
     return PlanInfo(

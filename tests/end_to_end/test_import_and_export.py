@@ -10,6 +10,8 @@ from pathlib import Path
 from support.markdown import code_blocks
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.olmo_core import OlmoCore
 
 PAGE = "docs/how-to/import-and-export.md"
 
@@ -32,4 +34,8 @@ def test_the_page_imports_files_in_place(repository: Path, tmp_path: Path) -> No
     first = tmp_path / "tokens" / "stories" / "shard-00000.tokens.bin"
     assert os.path.samefile(first, tmp_path / "theirs" / "part-0-00000.npy")
     assert "story-3" in run.stdout
+    lock = Lock.read(tmp_path / "run.lock.json")
+    assert (lock.olmo_core, lock.sources[0].rows) == (OlmoCore(batch_rows=4, chunk_rows=1), 60)
+    (example,) = code_blocks(repository / PAGE, "python")
+    exec(compile(example, PAGE, "exec"), {})
     assert "no .csv.gz; 100 documents found by EOS id" in run.stderr

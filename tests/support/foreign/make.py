@@ -2,7 +2,8 @@
 
     PYTHON_OF_DOLMA make.py dolma | PYTHON_OF_DATATROVE make.py datatrove | PYTHON_OF_MEGATRON ...
 
-dolma 1.2.1, datatrove 0.10.1 and megatron-core 0.16.1 wrote what is there. `documents.json` holds
+dolma 1.2.1, datatrove 0.10.1 and megatron-core 0.16.1 wrote what is there; ai2-olmo-core 3.0.0 read
+two of the files. `documents.json` holds
 the text, `tokenizer.json` is a byte-level tokenizer of 257 entries, the last one EOS.
 """
 
@@ -97,10 +98,53 @@ def make_megatron() -> None:
         builder.finalize(f"{prefix}.idx")
 
 
+def make_olmo_core() -> None:
+    """Read two raw files with OLMo-core's loader: the batches of three epochs, as instances."""
+    import numpy
+    from olmo_core.data import DataCollator, NumpyFSLDataset
+    from olmo_core.data.data_loader import NumpyFSLDataLoader
+    from olmo_core.data.utils import get_labels
+
+    files = [HERE / "dolma/part-0-00000.npy", HERE / "datatrove/text_00000_unshuffled.ds"]
+    cases = []
+    for seed, length, batch, target in ((3, 32, 8, None), (20260101, 16, 10, 64)):
+        dataset = NumpyFSLDataset(
+            *files,
+            sequence_length=length,
+            pad_token_id=EOS,
+            eos_token_id=EOS,
+            vocab_size=EOS + 1,
+            dtype=numpy.uint16,
+            max_target_sequence_length=target,
+        )
+        chunk = 1 if target is None else target // length
+        loader = NumpyFSLDataLoader(
+            dataset,
+            chunk_size=chunk,
+            collator=DataCollator(pad_token_id=EOS),
+            global_batch_size=batch * length,
+            work_dir="/tmp",
+            seed=seed,
+        )
+        batches = []
+        for epoch in (1, 2, 3):
+            loader.reshuffle(epoch=epoch, in_memory=True)
+            for item in loader:
+                ids, labels = item["input_ids"], get_labels(item)
+                batches.append([item["index"].tolist(), ids.tolist(), labels.tolist()])
+            loader.reset()
+        names = ("seed", "sequence_length", "batch_rows", "chunk_rows", "instances", "batches")
+        values = (seed, length, batch, chunk, len(dataset), batches)
+        cases.append(dict(zip(names, values, strict=True)))
+    with gzip.GzipFile(HERE / "olmo-core.json.gz", "wb", mtime=0) as file:
+        file.write(json.dumps(cases).encode())
+
+
 if __name__ == "__main__":
     {
         "tokenizer": make_tokenizer,
         "dolma": make_dolma,
         "datatrove": make_datatrove,
         "megatron": make_megatron,
+        "olmo-core": make_olmo_core,
     }[sys.argv[1]]()
