@@ -5,7 +5,7 @@
 
 Documents have lognormal lengths (median 400 tokens, as of web text). Plans them in windows with the
 packers that `olm-data mix` uses, and, in the same run, with a loop that puts one document at a time
-into the fullest row that has room (best-fit decreasing with a heap for each room), on as many
+into the fullest row that has room (best-fit decreasing, a list of rows for each room), on as many
 documents as `--loop-documents` says. Prints seconds of CPU time, best of the rounds, padding,
 documents cut without need, and the most memory the process held.
 """
