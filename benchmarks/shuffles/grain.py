@@ -1,6 +1,6 @@
-"""Runs in grain's environment: `python -m shuffles.grain WISH` writes orders as an .npy file.
+"""Runs in grain's environment: writes orders as .npy files, "done" after each.
 
-WISH is JSON: n, seeds, count, output. Four rounds, as `MapDataset.shuffle` asks for.
+A wish is a line of JSON: n, seeds, count, output. Four rounds, as `MapDataset.shuffle` asks for.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ def main() -> None:
     """Ask for one row at a time: there is no call for several."""
     from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 
-    wish = json.loads(sys.argv[1])
-    shuffle, last, count = index_shuffle_module.index_shuffle, wish["n"] - 1, wish["count"]
-    orders = [[shuffle(i, last, seed, ROUNDS) for i in range(count)] for seed in wish["seeds"]]
-    np.save(wish["output"], np.array(orders, np.int64))
+    shuffle = index_shuffle_module.index_shuffle
+    for line in sys.stdin:
+        wish = json.loads(line)
+        last, count = wish["n"] - 1, wish["count"]
+        orders = [[shuffle(i, last, seed, ROUNDS) for i in range(count)] for seed in wish["seeds"]]
+        np.save(wish["output"], np.array(orders, np.int64))
+        print("done", flush=True)
 
 
 if __name__ == "__main__":

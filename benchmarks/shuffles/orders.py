@@ -97,25 +97,33 @@ def buffer(n: int, seed: int, count: int) -> np.ndarray:
     return np.array(out + rng.permutation(held).tolist(), np.int64)[:count]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Grain:
-    """grain's environment; see `environments.Installed`."""
+    """grain in its environment (see `environments.Installed`), as one process that is asked."""
 
     root: Path
     package: str = "grain"
     environment: str = "loader-grain"
     installs: tuple[tuple[str, ...], ...] = (("grain", "numpy"),)
+    process: subprocess.Popen[str] | None = None
 
     def orders(self, n: int, seeds: Sequence[int], count: int) -> list[np.ndarray]:
-        """Return one order a seed, made in one process."""
+        """Return one order a seed."""
+        if self.process is None:  # it ends with its standard input, and so with this program
+            self.process = subprocess.Popen(
+                [str(python_of(self, self.root)), "-m", "shuffles.grain"],
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with tempfile.TemporaryDirectory(prefix="olm-shuffle-") as folder:
             wish = {"n": n, "seeds": list(seeds), "count": count, "output": f"{folder}/orders.npy"}
-            subprocess.run(
-                [str(python_of(self, self.root)), "-m", "shuffles.grain", json.dumps(wish)],
-                check=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
-                stderr=subprocess.DEVNULL,
-            )
+            print(json.dumps(wish), file=self.process.stdin, flush=True)
+            if self.process.stdout.readline() != "done\n":
+                raise RuntimeError("the program of grain ended; its words are above")
             return list(np.load(wish["output"]))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -38,8 +39,7 @@ FORMAT, VERSION = "olm-mixture-lock", 1
 UNDIGESTED = ("digest", "tools", "locations")
 
 _FETCHED_AT_ONCE = 16
-"""Remote manifests fetched at a time: a thousand one after the other take half a minute. Local ones
-are hashed and parsed as fast by one thread."""
+"""Remote manifests fetched at a time; local ones are hashed and parsed as fast by one thread."""
 
 
 class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -236,15 +236,11 @@ class Lock(_File, frozen=True, kw_only=True):
             InputError: there is no dataset at a source's location.
             ValidationError: another dataset lies there than the lock was made from.
         """
-
-        def open_one(index: int) -> Dataset:
-            return self.open_dataset(index, verify=verify, max_open=max_open)
-
-        indexes = range(len(self.sources))
+        open_one = partial(self.open_dataset, verify=verify, max_open=max_open)
         if not any(map(is_remote, (self.folder, *self.locations.values()))):
-            return [open_one(index) for index in indexes]
+            return [*map(open_one, range(len(self.sources)))]
         with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
-            return list(pool.map(open_one, indexes))
+            return [*pool.map(open_one, range(len(self.sources)))]
 
     def open_dataset(
         self, index: int, *, verify: Verify = "lazy", max_open: int | None = None
