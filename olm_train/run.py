@@ -112,6 +112,7 @@ def _run(arguments: Arguments) -> int:
 
     from olm_train.preempt import Preempted
     from olm_train.run_config import RunConfig
+    from olm_train.startup import Introduction, meet
     from olm_train.world import World
 
     config = RunConfig.resolve(values)
@@ -122,6 +123,7 @@ def _run(arguments: Arguments) -> int:
             print(describe(config, int(os.environ.get("WORLD_SIZE", "1"))))
         return 0
     world = World.start()
+    meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
     trainer = config.build(world)
     try:
         trainer.fit()

@@ -5,6 +5,7 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 from olm_train.world import World
 
-_CACHE_FOLDER = FilePath(DEFAULT_FOLDER)
+_CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,6 +234,14 @@ class RunConfig:
             callbacks=trainer.callbacks.build(),
             config=self.as_dict(),
         )
+
+    def lock_digest(self) -> str:
+        """Return the digest of the mixture lock, as this rank reads it.
+
+        Raises:
+            InputError, ValidationError: the lock is missing or damaged.
+        """
+        return Lock.read(self.data_loader.mixture).digest
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values; reading them back gives the same configuration."""

@@ -157,7 +157,10 @@ ROWS: dict[int, Row] = {
     43: Row("credentials in URLs or the environment", "in no output, file or error"),
     44: Row("weights that cannot be drawn", "refused when planned, with numbers and two fixes"),
     45: Row("ranks are missing, doubled, or disagree on their number", "refused at start", LATER),
-    46: Row("ranks have different seeds or manifests", "refused at start", LATER),
+    46: Row(
+        "ranks have different seeds, configurations or locks",
+        "refused at start, on every rank, with the ranks that differ and in what",
+    ),
     47: Row("resume with other sizes", "the same rows at each step"),
     48: Row("killed at any step", "the next rows are exactly the next rows"),
     49: Row("any sizes, seeds and stages", "every planned row once an epoch"),
