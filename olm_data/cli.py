@@ -29,6 +29,7 @@ COMMANDS = (
     "import-mix",
     "pack",
     "mix",
+    "export",
     "verify",
     "stats",
     "peek",

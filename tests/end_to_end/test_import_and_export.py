@@ -16,7 +16,7 @@ from olm_data.mixture.olmo_core import OlmoCore
 PAGE = "docs/how-to/import-and-export.md"
 
 
-def test_the_page_imports_files_in_place(repository: Path, tmp_path: Path) -> None:
+def test_the_page_imports_files_in_place_and_exports(repository: Path, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     command = f'olm-data() {{ "{sys.executable}" -m olm_data.cli "$@"; }}\n'
     script = command + "".join(code_blocks(repository / PAGE, "bash"))
@@ -34,6 +34,9 @@ def test_the_page_imports_files_in_place(repository: Path, tmp_path: Path) -> No
     first = tmp_path / "tokens" / "stories" / "shard-00000.tokens.bin"
     assert os.path.samefile(first, tmp_path / "theirs" / "part-0-00000.npy")
     assert "story-3" in run.stdout
+    tales = tmp_path / "tokens" / "tales" / "shard-00000.tokens.bin"
+    assert os.path.samefile(tales, tmp_path / "exported" / "megatron" / "shard-00000.bin")
+    assert "tale-3" in run.stdout.splitlines()
     lock = Lock.read(tmp_path / "run.lock.json")
     assert (lock.olmo_core, lock.sources[0].rows) == (OlmoCore(batch_rows=4, chunk_rows=1), 60)
     (example,) = code_blocks(repository / PAGE, "python")

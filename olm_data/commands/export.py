@@ -1,0 +1,75 @@
+"""`olm-data export`: options and what is printed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import click
+
+from olm_data.errors import printable
+
+READERS = {
+    "olmo-core": 'NumpyFSLDatasetConfig.glob("{output}/*.npy", dtype=NumpyDatasetDType.{dtype})',
+    "megatron": "--data-path {output}/{shard} ...   (a prefix a shard)",
+    "datatrove": 'DatatroveFolderDataset("{output}", filename_pattern="*.ds", token_size={size}, '
+    "seq_len=...)",
+    "mds": 'StreamingDataset(local="{output}", batch_size=...)',
+    "hf": 'datasets.load_from_disk("{output}")',
+}
+
+
+@click.command()
+@click.argument("target", metavar="DATASET")
+@click.option("--to", "form", required=True, metavar="|".join(READERS), help="Whose files.")
+@click.option("--output", required=True, metavar="DIR", help="Folder to make.")
+@click.option("--dry-run", is_flag=True, help="Print what would be written; write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def export(target: str, form: str, output: str, dry_run: bool, as_json: bool) -> None:
+    """Write a dataset as files that another project's own reader takes.
+
+    \b
+    olm-data export ./tokens/books --to olmo-core --output ./exported
+    olm-data export s3://bucket/tokens/web --to hf --output ./web-hf
+    """
+    from olm_data.dataset.dataset import Dataset
+    from olm_data.exporting import export as verb
+    from olm_data.progress import Progress, scaled
+    from olm_data.target import dataset_root
+
+    with Progress("export") as progress:
+        done = verb.export(
+            target,
+            form,
+            output,
+            dry_run=dry_run,
+            watch=lambda tokens, total: progress.update(
+                tokens / max(total, 1),
+                [f"{scaled(tokens / max(progress.seconds, 1e-9))} tokens/s", f"{tokens:,} tokens"],
+            ),
+        )
+    if as_json:
+        click.echo(json.dumps(done.to_json(), indent=1))
+    else:
+        place = printable(done.output)
+        click.echo(f"{done.status}: {done.documents:,} documents, {done.tokens:,} tokens", nl=False)
+        click.echo(f" for {done.format} in {place}")
+        if done.files:
+            size = sum(done.files.values())
+            click.echo(f"{len(done.files):,} files, {size / 1e9:,.3f} GB", nl=False)
+            click.echo(f"; tokens of {done.linked:,} shards by link, not copied")
+        for sentence in done.lost:
+            click.echo(f"note: {printable(sentence)}")
+    if dry_run:
+        words = shlex.join(["olm-data", "export", target, "--to", form, "--output", output])
+        click.echo(f"next: {printable(words)}", err=True)
+        return
+    dataset = Dataset.open(dataset_root(target))
+    shards = dataset.manifest.shards
+    read = READERS[form].format(
+        output=printable(done.output),
+        dtype=dataset.dtype.name,
+        size=dataset.dtype.itemsize,
+        shard=shards[0].name if shards else "",
+    )
+    click.echo(f"next: {read}", err=True)

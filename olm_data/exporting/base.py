@@ -1,0 +1,149 @@
+"""What a format of another project is to the export: a writer that takes shards in order.
+
+    Dataset, shard by shard -> Writer.add -> files in a folder nobody reads yet
+                            -> Writer.finish -> what spans all shards
+    Writer.lost -> sentences about what the format cannot carry
+
+`place_tokens` brings a shard's tokens into a file without header: by a hard link where the dataset
+holds just that file, else by a copy in pieces. Never: hold a shard's tokens in memory, or write a
+token whose checksum is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import Shard
+
+PIECE = 1 << 20
+"""Tokens, or document ends, moved at a time."""
+
+
+@dataclass
+class Counts:
+    """What a writer has put into files; `linked` counts shards whose tokens were not copied."""
+
+    documents: int = 0
+    tokens: int = 0
+    linked: int = 0
+    without_id: int = 0
+    broken_names: int = 0
+
+
+class Writer(Protocol):
+    """Writes a dataset in one format.
+
+    Attributes:
+        counts: of what was written, by the writer's own reckoning and not the manifest's.
+    """
+
+    counts: Counts
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None: ...
+
+    def add(self, index: int, shard: Shard) -> None:
+        """Write the files of shard `index` of the dataset; called once a shard, in order."""
+
+    def finish(self) -> None:
+        """Write what names or spans all shards."""
+
+    @staticmethod
+    def links(dataset: Dataset) -> bool:
+        """Whether the tokens of this dataset need no copy, on the same filesystem."""
+
+    @staticmethod
+    def lost(dataset: Dataset) -> list[str]:
+        """Return a sentence for each thing in the dataset that these files cannot hold."""
+
+
+def is_linkable(dataset: Dataset) -> bool:
+    """Whether the dataset's token files are headerless local files."""
+    return dataset.manifest.container == "raw" and not dataset.store.remote
+
+
+def place_tokens(dataset: Dataset, shard: Shard, path: Path) -> tuple[int, bool]:
+    """Bring the tokens of a shard, checked, into the headerless file `path`.
+
+    Returns:
+        (tokens in the file, whether it is a link and no copy).
+
+    Raises:
+        ValidationError: a block of the tokens differs from its checksum.
+    """
+    linked = is_linkable(dataset) and _link(shard, path)
+    if not linked:
+        with open(path, "wb") as file:
+            for piece in token_pieces(shard):
+                file.write(piece.data)
+    return path.stat().st_size // dataset.dtype.itemsize, linked
+
+
+def _link(shard: Shard, path: Path) -> bool:
+    shard.check(0, len(shard.tokens))
+    try:
+        os.link(os.path.realpath(shard.store.url(shard.tokens_name)), path)
+    except OSError:  # another filesystem, or one without links: the copy says what else is wrong
+        return False
+    return True
+
+
+def token_pieces(shard: Shard) -> Iterator[np.ndarray]:
+    """Yield the tokens of a shard in order, at most `PIECE` at a time."""
+    tokens = int(shard.ends[-1]) if len(shard.ends) else 0
+    for start in range(0, tokens, PIECE):
+        yield shard.read(start, min(start + PIECE, tokens))
+
+
+def document_batches(
+    shard: Shard, columns: list[str], most_tokens: int
+) -> Iterator[tuple[int, np.ndarray, pa.RecordBatch]]:
+    """Yield the documents of a shard in batches of bounded size.
+
+    Args:
+        columns: of `docs.parquet`.
+        most_tokens: a batch has no more, unless it is a single document.
+
+    Yields:
+        (first token, uint64 [n] ends of the documents in the shard, n rows).
+    """
+    done = 0
+    for rows in shard.document_rows(columns):
+        low = 0
+        while low < rows.num_rows:
+            first = int(shard.ends[done - 1]) if done else 0
+            bound = np.uint64(first + most_tokens)
+            ends = shard.ends[done : done + rows.num_rows - low]
+            count = max(1, int(np.searchsorted(ends, bound, side="right")))
+            yield first, ends[:count], rows.slice(low, count)
+            low, done = low + count, done + count
+
+
+def kept_columns(dataset: Dataset) -> list[str]:
+    """Return the names of the columns that were kept beside each document."""
+    from olm_data.dataset.shard import docs_schema
+
+    if not dataset.manifest.shards:
+        return []
+    known = set(docs_schema().names)
+    return [name for name in dataset.open_shard(0).document_schema().names if name not in known]
+
+
+def lost_columns(dataset: Dataset, *, ids: bool, origins: bool) -> list[str]:
+    """Return sentences on what stands beside the tokens and cannot be held.
+
+    Args:
+        ids: whether ids of documents are lost.
+        origins: whether the file and line of each document are lost.
+    """
+    names = kept_columns(dataset)
+    what = (["ids"] if ids else []) + (["file and line"] if origins else [])
+    said = [f"not in it: {' and '.join(what)} of each document"] if what else []
+    return said + ([f"not in it: kept columns {', '.join(names)}"] if names else [])
