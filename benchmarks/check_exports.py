@@ -58,7 +58,7 @@ class Project:
 PROJECTS = (
     Project("olmo-core", "ai2-olmo-core", (TORCH, ("ai2-olmo-core",)), "olmo-core", False),
     Project("megatron", "megatron-core", (TORCH, ("megatron-core",)), "megatron", False),
-    Project("datatrove", "datatrove", (TORCH, ("datatrove[io]",)), "datatrove", False),
+    Project("datatrove", "datatrove", (TORCH, ("datatrove[io]", "tokenizers")), "datatrove", False),
     Project("mosaicml", "mosaicml-streaming", ((*TORCH, "mosaicml-streaming"),), "mds", True),
     Project("datasets", "datasets", (("datasets",),), "hf", True),
 )
