@@ -22,8 +22,11 @@ from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import assign
 from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
+from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.schedule import AnySchedule, Constant
+from olm_train.optim.skip_step import StepGuard
 from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize, reshard
 from olm_train.world import World
 
@@ -64,7 +67,7 @@ class TransformerTrainModuleConfig:
     """
 
     rank_microbatch_size: int
-    optim: AdamWConfig = field(default_factory=AdamWConfig)
+    optim: AnyOptim = field(default_factory=AdamWConfig)
     scheduler: AnySchedule = field(default_factory=Constant)
     max_grad_norm: float | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
@@ -110,6 +113,7 @@ class TransformerTrainModule:
             self.model, config.dp_config, world, seed=seed, compile_model=config.compile_model
         )
         self.optimizer = config.optim.build(self.model)
+        self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)
 
     def train_step(
         self,
@@ -156,24 +160,25 @@ class TransformerTrainModule:
             loss += part.detach()
         loss = self.world.sum(loss)
 
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = total_norm(self.model.parameters())
+        grad_norm = as_scalar(norm)
         # Loss and norm are the same bits on each rank, so all of them stop or none does.
         if not torch.isfinite(loss + grad_norm):
             raise NonFiniteError(
                 step, self._global_rows(batches), loss=float(loss), grad_norm=float(grad_norm)
             )
-        if self.config.max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                self.model.parameters(), self.config.max_grad_norm, norm
-            )
+        clip_gradients(self.optimizer, norm, self.config.max_grad_norm)
+        skipped = {}
+        if self._guard is not None:
+            self._guard.push(loss, grad_norm)
+            skipped = {"optim/step skipped": self._guard.skipped()}
         lr = self._set_lr(step, max_steps, tokens)
         self.optimizer.step()
         return {
             "train/CE loss": loss,
             "optim/total grad norm": grad_norm,
             "optim/lr": lr,
+            **skipped,
             "train/tokens": seen,
             "train/labels": labels,
             "train/attention pairs": pairs,
@@ -208,7 +213,8 @@ class TransformerTrainModule:
                 f"{name}.{key}": value
                 for name, parameter in names.items()
                 for key, value in self.optimizer.state[parameter].items()
-            },
+            }
+            | ({} if self._guard is None else self._guard.state()),
         }
 
     @torch.no_grad()
@@ -244,10 +250,10 @@ class TransformerTrainModule:
         scheduler = self.config.scheduler
         if tokens is None and scheduler.units == "tokens":
             raise ValueError("the schedule counts tokens: give train_step those of the run")
-        lr = self.config.optim.lr * scheduler.factor((step, max_steps), tokens or (0, 0))
+        factor = scheduler.factor((step, max_steps), tokens or (0, 0))
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        return lr
+            group["lr"] = group["peak_lr"] * factor
+        return self.config.optim.lr * factor
 
     def _global_rows(self, batches: Sequence[Batch]) -> list[int]:
         own = [row for batch in batches for row in batch.rows.tolist()]

@@ -123,7 +123,8 @@ class Attention(nn.Module):
         self.head_dim = head_dim
         self.heads = (n_heads, n_kv_heads, n_kv_heads)
         self.attend = backend.attend
-        self.w_qkv = Linear(d_model, sum(self.heads) * head_dim, **factory)
+        parts = tuple(heads * head_dim for heads in self.heads)
+        self.w_qkv = Linear(d_model, sum(parts), parts=parts, **factory)
         self.w_out = Linear(n_heads * head_dim, d_model, **factory)
         self.q_norm = RMSNorm(head_dim, norm_eps, **factory) if qk_norm else None
         self.k_norm = RMSNorm(head_dim, norm_eps, **factory) if qk_norm else None

@@ -20,6 +20,7 @@ class Linear(nn.Module):
     Args:
         in_features: size of the last dimension of the input.
         out_features: size of the last dimension of the output.
+        parts: rows of each matrix where the weight holds several, one below the other.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         *,
+        parts: tuple[int, ...] | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.parts = parts or (out_features,)
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, device=device, dtype=dtype)
         )
@@ -78,7 +81,8 @@ class SwiGLU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.w_gate_up = Linear(d_model, 2 * hidden_size, device=device, dtype=dtype)
+        parts = (hidden_size, hidden_size)
+        self.w_gate_up = Linear(d_model, sum(parts), parts=parts, device=device, dtype=dtype)
         self.w_down = Linear(hidden_size, d_model, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,70 +1,46 @@
-"""AdamW (Loshchilov and Hutter, 2019): configuration, groups and state that exists from the start.
-
-The state is created when the optimiser is, not at its first step, so that a checkpoint of step 0
-is complete and a loaded state replaces an existing one tensor by tensor.
-"""
+"""AdamW (Loshchilov and Hutter, 2019), Adam (Kingma and Ba, 2015), and AdamW that skips spikes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train.optim.groups import decay_groups
+from olm_train.optim.base import OptimConfig
+from olm_train.optim.skip_step import SkipStepOptions, StepGuard
 
 FUSED_DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamWConfig:
-    """Options of AdamW.
+class _AdamConfig(OptimConfig):
+    """Options of Adam and AdamW.
 
     Attributes:
-        name: what a configuration calls it.
-        lr: peak learning rate; the schedule multiplies it.
-        betas: decay rates of the first and second moment.
         eps: added to the root of the second moment.
-        weight_decay: decoupled decay of matrices, a fraction of lr per step.
-        decay_embeddings: decay embedding tables too.
         fused: one kernel over all tensors; None: where the device has one.
     """
 
-    name: Literal["adamw"] = "adamw"
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.1
-    decay_embeddings: bool = False
     fused: bool | None = None
 
-    def __post_init__(self) -> None:
-        # A YAML list arrives as a list; a frozen config holds a tuple.
-        object.__setattr__(self, "betas", tuple(self.betas))
-        for field, good in (
-            ("lr", self.lr >= 0),
-            ("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)),
-            ("eps", self.eps > 0),
-            ("weight_decay", self.weight_decay >= 0),
-        ):
-            if not good:
-                raise UsageError(
-                    f"optim.{field}: {getattr(self, field)!r} is out of range",
-                    where=f"train_module.optim.{field}",
-                )
+    kind: ClassVar[type[torch.optim.Adam]]
 
-    def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Build the optimiser over the parameters of `model`, whole or sharded."""
-        groups = decay_groups(
-            model, weight_decay=self.weight_decay, decay_embeddings=self.decay_embeddings
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("eps", self.eps > 0)
+
+    def group_options(self) -> dict[str, Any]:
+        """Return the options a group may replace, with their values."""
+        return {"betas": self.betas, "eps": self.eps}
+
+    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> torch.optim.Adam:
         device = groups[0]["params"][0].device.type
         fused = device in FUSED_DEVICES if self.fused is None else self.fused
-        optimizer = torch.optim.AdamW(
-            groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused
-        )
+        optimizer = self.kind(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)
         for group in groups:
             for parameter in group["params"]:
                 optimizer.state[parameter] = {
@@ -73,4 +49,50 @@ class AdamWConfig:
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
+        return optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(_AdamConfig):
+    """AdamW: weights decay beside the gradient."""
+
+    name: Literal["adamw"] = "adamw"
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamConfig(_AdamConfig):
+    """Adam: weight decay is a part of the gradient, as in the paper's time."""
+
+    name: Literal["adam"] = "adam"
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
+    """AdamW that leaves out a step whose loss or gradient norm is a spike."""
+
+    name: Literal["skip_step_adamw"] = "skip_step_adamw"
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fused is False:
+            raise UsageError(
+                "optim.fused: false; only the fused kernel can leave out a step on the device",
+                where="train_module.optim.fused",
+                fix="leave it out",
+            )
+
+    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+        optimizer = super()._build(model, groups)
+        guard = StepGuard(self, groups[0]["params"][0].device)
+        optimizer.guard = guard  # type: ignore[attr-defined]
+
+        def skip(optimizer: torch.optim.Adam, *_: Any) -> None:
+            # the kernel takes no step, and counts none, where this flag is 1
+            optimizer.found_inf = guard.skipped()  # type: ignore[attr-defined]
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+        optimizer.register_step_pre_hook(skip)
         return optimizer

@@ -1,38 +1,80 @@
-"""Parameter groups: which parameters decay, with proof that each one is claimed exactly once."""
+"""Parameter groups: which options hold for which parameter, each one claimed exactly once.
+
+parameters --overrides, by pattern--> one group an override
+           --the rest---------------> one more
+each of them: matrices, which decay | vectors and tables, which do not
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from olm_data.errors import UsageError, suggest
 from olm_train.model.decoder import Embedding
 
+PLACE = "train_module.optim.group_overrides"
 
-def decay_groups(
-    model: nn.Module, *, weight_decay: float, decay_embeddings: bool
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOverride:
+    """Options of some parameters.
+
+    Attributes:
+        params: names of parameters, or patterns with `*` and `?`; together they match at least one.
+        opts: options of the optimiser for them, such as `{lr: 1e-4, weight_decay: 0}`;
+            `max_grad_norm` clips them by their own norm instead of with all others.
+    """
+
+    params: list[str]
+    opts: dict[str, Any] = field(default_factory=dict)
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    weight_decay: float,
+    decay_embeddings: bool,
+    overrides: Sequence[GroupOverride] = (),
+    known: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters into those that decay and those that do not.
+    """Split the trainable parameters into groups with options of their own.
 
-    Matrices decay. Vectors (norm weights) never do: decay would pull a scale that starts at one
-    towards zero. Embedding tables do only where asked: a row that a batch does not contain would
-    shrink without a gradient to hold it. A tied table is an embedding table.
+    Without an override, matrices decay. Vectors (norm weights) never do: decay would pull a scale
+    that starts at one towards zero. Embedding tables do only where asked: a row that a batch does
+    not contain would shrink without a gradient to hold it. A tied table is an embedding table.
+
+    Args:
+        known: options of the optimiser and their values, which `opts` may replace.
 
     Returns:
-        Optimiser groups `{"params": [...], "names": [...], "weight_decay": float}`, without empty
-        ones, in a fixed order; parameters in the model's order.
+        Optimiser groups `{"params": [...], "names": [...], "weight_decay": float, ...}`, without
+        empty ones, in a fixed order; parameters in the model's order.
+
+    Raises:
+        UsageError: an override names no parameter or an unknown option, or two claim one parameter.
     """
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     tables = {
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Embedding)
     }
-    groups: list[dict[str, Any]] = [
-        {"params": [], "names": [], "weight_decay": decay} for decay in (weight_decay, 0.0)
+    owner = _owners(list(named), overrides)
+    options: list[dict[str, Any]] = [{}] + [
+        _options(override.opts, known or {}, f"{PLACE}[{number}].opts")
+        for number, override in enumerate(overrides)
     ]
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
+    groups: list[dict[str, Any]] = [
+        {"params": [], "names": [], "weight_decay": decay, **opts}
+        for opts in options
+        for decay in (weight_decay, 0.0)
+    ]
+    for name, parameter in named.items():
         decays = parameter.ndim >= 2 and (decay_embeddings or name not in tables)
-        group = groups[0 if decays else 1]
+        group = groups[2 * owner.get(name, 0) + (not decays)]
         group["params"].append(parameter)
         group["names"].append(name)
     groups = [group for group in groups if group["params"]]
@@ -56,3 +98,45 @@ def check_claims(model: nn.Module, groups: list[dict[str, Any]]) -> None:
     found = [f"{what}: {', '.join(sorted(names))}" for what, names in wrong.items() if names]
     if found:
         raise ValueError("optimiser groups do not cover the model: " + "; ".join(found))
+
+
+def _owners(names: Sequence[str], overrides: Sequence[GroupOverride]) -> dict[str, int]:
+    """Return the number, from 1, of the override that claims each parameter that one claims."""
+    owner: dict[str, int] = {}
+    for number, override in enumerate(overrides, 1):
+        for pattern in override.params:
+            found = [name for name in names if fnmatchcase(name, pattern)]
+            if not found:
+                raise UsageError(
+                    f"no parameter is called {pattern!r}",
+                    where=f"{PLACE}[{number - 1}].params",
+                    fix=suggest(pattern, names),
+                )
+            for name in found:
+                if owner.setdefault(name, number) != number:
+                    raise UsageError(
+                        f"the parameter {name} is claimed twice: by overrides "
+                        f"{owner[name] - 1} and {number - 1}",
+                        where=f"{PLACE}[{number - 1}].params",
+                        fix="let each parameter match the patterns of one override",
+                    )
+    return owner
+
+
+def _options(opts: Mapping[str, Any], known: Mapping[str, Any], where: str) -> dict[str, Any]:
+    allowed = {"lr": 0.0, "weight_decay": 0.0, "max_grad_norm": 1.0, **known}
+    for name, value in opts.items():
+        if name not in allowed:
+            raise UsageError(
+                f"the optimiser has no option {name!r} for a group",
+                where=where,
+                fix=suggest(name, allowed),
+            )
+        numbers = value if isinstance(allowed[name], tuple) else [value]
+        if not isinstance(numbers, (list, tuple)) or not all(
+            isinstance(n, (int, float)) and not isinstance(n, bool) and n >= 0 for n in numbers
+        ):
+            raise UsageError(f"{name}: {value!r} is out of range", where=f"{where}.{name}")
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in opts.items()
+    }

@@ -17,10 +17,20 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from olm_train.model.decoder import Decoder
+from olm_train.optim.adamw import SkipStepAdamWConfig
+from olm_train.optim.lion import LionConfig, SkipStepLionConfig
+from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.apply import parallelize
 from olm_train.train_module import NonFiniteError
 from olm_train.world import World
 
+OPTIMIZERS = {
+    "muon": MuonConfig(lr=1e-2),
+    "lion": LionConfig(lr=1e-3),
+    "skip_step_adamw": SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4, sigma_factor=0.1),
+    "skip_step_lion": SkipStepLionConfig(lr=1e-3, rolling_interval_length=4, sigma_factor=0.1),
+}
+"""The last two leave out steps of an ordinary run."""
 MICRO_BATCHES = {"one": [4], "uneven": [1, 3], "by row": [1, 1, 1, 1]}
 
 
@@ -38,6 +48,8 @@ def all_checks(folder: str) -> dict[str, Any]:
         results[strategy, "non-finite"] = _non_finite(strategy, world)
         results[strategy, "checkpoint"] = _checkpoint(strategy, world, Path(folder))
         results[strategy, "eval"] = _evaluate(strategy, world)
+    for name, optim in OPTIMIZERS.items():
+        results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
     results["shares"] = _shares(world)
     return results
 

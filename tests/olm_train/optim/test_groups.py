@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from olm_data.errors import UsageError
 from olm_train.model.decoder import DecoderConfig
-from olm_train.optim.groups import check_claims, decay_groups
+from olm_train.optim.groups import GroupOverride, check_claims, parameter_groups
 
 CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, qk_norm=True)
 
 
 def decaying(model: torch.nn.Module, *, decay_embeddings: bool) -> set[str]:
-    groups = decay_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
+    groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=decay_embeddings)
     claimed = [name for group in groups for name in group["names"]]
     assert sorted(claimed) == sorted(name for name, _ in model.named_parameters())
     assert {group["weight_decay"] for group in groups} == {0.1, 0.0}
@@ -36,7 +37,7 @@ def test_embeddings_decay_where_asked() -> None:
 def test_a_frozen_parameter_is_in_no_group() -> None:
     model = CONFIG.build(device="meta")
     model.embeddings.weight.requires_grad_(False)
-    groups = decay_groups(model, weight_decay=0.1, decay_embeddings=True)
+    groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
     assert "embeddings.weight" not in [name for group in groups for name in group["names"]]
 
 
@@ -54,3 +55,46 @@ def test_a_parameter_claimed_by_none_or_twice_is_named(edit, message: str) -> No
     check_claims(model, [{"names": names}])
     with pytest.raises(ValueError, match=message):
         check_claims(model, [{"names": edit(names)}])
+
+
+def groups_of(*overrides: GroupOverride) -> list[dict]:  # type: ignore[type-arg]
+    model = CONFIG.build(device="meta")
+    known = {"betas": (0.9, 0.95)}
+    return parameter_groups(
+        model, weight_decay=0.1, decay_embeddings=False, overrides=overrides, known=known
+    )
+
+
+def test_an_override_changes_its_parameters_and_keeps_what_it_does_not_name() -> None:
+    opts = {"lr": 1e-5, "betas": [0.8, 0.9]}
+    groups = groups_of(GroupOverride(params=["blocks.0.*", "norm.weight"], opts=opts))
+    special = [group for group in groups if "lr" in group]
+    names = {name for group in special for name in group["names"]}
+    assert all(name.startswith("blocks.0.") for name in names - {"norm.weight"})
+    assert "blocks.0.attention.w_qkv.weight" in names
+    for group in special:
+        assert (group["lr"], group["betas"]) == (1e-5, (0.8, 0.9))
+        matrices = ["norm" not in name for name in group["names"]]
+        assert set(matrices) == {group["weight_decay"] == 0.1}
+    assert not names & {n for group in groups if "lr" not in group for n in group["names"]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([GroupOverride(params=["block.*"])], "no parameter is called 'block.\\*'"),
+        (
+            [GroupOverride(params=["blocks.*"]), GroupOverride(params=["*.w_qkv.weight"])],
+            "claimed twice: by overrides 0 and 1",
+        ),
+        ([GroupOverride(params=["*"], opts={"momentum": 0.9})], "no option 'momentum'"),
+        ([GroupOverride(params=["*"], opts={"lr": -1})], "out of range"),
+        ([GroupOverride(params=["*"], opts={"betas": "no"})], "out of range"),
+    ],
+    ids=str,
+)
+def test_an_override_that_does_not_fit_is_refused_by_name(
+    overrides: list[GroupOverride], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        groups_of(*overrides)

@@ -1,0 +1,78 @@
+"""What all optimiser configurations share: options, groups, and state from the start.
+
+The state is created when the optimiser is, not at its first step, so that a checkpoint of step 0
+is complete and a loaded state replaces an existing one tensor by tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from olm_data.errors import UsageError
+from olm_train.optim.groups import GroupOverride, parameter_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig(ABC):
+    """Options of every optimiser.
+
+    Attributes:
+        lr: peak learning rate; the schedule multiplies it.
+        betas: decay rates of the moments.
+        weight_decay: decoupled decay of matrices, a fraction of lr per step.
+        decay_embeddings: decay embedding tables too.
+        group_overrides: parameters with options of their own.
+    """
+
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1
+    decay_embeddings: bool = False
+    group_overrides: list[GroupOverride] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # A YAML list arrives as a list; a frozen config holds a tuple.
+        object.__setattr__(self, "betas", tuple(self.betas))
+        self.check("lr", self.lr >= 0)
+        self.check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
+        self.check("weight_decay", self.weight_decay >= 0)
+
+    def check(self, name: str, good: bool) -> None:
+        """Refuse the option `name` unless it is good."""
+        if not good:
+            raise UsageError(
+                f"optim.{name}: {getattr(self, name)!r} is out of range",
+                where=f"train_module.optim.{name}",
+            )
+
+    def group_options(self) -> dict[str, Any]:
+        """Return the options a group may replace beside lr and weight_decay, with their values."""
+        return {"betas": self.betas}
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Build the optimiser over the parameters of `model`, whole or sharded.
+
+        Each of its groups has "peak_lr", which the schedule multiplies.
+
+        Raises:
+            UsageError: an override does not fit the model.
+        """
+        groups = parameter_groups(
+            model,
+            weight_decay=self.weight_decay,
+            decay_embeddings=self.decay_embeddings,
+            overrides=self.group_overrides,
+            known=self.group_options(),
+        )
+        for group in groups:
+            group["peak_lr"] = group.setdefault("lr", self.lr)
+        return self._build(model, groups)
+
+    @abstractmethod
+    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return the optimiser over groups that have "params", "names" and their options."""

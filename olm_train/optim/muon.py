@@ -1,0 +1,184 @@
+"""Muon (Jordan et al., 2024) for the matrices of the blocks, AdamW for all else.
+
+    gradient -> momentum (sharded as the weight is) -> whole matrix -> nearest orthogonal matrix
+             -> scaled -> this rank's share of it -> weight
+
+A matrix is whole only while it is orthogonalised, one at a time; every rank computes the same
+bits, so weights do not depend on how they are sharded. A matrix that holds several, such as the
+rows of queries, keys and values, is orthogonalised part by part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from olm_train.model.layers import Linear
+from olm_train.optim.base import OptimConfig
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic Newton-Schulz iteration (Jordan et al., 2024)."""
+STEPS = 5
+
+
+class Muon(Optimizer):
+    """Muon on groups with `"parts"`, AdamW on the others.
+
+    Args:
+        groups: with "params", "lr", "weight_decay"; with "momentum", "nesterov", "adjust_lr" and
+            "parts", a list of the row counts inside each matrix; or with "betas" and "eps".
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        super().__init__(groups, {})
+        for group in self.param_groups:
+            names = ["momentum_buffer"] if "parts" in group else ["exp_avg", "exp_avg_sq"]
+            for parameter in group["params"]:
+                state = {name: torch.zeros_like(parameter) for name in names}
+                if "parts" not in group:
+                    state["step"] = torch.zeros((), device=parameter.device)
+                self.state[parameter] = state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take a step; with sharded weights, all ranks together."""
+        assert closure is None
+        for group in self.param_groups:
+            if "parts" not in group:
+                self._adamw(group)
+                continue
+            for parameter, parts in zip(group["params"], group["parts"], strict=True):
+                if parameter.grad is not None:
+                    self._muon(group, parameter, parts)
+
+    def _muon(self, group: dict[str, Any], parameter: Tensor, parts: Sequence[int]) -> None:
+        momentum = self.state[parameter]["momentum_buffer"]
+        momentum.lerp_(parameter.grad, 1 - group["momentum"])
+        update = momentum
+        if group["nesterov"]:
+            update = parameter.grad.lerp(momentum, group["momentum"])  # type: ignore[union-attr]
+        whole = update.full_tensor() if isinstance(update, DTensor) else update
+        turned = torch.cat(
+            [
+                orthogonalise(part).mul_(scale(part.shape, group["adjust_lr"]))
+                for part in whole.split(list(parts))
+            ]
+        ).to(parameter.dtype)
+        if isinstance(parameter, DTensor):
+            turned = distribute_tensor(
+                turned, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(turned, alpha=-group["lr"])
+
+    def _adamw(self, group: dict[str, Any]) -> None:
+        found = [p for p in group["params"] if p.grad is not None]
+        if not found:
+            return
+        states = [self.state[p] for p in found]
+        beta1, beta2 = group["betas"]
+        adamw(
+            found,
+            [p.grad for p in found],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(OptimConfig):
+    """Muon for the matrices of the blocks; embeddings, head and vectors by AdamW.
+
+    Attributes:
+        lr: peak learning rate of both.
+        betas, eps: of AdamW.
+        mu: momentum of Muon.
+        nesterov: look ahead by one step of the momentum.
+        adjust_lr: `rms_norm` gives updates the size that AdamW's have, so that both take one rate
+            (Liu et al., 2025); `spectral_norm` scales by sqrt(rows / columns), so that a rate fits
+            all widths; `none` leaves the orthogonal matrix as it is.
+    """
+
+    name: Literal["muon"] = "muon"
+    lr: float = 1e-3
+    eps: float = 1e-8
+    mu: float = 0.95
+    nesterov: bool = True
+    adjust_lr: Literal["rms_norm", "spectral_norm", "none"] = "rms_norm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check("eps", self.eps > 0)
+        self.check("mu", 0 <= self.mu < 1)
+        self.check("adjust_lr", self.adjust_lr in ("rms_norm", "spectral_norm", "none"))
+
+    def group_options(self) -> dict[str, Any]:
+        """Return the options a group may replace, with their values."""
+        return {"betas": self.betas, "eps": self.eps, "mu": self.mu}
+
+    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Muon:
+        inner = {
+            f"{name}.weight": module.parts
+            for name, module in model.named_modules()
+            if isinstance(module, Linear) and name.startswith("blocks.")
+        }
+        split: list[dict[str, Any]] = []
+        for group in groups:
+            mu = group.pop("mu", self.mu)
+            by_muon = {"momentum": mu, "nesterov": self.nesterov, "adjust_lr": self.adjust_lr}
+            by_adamw = {"betas": self.betas, "eps": self.eps}
+            pairs = list(zip(group["names"], group["params"], strict=True))
+            for inside, options in ((True, by_muon), (False, by_adamw)):
+                chosen = [(name, p) for name, p in pairs if (name in inner) is inside]
+                if not chosen:
+                    continue
+                names, parameters = zip(*chosen, strict=True)
+                made = {**options, **group, "names": list(names), "params": list(parameters)}
+                if inside:
+                    made["parts"] = [inner[name] for name in names]
+                split.append(made)
+        return Muon(split)
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    """Return nearly the nearest orthogonal matrix: singular values between about 0.7 and 1.2.
+
+    Five steps of a quintic Newton-Schulz iteration, in bfloat16 on CUDA and in the matrix's own
+    dtype elsewhere.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.clone()
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(STEPS):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
+
+
+def scale(shape: Sequence[int], adjust_lr: str) -> float:
+    """Return what an orthogonal update of a [rows, columns] matrix is multiplied by."""
+    rows, columns = shape
+    if adjust_lr == "rms_norm":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1.0, rows / columns)) if adjust_lr == "spectral_norm" else 1.0

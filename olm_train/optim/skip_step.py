@@ -1,0 +1,92 @@
+"""Leave out steps that are spikes: decided on the device, without the host knowing.
+
+    loss, gradient norm of the step --push--> rings of the last n of both
+    last n (without the step's own) --mean + sigma_factor * deviation--> step factor 1 or 0
+
+A step is left out if its loss or its gradient norm is above the mean of the last ones by more than
+`sigma_factor` standard deviations. What is left out still enters the history, so that a lasting
+change of level is not left out for ever. The history is a part of a checkpoint: a resumed run
+decides as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from olm_data.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipStepOptions:
+    """When a step is left out.
+
+    Attributes:
+        rolling_interval_length: steps that mean and deviation are taken over; until there is half
+            of them, no step is left out.
+        sigma_factor: deviations above the mean from which a step is left out.
+    """
+
+    rolling_interval_length: int = 128
+    sigma_factor: float = 6.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # the optimiser's own checks
+        for name, good in (
+            ("rolling_interval_length", self.rolling_interval_length >= 4),
+            ("sigma_factor", self.sigma_factor > 0),
+        ):
+            if not good:
+                raise UsageError(
+                    f"optim.{name}: {getattr(self, name)!r} is out of range",
+                    where=f"train_module.optim.{name}",
+                )
+
+
+class StepGuard:
+    """The rule of `SkipStepOptions` on a device.
+
+    Args:
+        options: interval and factor.
+        device: where loss and norm are.
+    """
+
+    def __init__(self, options: SkipStepOptions, device: torch.device) -> None:
+        self.options = options
+        length = options.rolling_interval_length
+        self._rings = torch.zeros(2, length, device=device)  # losses, gradient norms
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._factor = torch.ones((), device=device)
+
+    def push(self, loss: Tensor, grad_norm: Tensor) -> Tensor:
+        """Decide about a step; to be called before it.
+
+        Args:
+            loss, grad_norm: fp32 scalars of the global batch.
+
+        Returns:
+            fp32 scalar: 1 if the step is to be taken, 0 if it is to be left out.
+        """
+        length = self.options.rolling_interval_length
+        latest = torch.stack((loss, grad_norm)).to(self._rings.dtype)
+        seen = torch.arange(length, device=latest.device) < self._count  # [n], all once it is full
+        number = self._count.clamp(1, length)
+        mean = self._rings.where(seen, 0).sum(1) / number
+        variance = (self._rings - mean[:, None]).where(seen, 0).square().sum(1)
+        deviation = (variance / (number - 1).clamp(min=1)).sqrt()
+        usual = (latest - mean <= self.options.sigma_factor * deviation).all()
+        self._factor.copy_(usual | (self._count < max(2, length // 2)))
+        place = torch.arange(length, device=latest.device) == self._count % length
+        self._rings.copy_(torch.where(place, latest[:, None], self._rings))
+        self._count += 1
+        return self._factor
+
+    def skipped(self) -> Tensor:
+        """Return fp32 scalar: 1 if the last step that was asked about is left out, else 0."""
+        return 1 - self._factor
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the live tensors that a checkpoint keeps."""
+        return {"skip_step.history": self._rings, "skip_step.count": self._count}

@@ -1,0 +1,108 @@
+"""Steps that are spikes are left out, on the device, and again the same after a resume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.training import ROWS, STEPS, build, digest, full, micro_batches
+
+from olm_data.errors import UsageError
+from olm_train.optim.adamw import AdamWConfig, SkipStepAdamWConfig
+from olm_train.optim.lion import LionConfig, SkipStepLionConfig
+from olm_train.optim.skip_step import SkipStepOptions, StepGuard
+
+CPU = torch.device("cpu")
+PAIRS = {
+    "adamw": (AdamWConfig(lr=1e-2), SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4)),
+    "lion": (LionConfig(lr=1e-3), SkipStepLionConfig(lr=1e-3, rolling_interval_length=4)),
+}
+
+
+class Options(SkipStepOptions):
+    def __post_init__(self) -> None:
+        pass  # no optimiser to check
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 8, width=32), st.floats(0, 8, width=32)), max_size=30),
+    st.integers(4, 10),
+    st.floats(0.5, 6),
+)
+def test_decisions_are_those_of_the_rule(
+    values: list[tuple[float, float]], length: int, sigma: float
+) -> None:
+    guard = StepGuard(Options(rolling_interval_length=length, sigma_factor=sigma), CPU)
+    for i, (loss, norm) in enumerate(values):
+        taken = bool(guard.push(torch.tensor(loss), torch.tensor(norm)))
+        past = np.array(values[max(0, i - length) : i], np.float64).reshape(-1, 2)
+        if len(past) < max(2, length // 2):
+            assert taken
+            continue
+        excess = np.array([loss, norm]) - past.mean(0) - sigma * past.std(0, ddof=1)
+        if np.abs(excess).min() > 1e-4:  # not a matter of rounding
+            assert taken is bool((excess <= 0).all())
+        assert bool(guard.skipped()) is not taken
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_without_a_spike_it_is_the_plain_optimiser_bit_for_bit(name: str) -> None:
+    plain, guarded = (build(optim=config) for config in PAIRS[name])
+    for module in (plain, guarded):
+        for step in (1, 2):  # before the history says anything
+            module.train_step(micro_batches(step, [ROWS], module.world), step, STEPS)
+    assert digest(full(plain)["model"]) == digest(full(guarded)["model"])
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_spike_changes_neither_weights_nor_state_and_the_next_step_goes_on(name: str) -> None:
+    module = build(optim=PAIRS[name][1])
+    skipped = []
+    for step in range(1, STEPS + 1):
+        batches = micro_batches(step, [ROWS], module.world)
+        before = {part: digest(tensors) for part, tensors in state(module).items()}
+        if step == 5:
+            hook = module.model.norm.register_forward_hook(lambda _m, _a, out: out * 50)
+        metrics = module.train_step(batches, step, STEPS)
+        if step == 5:
+            hook.remove()
+            assert {part: digest(tensors) for part, tensors in state(module).items()} == before
+        else:
+            assert digest(full(module)["model"]) != before["model"]
+        skipped.append(float(metrics["optim/step skipped"]))
+    assert skipped == [0, 0, 0, 0, 1, 0]
+
+
+def state(module) -> dict[str, dict[str, torch.Tensor]]:  # type: ignore[no-untyped-def]
+    """The state but for the guard's history."""
+    whole = full(module)
+    return {p: {n: x for n, x in t.items() if "skip_step" not in n} for p, t in whole.items()}
+
+
+def test_a_resumed_run_decides_as_an_undisturbed_one() -> None:
+    config = SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4)
+    first = build(optim=config)
+    for step in range(1, 5):
+        first.train_step(micro_batches(step, [ROWS], first.world), step, STEPS)
+    second = build(optim=config)
+    second.load_state_dict(full(first))
+    for module in (first, second):
+        hook = module.model.norm.register_forward_hook(lambda _m, _a, out: out * 50)
+        metrics = module.train_step(micro_batches(5, [ROWS], module.world), 5, STEPS)
+        hook.remove()
+        assert float(metrics["optim/step skipped"]) == 1
+    assert {p: digest(t) for p, t in full(first).items()} == {
+        p: digest(t) for p, t in full(second).items()
+    }
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"rolling_interval_length": 3}, {"sigma_factor": 0.0}, {"fused": False}, {"lr": -1.0}],
+    ids=str,
+)
+def test_values_out_of_range_are_refused(option: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        SkipStepAdamWConfig(**option)  # type: ignore[arg-type]
