@@ -16,8 +16,8 @@ from olm_train.optim.skip_step import SkipStepOptions, StepGuard
 
 CPU = torch.device("cpu")
 PAIRS = {
-    "adamw": (AdamWConfig(lr=1e-2), SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4)),
-    "lion": (LionConfig(lr=1e-3), SkipStepLionConfig(lr=1e-3, rolling_interval_length=4)),
+    "adamw": (AdamWConfig(lr=1e-2), SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=8)),
+    "lion": (LionConfig(lr=1e-3), SkipStepLionConfig(lr=1e-3, rolling_interval_length=8)),
 }
 
 
@@ -82,7 +82,7 @@ def state(module) -> dict[str, dict[str, torch.Tensor]]:  # type: ignore[no-unty
 
 
 def test_a_resumed_run_decides_as_an_undisturbed_one() -> None:
-    config = SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=4)
+    config = SkipStepAdamWConfig(lr=1e-2, rolling_interval_length=8)
     first = build(optim=config)
     for step in range(1, 5):
         first.train_step(micro_batches(step, [ROWS], first.world), step, STEPS)
