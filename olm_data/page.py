@@ -159,6 +159,8 @@ pre {{ background: var(--page); border-radius: 8px; padding: 10px 14px; white-sp
   margin: 4px 0 0; }}
 .strip {{ display: flex; height: 14px; border-radius: 4px; overflow: hidden; margin: 6px 0; }}
 .strip i {{ flex: 1 1 0; min-width: 1px; }}
+.bars {{ width: 30%; min-width: 120px; }}
+.bar {{ display: block; height: 6px; border-radius: 2px; min-width: 1px; }}
 .prompt {{ color: var(--mark); }}
 .note {{ color: var(--soft); font-size: 13px; margin: 6px 0 0; }}
 @media (max-width: 600px) {{

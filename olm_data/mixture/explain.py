@@ -146,8 +146,8 @@ def _short(number: int) -> str:
 def tree(lock: Lock) -> list[dict[str, Any]]:
     """Return the stages as trees of groups and sources, for people and scripts.
 
-    Each node has `name`, `share_wanted` and `share_got` (of the stage), `rows`, and `members` (a
-    group) or `epochs` (a source).
+    Each node has `name`, `share_wanted`, `share_compiled` (in the long run) and `share_got` of the
+    stage, `rows`, and `members` (a group) or `epochs` (a source).
     """
     return [
         {
@@ -168,6 +168,7 @@ def _members(lock: Lock, stage: WholeStage) -> list[dict[str, Any]]:
             sources[source.name] = {
                 "name": source.name,
                 "share_wanted": stage.wanted[index],
+                "share_compiled": stage.compiled(index),
                 "share_got": Fraction(rows, stage.rows),
                 "rows": rows,
                 "epochs": rows / source.rows,
@@ -183,7 +184,7 @@ def _members(lock: Lock, stage: WholeStage) -> list[dict[str, Any]]:
             "name": name,
             **{
                 key: sum(member[key] for member in members)
-                for key in ("share_wanted", "share_got", "rows")
+                for key in ("share_wanted", "share_compiled", "share_got", "rows")
             },
             "members": members,
         }
@@ -193,7 +194,7 @@ def _members(lock: Lock, stage: WholeStage) -> list[dict[str, Any]]:
 
 
 def _floats(node: dict[str, Any]) -> dict[str, Any]:
-    shares = {key: float(node[key]) for key in ("share_wanted", "share_got")}
+    shares = {key: float(node[key]) for key in ("share_wanted", "share_compiled", "share_got")}
     below = {"members": [_floats(m) for m in node["members"]]} if "members" in node else {}
     return node | shares | below
 

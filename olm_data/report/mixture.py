@@ -5,18 +5,24 @@ Everything is computed from the lock alone, so it says what training will do, no
 
 from __future__ import annotations
 
+import html
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olm_data.errors import printable
+from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.whole_stage import whole_stages
 from olm_data.page import COLOURS, colours, note, section, svg, table
 from olm_data.progress import scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+TREE_NODES = 200  # of each stage
 SHOWN = 24
 """Sources with a bar or a colour of their own: those drawn most; the rest is one more."""
 
@@ -35,13 +41,56 @@ def source_colour(lock: Lock, name: str) -> str:
     return COLOURS[names.index(name) % len(COLOURS)] if name in names else "#9aa3af"
 
 
+def tree_section(lock: Lock) -> str:
+    """Return the groups and sources of each stage with the shares wanted, compiled and drawn."""
+    found = ""
+    for stage in tree(lock):
+        nodes = list(_nodes(stage["members"]))
+        lines = [_line(lock, depth, node) for depth, node in nodes[:TREE_NODES]]
+        head = ("", "wanted", "", "compiled", "drawn", "tokens", "epochs")
+        cells = "".join(f'<th class="number">{name}</th>' for name in head)
+        found += f"<h3>{html.escape(stage['name'])}: {stage['tokens']:,} tokens</h3>"
+        found += f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
+        if len(nodes) > TREE_NODES:
+            found += note(f"... and {len(nodes) - TREE_NODES:,} more: olm-data mix --tree")
+    return section("Mixture", found)
+
+
+def _nodes(members: Sequence[dict[str, Any]], depth: int = 0) -> Iterator[tuple[int, Any]]:
+    """Walk a tree from above: (depth, node) pairs."""
+    for node in members:
+        yield depth, node
+        yield from _nodes(node.get("members", ()), depth + 1)
+
+
+def _line(lock: Lock, depth: int, node: dict[str, Any]) -> str:
+    colour = source_colour(lock, node["name"])
+    bars = "".join(
+        f'<i class="bar" style="width:{100 * float(node[key]):.3f}%;background:{shade}"></i>'
+        for key, shade in (("share_wanted", "#c9ced6"), ("share_got", colour))
+    )
+    name = html.escape(printable(node["name"]))
+    label = name if "epochs" in node else f"<b>{name}</b>"
+    shares = [f"{100 * float(node[k]):.3f} %" for k in ("share_compiled", "share_got")]
+    tokens = f"{node['rows'] * lock.sequence_length:,}"
+    epochs = f"{node['epochs']:.4f}" if "epochs" in node else ""
+    cells = "".join(f'<td class="number">{cell}</td>' for cell in (*shares, tokens, epochs))
+    return (
+        f'<tr><td style="padding-left:{18 * depth}px">{label}</td>'
+        f'<td class="number">{100 * float(node["share_wanted"]):.3f} %</td>'
+        f'<td class="bars">{bars}</td>{cells}</tr>'
+    )
+
+
 def stages_section(lock: Lock) -> str:
     """Return the run as a strip over its tokens: each stage as wide as it is long."""
-    chosen = largest(lock)
+    chosen, stages = largest(lock), whole_stages(lock)
+    lengths = dict(zip((s.name for s in lock.stages), lock.sequence_lengths, strict=True))
+    seen = [lengths[stage.name] for stage in stages]
     length = lock.sequence_length
-    edges = np.cumsum([0, *(stage.rows * length for stage in lock.stages)])
+    edges = np.cumsum([0, *(stage.rows * length for stage in stages)])
     shares = np.array(
-        [[stage.rows_by_source[i] / stage.rows for stage in lock.stages] for i in chosen]
+        [[stage.rows_by_source[i] / stage.rows for stage in stages] for i in chosen]
     )  # [sources, stages]
     names = [lock.sources[i].name for i in chosen]
     if len(chosen) < len(lock.sources):
@@ -49,7 +98,7 @@ def stages_section(lock: Lock) -> str:
         names.append(f"{len(lock.sources) - len(chosen):,} more")
 
     def draw(axes: Axes) -> None:
-        bottom = np.zeros(len(lock.stages))
+        bottom = np.zeros(len(stages))
         for name, share in zip(names, 100 * shares, strict=True):
             style: dict[str, Any] = {
                 "color": source_colour(lock, name),
@@ -58,7 +107,7 @@ def stages_section(lock: Lock) -> str:
             }
             axes.bar(edges[:-1], share, np.diff(edges), bottom, label=name, align="edge", **style)
             bottom += share
-        for stage, low, high in zip(lock.stages, edges, edges[1:], strict=False):
+        for stage, low, high in zip(stages, edges, edges[1:], strict=False):
             axes.text((low + high) / 2, 102, stage.name, ha="center", va="bottom", fontsize=8)
         axes.set_xlim(0, edges[-1])
         axes.set_ylim(0, 100)
@@ -75,12 +124,10 @@ def stages_section(lock: Lock) -> str:
             f"{low:,}",
             f"{high:,}",
             f"{stage.rows:,}",
-            f"{seen:,}",
-            f"{stage.block:,}",
+            f"{size:,}",
+            f"{stage.parts[0].block:,}",
         )
-        for stage, seen, low, high in zip(
-            lock.stages, lock.sequence_lengths, edges, edges[1:], strict=False
-        )
+        for stage, size, low, high in zip(stages, seen, edges, edges[1:], strict=False)
     ]
     picture = svg(draw, height=max(2.6, 0.9 + 0.2 * len(names)))
     return section("Stages over the run", picture + table(head, rows, numbers=5))
@@ -88,17 +135,17 @@ def stages_section(lock: Lock) -> str:
 
 def epochs_section(lock: Lock) -> str:
     """Return how often each source is seen, by stage, and the most the manifest allows."""
-    chosen = largest(lock)
+    chosen, stages = largest(lock), whole_stages(lock)
     names = [lock.sources[i].name for i in chosen]
     limits = [float(Fraction(lock.sources[i].max_epochs)) for i in chosen]
     epochs = np.array(
-        [[stage.rows_by_source[i] / lock.sources[i].rows for i in chosen] for stage in lock.stages]
+        [[stage.rows_by_source[i] / lock.sources[i].rows for i in chosen] for stage in stages]
     )  # [stages, sources]
 
     def draw(axes: Axes) -> None:
         place = np.arange(len(names))
         left = np.zeros(len(names))
-        for colour, stage, seen in zip(colours(), lock.stages, epochs, strict=False):
+        for colour, stage, seen in zip(colours(), stages, epochs, strict=False):
             axes.barh(place, seen, 0.6, left, color=colour, label=stage.name)
             left += seen
         for y, limit in zip(place, limits, strict=True):
@@ -107,7 +154,7 @@ def epochs_section(lock: Lock) -> str:
         axes.invert_yaxis()
         axes.set_xlabel("epochs (grey mark: max_epochs)")
         axes.grid(visible=False, axis="y")
-        if len(lock.stages) > 1:
+        if len(stages) > 1:
             axes.legend(frameon=False, fontsize=8)
 
     head = ("source", "tokens available", "tokens drawn", "epochs", "max_epochs")
@@ -115,7 +162,7 @@ def epochs_section(lock: Lock) -> str:
         (
             lock.sources[i].name,
             f"{lock.sources[i].tokens:,}",
-            f"{sum(s.rows_by_source[i] for s in lock.stages) * lock.sequence_length:,}",
+            f"{sum(s.rows_by_source[i] for s in stages) * lock.sequence_length:,}",
             f"{seen:.4f}",
             f"{limit:g}",
         )

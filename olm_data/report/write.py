@@ -13,7 +13,7 @@ from pathlib import Path
 from olm_data.mixture.lock import Lock
 from olm_data.page import write_page
 from olm_data.report.documents import length_section
-from olm_data.report.mixture import epochs_section, stages_section
+from olm_data.report.mixture import epochs_section, stages_section, tree_section
 from olm_data.report.rows import packing_section, rows_section
 from olm_data.report.run import RunLog, sample_section, speed_section, training_section
 
@@ -36,7 +36,7 @@ def write_report(lock_path: str, run: str | None, output: str) -> Path:
     lock = Lock.read(lock_path)
     datasets = lock.open_datasets()
     log = RunLog.read(Path(run)) if run else None
-    sections = [stages_section(lock), epochs_section(lock)]
+    sections = [tree_section(lock), stages_section(lock), epochs_section(lock)]
     sections += [
         length_section(lock, datasets),
         packing_section(lock),

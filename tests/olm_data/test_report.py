@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError
+from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.peek.views import Wanted, peek
@@ -26,8 +27,9 @@ packing: best_fit
 sources:
   a: {data: ./a, max_epochs: 8}
   b: {data: ./b, max_epochs: 2}
+groups: {both: {a: 1}}
 stages:
-  - {name: main, tokens: 320, weights: {a: 3, b: 1}}
+  - {name: main, tokens: 320, weights: {both: 3, b: 1}}
   - {name: anneal, tokens: 160, weights: {b: 1}}
 """
 
@@ -128,6 +130,13 @@ def test_report_shows_stages_epochs_and_packing_as_the_lock_has_them(
         assert source.plan is not None
         assert f"{1 - source.plan.tokens / (source.rows * 16):.4%}" in cells
     assert {"8", "2"} <= cells  # max_epochs
+    main, anneal = tree(planned)
+    group = main["members"][0]
+    assert (group["name"], group["members"][0]["name"]) == ("both", "a")
+    for node in (*main["members"], *group["members"], *anneal["members"]):
+        assert {node["name"], f"{node['rows'] * 16:,}"} <= cells
+        for share in ("share_wanted", "share_compiled", "share_got"):
+            assert f"{100 * node[share]:.3f} %" in cells
 
 
 def test_report_shows_rows_of_the_run_with_the_borders_of_their_documents(
