@@ -189,6 +189,7 @@ def test_the_tree_has_each_group_with_the_sum_of_its_members() -> None:
     assert group["members"][1]["members"][0] == {
         "name": "b",
         "share_wanted": 0.2,
+        "share_compiled": 0.2,
         "share_got": 0.2,
         "rows": 20,
         "epochs": 0.05,
