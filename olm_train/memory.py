@@ -1,0 +1,188 @@
+"""What a rank's device must hold while it trains, by component, before anything is allocated.
+
+    model, optimiser --built on the meta device--> tensors --cut over the ranks--> bytes   exact
+    model, tokens of a micro-batch --------------> what autograd keeps -----------> bytes   estimate
+
+Weights, gradients and optimiser state are counted tensor by tensor, so they are exact for every
+option of the model and every optimiser. Activations and logits follow from what the eager blocks
+keep for the backward pass; `torch.compile` keeps less. Not counted: the allocator's fragments,
+buffers of collectives, and the device's own context (about 1 GB); leave a tenth of the device.
+
+Never: allocates, reads a device or a file; the same arguments give the same numbers anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from olm_train.model.decoder import DecoderConfig
+from olm_train.optim.base import OptimConfig
+
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
+_FP32 = 4
+LOGITS_BYTES = 12
+"""Peak of the plain loss, bytes a logit: in the backward pass the fp32 log-probabilities, their
+gradient and the gradient of the logits, each fp32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes on one rank at the peak of a step.
+
+    Attributes:
+        weights: fp32 master weights, this rank's part.
+        gradients: fp32 gradients, this rank's part.
+        optimizer: optimiser state, this rank's part.
+        gathered: whole weights in the compute dtype: the blocks at work and the root with FSDP,
+            all matrices without it if they compute in another dtype.
+        activations: kept for the backward pass.
+        logits: of a micro-batch (or of a chunk of it), with the loss and their gradients.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+    logits: int
+
+    @property
+    def total(self) -> int:
+        """All components at once, an upper bound: not all of them peak at the same moment."""
+        return sum(self.by_component().values())
+
+    @property
+    def fixed(self) -> int:
+        """What does not depend on the micro-batch."""
+        return self.weights + self.gradients + self.optimizer + self.gathered
+
+    def by_component(self) -> dict[str, int]:
+        """Return bytes by component, in the order of the attributes."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class TrainingTensors:
+    """The tensors of a model and its optimiser, counted once; `memory` asks what if.
+
+    Attributes:
+        model: shape of the model.
+        parameters: shape of each parameter by name.
+        state: bytes of optimiser state by parameter: of tensors cut as it is, and of all others.
+    """
+
+    model: DecoderConfig
+    parameters: Mapping[str, tuple[int, ...]]
+    state: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def count(cls, model: DecoderConfig, optim: OptimConfig) -> TrainingTensors:
+        """Build model and optimiser on the meta device and count; 70B takes about a second."""
+        decoder = model.build(device="meta", dtype=torch.float32)
+        optimizer = optim.build(decoder)
+        state = {}
+        for name, parameter in decoder.named_parameters():
+            tensors = [v for v in optimizer.state[parameter].values() if isinstance(v, Tensor)]
+            same = sum(t.nbytes for t in tensors if t.shape == parameter.shape)
+            state[name] = (same, sum(t.nbytes for t in tensors) - same)
+        shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
+        return cls(model, shapes, state)
+
+    def memory(
+        self,
+        *,
+        microbatch: int,
+        sequence_length: int,
+        shards: int = 1,
+        param_dtype: str = "float32",
+        kept: float = 1.0,
+        loss_tokens: int | None = None,
+        reshard_after_forward: bool = True,
+    ) -> Memory:
+        """Return what one rank needs.
+
+        Args:
+            microbatch: tokens a rank takes through forward and backward at once.
+            sequence_length: tokens of a row.
+            shards: ranks that share one copy of weights, gradients and optimiser state: 1 for DDP
+                and for one rank, the world size for FSDP, one group of it for HSDP.
+            param_dtype: dtype of the computation, "float32" or "bfloat16".
+            kept: share of what the blocks would keep that is kept: 1 without activation
+                checkpointing, 0 if each block keeps its input only.
+            loss_tokens: tokens whose logits exist at once; None: the whole micro-batch.
+            reshard_after_forward: FSDP frees a block's whole weights between its forward and
+                backward.
+        """
+        model, size = self.model, _ITEMSIZE[param_dtype]
+        own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
+        per_block, block_input = block_bytes(model, sequence_length, param_dtype)
+        blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
+        if kept < 1:
+            blocks += per_block - block_input  # the block that is being recomputed
+        around = size * 2 * model.d_model + _FP32 * model.head_size  # last norm; rotary table
+        loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
+        return Memory(
+            weights=_FP32 * sum(own.values()),
+            gradients=_FP32 * sum(own.values()),
+            optimizer=sum(
+                same * own[name] // math.prod(self.parameters[name]) + other
+                for name, (same, other) in self.state.items()
+            ),
+            gathered=self._gathered(shards, size, reshard=reshard_after_forward),
+            activations=round(microbatch * (blocks + around)),
+            logits=loss * model.vocab_size * LOGITS_BYTES,
+        )
+
+    def _gathered(self, shards: int, size: int, *, reshard: bool) -> int:
+        """Bytes of whole weights beside the rank's own part."""
+        blocks: dict[str, int] = {}
+        root = table = 0
+        for name, shape in self.parameters.items():
+            parts, numel = name.split("."), math.prod(shape)
+            if parts[0] == "blocks":
+                blocks[parts[1]] = blocks.get(parts[1], 0) + numel
+            elif parts[0] == "embeddings" and not self.model.tie_embeddings:
+                table += numel
+            else:
+                root += numel
+        largest = sorted(blocks.values(), reverse=True)
+        if shards == 1:  # each matrix product keeps its cast weight; a look-up casts nothing
+            return 0 if size == _FP32 else size * (sum(largest) + root)
+        # One block computes while the next is gathered, and the last one's gradients are reduced.
+        at_once = sum(largest[:2]) if reshard else sum(largest)
+        return size * (at_once + root + table) + _FP32 * largest[0]
+
+
+def block_bytes(
+    model: DecoderConfig, sequence_length: int, param_dtype: str
+) -> tuple[float, float]:
+    """Return the bytes a token costs in one block: all that is kept, and its input alone.
+
+    Kept are the inputs of each norm, matrix product, attention and activation function; views
+    keep the tensor they look into. Statistics of norms and of attention are fp32.
+    """
+    size = _ITEMSIZE[param_dtype]
+    heads, kv_heads, head = model.n_heads, model.kv_heads, model.head_size
+    attention = (heads + 2 * kv_heads) * head  # values are a view into this product
+    attention += (heads + kv_heads) * head  # rotated queries and keys
+    attention += heads * head  # output
+    if model.qk_norm:
+        attention += (heads + kv_heads) * head
+    if model.attention == "sdpa":
+        attention += sequence_length  # a row of the mask, as the kernel wants it
+    feed_forward = 4 * model.ffn_size  # gate and up, silu(gate), their product
+    norms = 4 * model.d_model  # input and output of both
+    statistics = _FP32 * (heads + 2)
+    kept = size * (attention + feed_forward + norms) + statistics
+    return float(kept), float(size * model.d_model)
+
+
+def _shard(shape: tuple[int, ...], shards: int) -> int:
+    """Elements of the first rank's part: rows are cut, the first parts are the largest."""
+    return -(-shape[0] // shards) * math.prod(shape[1:])

@@ -1,0 +1,179 @@
+"""The memory estimate against the tensors that a real step on the CPU allocates."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.batches import make_batch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from olm_train.memory import LOGITS_BYTES, TrainingTensors, block_bytes
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.init import init_parameters
+from olm_train.model.loss import cross_entropy_sum
+from olm_train.optim.adamw import AdamConfig, AdamWConfig
+from olm_train.optim.lion import LionConfig
+from olm_train.optim.muon import MuonConfig
+from olm_train.train_module import TransformerTrainModuleConfig
+
+SHAPES = {
+    "grouped": {"d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
+    "tied": {"d_model": 96, "n_layers": 2, "n_heads": 3, "tie_embeddings": True},
+    "wide": {"d_model": 32, "n_layers": 2, "n_heads": 2, "head_dim": 32, "hidden_size": 320},
+}
+OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]
+
+
+def decoder(shape: str, **changes: Any) -> DecoderConfig:
+    return DecoderConfig(**{"vocab_size": 48, **SHAPES[shape], **changes})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("optim", OPTIMISERS, ids=lambda optim: optim.name)
+def test_weights_gradients_and_optimiser_state_are_exact(shape: str, optim: Any) -> None:
+    config = decoder(shape)
+    module = TransformerTrainModuleConfig(rank_microbatch_size=16, optim=optim).build(
+        config, seed=0
+    )
+    module.train_step([make_batch([[5, 11]], vocab_size=48)], 1, 2)
+    estimate = TrainingTensors.count(config, optim).memory(microbatch=16, sequence_length=16)
+    parameters = list(module.model.parameters())
+    assert estimate.weights == sum(p.nbytes for p in parameters)
+    assert estimate.gradients == sum(p.grad.nbytes for p in parameters if p.grad is not None)
+    state = [v for p in parameters for v in module.optimizer.state[p].values()]
+    assert estimate.optimizer == sum(v.nbytes for v in state if isinstance(v, Tensor))
+    assert estimate.gathered == 0  # one rank, fp32
+
+
+def kept_for_backward(config: DecoderConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of the storages autograd keeps in one micro-batch of one row, weights left out."""
+    model = config.build(device="cpu")
+    init_parameters(model, 0)
+    model.compute_dtype = dtype
+    shapes = {tuple(p.shape) for p in model.parameters()}
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    found: dict[int, tuple[int, torch.UntypedStorage]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        cast = {tuple(tensor.shape), tuple(reversed(tensor.shape))} & shapes
+        if storage.data_ptr() not in weights and not cast:
+            found[storage.data_ptr()] = (storage.nbytes(), storage)  # held: addresses stay unique
+        return tensor
+
+    ids = torch.arange(tokens)[None] % config.vocab_size
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids, doc_start=torch.zeros_like(ids))
+    return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"),
+    # On the CPU a norm keeps its normalised input too, and in bf16 both of them in fp32.
+    [("float32", 0.8, 1.0), ("bfloat16", 0.6, 1.0)],
+)
+def test_activations_are_those_autograd_keeps_within_a_stated_factor(
+    shape: str, dtype: str, least: float, most: float
+) -> None:
+    tokens = 160
+    config = decoder(shape)
+    estimate = TrainingTensors.count(config, AdamWConfig()).memory(
+        microbatch=tokens, sequence_length=tokens, param_dtype=dtype
+    )
+    kept = kept_for_backward(config, getattr(torch, dtype), tokens)
+    assert least <= estimate.activations / kept <= most
+
+
+class _Live(TorchDispatchMode):
+    """The most bytes of tensors that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and (storage := leaf.untyped_storage()) not in self.seen:
+                self.seen.add(storage)
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self._freed, storage.nbytes())
+        return out
+
+    def _freed(self, size: int) -> None:
+        self.now -= size
+
+
+def test_the_loss_holds_twelve_bytes_a_logit_at_its_peak() -> None:
+    tokens, vocabulary = 64, 512
+    logits = torch.randn(1, tokens, vocabulary, dtype=torch.bfloat16, requires_grad=True)
+    labels = torch.zeros(1, tokens, dtype=torch.int64)
+    with _Live() as live:
+        cross_entropy_sum(logits, labels).backward()
+    assert live.peak / (tokens * vocabulary) == pytest.approx(LOGITS_BYTES, rel=0.2)
+
+
+def test_shards_cut_the_state_and_leave_the_activations() -> None:
+    tensors = TrainingTensors.count(decoder("grouped"), AdamWConfig())
+    one = tensors.memory(microbatch=64, sequence_length=64)
+    four = tensors.memory(microbatch=64, sequence_length=64, shards=4)
+    for part in ("weights", "gradients", "optimizer"):
+        assert getattr(one, part) / 4 == pytest.approx(getattr(four, part), rel=0.05)
+    assert four.activations == one.activations
+    assert four.gathered > one.gathered == 0  # whole blocks come and go
+    kept = tensors.memory(microbatch=64, sequence_length=64, shards=4, reshard_after_forward=False)
+    assert kept.gathered > four.gathered
+
+
+def test_an_uneven_shard_is_that_of_the_first_rank() -> None:
+    config = decoder("grouped", vocab_size=49)
+    cut = TrainingTensors.count(config, AdamWConfig()).memory(
+        microbatch=64, sequence_length=64, shards=4
+    )
+    rows = {
+        name: -(-shape[0] // 4) * (shape[1] if len(shape) > 1 else 1)
+        for name, shape in TrainingTensors.count(config, AdamWConfig()).parameters.items()
+    }
+    assert cut.weights == 4 * sum(rows.values())
+
+
+def test_without_fsdp_the_cast_matrices_are_kept_whole() -> None:
+    config = decoder("grouped")
+    memory = TrainingTensors.count(config, AdamWConfig()).memory(
+        microbatch=64, sequence_length=64, param_dtype="bfloat16"
+    )
+    assert memory.gathered == 2 * (config.num_params - config.vocab_size * config.d_model)
+
+
+@given(kept=st.floats(0, 1), tokens=st.integers(1, 64))
+@settings(max_examples=30, deadline=None)
+def test_less_kept_and_fewer_tokens_never_need_more(kept: float, tokens: int) -> None:
+    tensors = _GROUPED
+    full = tensors.memory(microbatch=64 * 64, sequence_length=64)
+    less = tensors.memory(microbatch=tokens * 64, sequence_length=64, kept=kept)
+    per_block, block_input = block_bytes(tensors.model, 64, "float32")
+    recomputed = 0 if kept == 1 else tokens * 64 * (per_block - block_input)
+    assert less.activations <= full.activations + recomputed
+    assert less.logits <= full.logits
+    assert less.fixed == full.fixed
+
+
+def test_logits_of_a_chunk_only() -> None:
+    whole = _GROUPED.memory(microbatch=1024, sequence_length=64)
+    chunk = _GROUPED.memory(microbatch=1024, sequence_length=64, loss_tokens=256)
+    assert whole.logits == 4 * chunk.logits
+    assert dataclasses.replace(whole, logits=chunk.logits) == chunk
+
+
+_GROUPED = TrainingTensors.count(decoder("grouped"), AdamWConfig())
