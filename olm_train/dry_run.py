@@ -9,7 +9,7 @@ import yaml
 from olm_data.mixture.lock import Lock
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
-from olm_train.flops import num_flops_per_token
+from olm_train.flops import document_pairs, num_flops_per_token
 from olm_train.run_config import RunConfig
 from olm_train.trainer import run_length
 from olm_train.world import World
@@ -94,7 +94,9 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
 def _model(config: RunConfig, loader: DataLoader) -> Iterator[str]:
     _, stop_step = run_length(loader, config.trainer.max_duration, config.trainer.hard_stop)
     pairs = sum(
-        max(0, min(phase.stop, stop_step) - phase.first) * (phase.sequence_length + 1) / 2
+        max(0, min(phase.stop, stop_step) - phase.first)
+        * document_pairs(config.model, phase.sequence_length)
+        / phase.sequence_length
         for phase in loader.phases()
     )
     flops = num_flops_per_token(config.model, pairs_per_token=pairs / stop_step)

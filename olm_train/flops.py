@@ -5,12 +5,21 @@ the head counts, the embedding look-up does not), plus attention. Attention coun
 pairs that exist under the causal, per-document mask and no others:
 
     pairs of a document of n tokens = n (n + 1) / 2 = sum of (position + 1)
+    pairs of a layer with a window  = sum of min(position + 1, window)
     FLOPs of a pair = 12 * layers * heads * head_dim        (q.k and p.v, 2 each, times 3)
+
+Where layers differ in their window, pairs are the mean over the layers. Rows that pad the
+vocabulary are not work either.
 
 Recomputation is not work in this sense, and an unknown device has no peak: no guess is made.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
 
 from olm_train.model.decoder import DecoderConfig
 
@@ -50,15 +59,39 @@ def num_flops_per_token(config: DecoderConfig, *, pairs_per_token: float) -> flo
 
     Args:
         config: shape of the model.
-        pairs_per_token: mean number of keys a query sees: the sum of n (n + 1) / 2 over the
-            documents in a batch, divided by its tokens. (S + 1) / 2 for rows of one document.
+        pairs_per_token: mean number of keys a query sees: `document_pairs` or `attention_pairs`
+            of the documents in a batch, divided by its tokens.
     """
-    vectors = (2 * config.n_layers + 1) * config.d_model
-    if config.qk_norm:
-        vectors += 2 * config.n_layers * config.head_size
-    matrices = config.num_non_embedding_params - vectors + config.vocab_size * config.d_model
+    matrices = config.num_matrix_params + config.vocab_size * config.d_model
     attention = 12 * config.n_layers * config.n_heads * config.head_size * pairs_per_token
     return 6 * matrices + attention
+
+
+def document_pairs(config: DecoderConfig, length: int) -> float:
+    """Query-key pairs of a document of `length` tokens, mean over the layers."""
+    total = 0
+    for window, layers in Counter(config.windows).items():
+        seen = length if window is None else min(window, length)
+        total += layers * (seen * (seen + 1) // 2 + (length - seen) * seen)
+    return total / config.n_layers
+
+
+def attention_pairs(config: DecoderConfig, positions: Tensor) -> Tensor:
+    """Query-key pairs of a micro-batch, mean over the layers, rounded down.
+
+    Args:
+        config: shape of the model.
+        positions: int [b, S], restarting at 0 at each document.
+
+    Returns:
+        int64 scalar on the device of `positions`.
+    """
+    seen = positions + 1
+    total = positions.new_zeros((), dtype=torch.int64)
+    for window, layers in Counter(config.windows).items():
+        pairs = seen if window is None else seen.clamp(max=window)
+        total = total + layers * pairs.sum(dtype=torch.int64)
+    return total // config.n_layers
 
 
 def model_flops_utilisation(

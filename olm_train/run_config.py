@@ -211,6 +211,14 @@ class RunConfig:
                 where=values.where(("model", "vocab_size")),
                 fix="leave it out: the lock knows it",
             )
+        longest = config.model.max_positions
+        if lock is not None and longest is not None and longest < lock.sequence_length:
+            raise UsageError(
+                f"model.max_positions {longest:,} is smaller than the lock's sequence length "
+                f"{lock.sequence_length:,}",
+                where=values.where(("model", "max_positions")),
+                why="a document may be as long as a row, and each of its tokens needs a position",
+            )
         return config
 
     def build(self, world: World) -> Trainer:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_train.flops import attention_pairs
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import assign
 from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
@@ -135,7 +136,7 @@ class TransformerTrainModule:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
             "train/CE loss" fp32 nats per valid label, "optim/total grad norm" fp32 before
             clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
-            "train/attention pairs" (queries times the keys each sees) int64,
+            "train/attention pairs" (queries times the keys each sees, mean over layers) int64,
             "train/sequence length" tokens of a row.
 
         Raises:
@@ -145,7 +146,7 @@ class TransformerTrainModule:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
         batches = [batch.to(self.world.device) for batch in batches]
         counts = self.world.sum(
-            torch.stack([torch.stack(_counts(batch)) for batch in batches]).sum(0)
+            torch.stack([torch.stack(self._counts(batch)) for batch in batches]).sum(0)
         )
         seen, labels, pairs = counts.unbind()
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
@@ -246,6 +247,12 @@ class TransformerTrainModule:
             max_seqlen=batch.max_seqlen,
         )
 
+    def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
+        tokens = batch.positions.new_tensor(batch.positions.numel(), dtype=torch.int64)
+        pairs = attention_pairs(self.model.config, batch.positions)
+        return tokens, count_valid(batch.labels), pairs
+
     def _set_lr(self, step: int, max_steps: int, tokens: tuple[int, int] | None) -> float:
         scheduler = self.config.scheduler
         if tokens is None and scheduler.units == "tokens":
@@ -258,12 +265,6 @@ class TransformerTrainModule:
     def _global_rows(self, batches: Sequence[Batch]) -> list[int]:
         own = [row for batch in batches for row in batch.rows.tolist()]
         return sorted({row for rows in self.world.gather(own) for row in rows})
-
-
-def _counts(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
-    tokens = batch.positions.new_tensor(batch.positions.numel(), dtype=torch.int64)
-    return tokens, count_valid(batch.labels), batch.positions.sum(dtype=torch.int64) + tokens
 
 
 def _paired(

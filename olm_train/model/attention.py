@@ -2,27 +2,31 @@
 
 A query sees a key of its own document at or before its own place, and nothing else:
 
-    allowed(q, k) = doc_start[q] <= k <= q
+    allowed(q, k) = doc_start[q] <= k <= q       and with a window: q - k < window
 
     layout (per micro-batch)  --prepare, once-->  context  --attend, in every layer-->  output
 
-What a back-end needs from the layout (a mask, offsets) is prepared once per micro-batch, outside
-the blocks. A back-end is named in the model's config and never replaced by another silently; one
-that cannot run where it is asked to raises.
+What a back-end needs from the layout (a mask, offsets) is prepared once per micro-batch and window
+size, outside the blocks. A back-end is named in the model's config and never replaced by another
+silently; one that cannot run where it is asked to raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_data.errors import UsageError, suggest
-from olm_train.model.layers import Linear, RMSNorm, rotate
+from olm_train.model.layers import Linear, build_norm
+from olm_train.model.rope import rotate
+
+if TYPE_CHECKING:
+    from olm_train.model.decoder import DecoderConfig
 
 
 class DocumentLayout(NamedTuple):
@@ -30,14 +34,16 @@ class DocumentLayout(NamedTuple):
 
     Attributes:
         doc_start: int [b, S], index within the row of the first token of each token's document.
-            None: each row is one document (plain causal attention).
+            None: each row is one document (plain causal attention); never with a window.
         cu_seqlens: int32 [n], offsets of the documents in the flattened [b * S] micro-batch.
         max_seqlen: upper bound of a document's length.
+        window: most keys a query sees, its own among them. None: all of its document before it.
     """
 
     doc_start: Tensor | None = None
     cu_seqlens: Tensor | None = None
     max_seqlen: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,17 +60,21 @@ class AttentionBackend:
     attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
-def block_causal_mask(doc_start: Tensor) -> Tensor:
+def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
     """The boolean mask of `allowed(q, k)`, [b, 1, S, S] for doc_start [b, S]."""
     sequence_length = doc_start.shape[1]
     place = torch.arange(sequence_length, device=doc_start.device)
     causal = place[None, :] <= place[:, None]  # [S, S]
+    if window is not None:  # a document seems to start where the window does
+        doc_start = torch.maximum(doc_start, place - window + 1)
     own_document = place[None, None, :] >= doc_start[:, :, None]  # [b, S, S]
     return (causal & own_document)[:, None]
 
 
 def _sdpa_prepare(layout: DocumentLayout) -> Tensor | None:
-    return None if layout.doc_start is None else block_causal_mask(layout.doc_start)
+    if layout.doc_start is None:
+        return None
+    return block_causal_mask(layout.doc_start, layout.window)
 
 
 def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -103,37 +113,44 @@ def attention_backend(name: str) -> AttentionBackend:
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al., 2023) with rotary positions and optional QK-norm.
 
-    `w_qkv` holds the rows of all query heads, then key heads, then value heads. QK-norm is an
-    RMSNorm over each head of q and k before the rotation (Henry et al., 2020).
+    `w_qkv` holds the rows of all query heads, then key heads, then value heads. QK-norm comes
+    before the rotation: over each head (Henry et al., 2020; Qwen 3), or over all at once (OLMo 2).
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
-        *,
-        backend: AttentionBackend,
-        qk_norm: bool,
-        norm_eps: float,
-        **factory: Any,
-    ) -> None:
+    def __init__(self, config: DecoderConfig, **factory: Any) -> None:
         super().__init__()
-        self.head_dim = head_dim
-        self.heads = (n_heads, n_kv_heads, n_kv_heads)
-        self.attend = backend.attend
-        parts = tuple(heads * head_dim for heads in self.heads)
-        self.w_qkv = Linear(d_model, sum(parts), parts=parts, **factory)
-        self.w_out = Linear(n_heads * head_dim, d_model, **factory)
-        self.q_norm = RMSNorm(head_dim, norm_eps, **factory) if qk_norm else None
-        self.k_norm = RMSNorm(head_dim, norm_eps, **factory) if qk_norm else None
+        self.head_dim = config.head_size
+        self.heads = (config.n_heads, config.kv_heads, config.kv_heads)
+        self.attend = attention_backend(config.attention).attend
+        parts = tuple(heads * self.head_dim for heads in self.heads)
+        self.w_qkv = Linear(
+            config.d_model, sum(parts), parts=parts, bias=config.bias is not None, **factory
+        )
+        self.w_out = Linear(
+            config.n_heads * self.head_dim, config.d_model, bias=config.bias == "all", **factory
+        )
+        self.norm_whole = config.qk_norm == "full"
+        q_size, k_size, _ = parts if self.norm_whole else (self.head_dim,) * 3
+        self.q_norm = build_norm(config, q_size, **factory) if config.qk_norm else None
+        self.k_norm = build_norm(config, k_size, **factory) if config.qk_norm else None
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Any) -> Tensor:
-        """Attend within documents: [b, S, d_model] -> [b, S, d_model]."""
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, context: Any) -> Tensor:
+        """Attend within documents: [b, S, d_model] -> [b, S, d_model].
+
+        Args:
+            x: input.
+            rope: cos and sin as `rope_table` gives them; None: nothing is rotated.
+            context: what the back-end prepared.
+        """
         qkv = self.w_qkv(x).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
         q, k, v = qkv.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, context)
-        return self.w_out(out.flatten(2))  # [b, S, H * D] -> [b, S, d_model]
+            q, k = self._normalise(self.q_norm, q), self._normalise(self.k_norm, k)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        return self.w_out(self.attend(q, k, v, context).flatten(2))  # [b, S, H * D] -> d_model
+
+    def _normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
+        if self.norm_whole:
+            return norm(x.flatten(2)).view_as(x)
+        return norm(x)

@@ -1,9 +1,13 @@
-"""A pre-norm decoder-only transformer: token ids and document layout in, logits out.
+"""A decoder-only transformer: token ids and document layout in, logits out.
 
-    ids -> embeddings -> [x += attention(norm(x)); x += feed_forward(norm(x))] * n -> norm -> head
+    ids -> embeddings -> block * n -> norm -> head -> logits
 
-A row holds pieces of several documents. Rotary positions restart and attention is cut at each
-document's start, so the logits of one document are a function of that document alone.
+    pre_norm        x += attention(norm(x));        x += feed_forward(norm(x))
+    reordered_norm  x += norm(attention(x));        x += norm(feed_forward(x))          (OLMo 2)
+    peri_norm       x += norm(attention(norm(x)));  x += norm(feed_forward(norm(x)))    (Gemma 3)
+
+A row holds pieces of several documents. Positions restart and attention is cut at each document's
+start, so the logits of one document are a function of that document alone.
 
 The decoder neither initialises its weights (`init.py`) nor knows how it is spread over processes.
 """
@@ -11,15 +15,16 @@ The decoder neither initialises its weights (`init.py`) nor knows how it is spre
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, suggest
 from olm_train.model.attention import Attention, DocumentLayout, attention_backend
-from olm_train.model.layers import Linear, RMSNorm, SwiGLU, rope_table
+from olm_train.model.layers import Linear, build_feed_forward, build_norm
+from olm_train.model.rope import RopeScaling, rope_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,51 +32,135 @@ class DecoderConfig:
     """Shape of a decoder.
 
     Attributes:
-        vocab_size: entries of the embedding table and of the head.
+        vocab_size: ids the model knows and predicts.
+        vocab_multiple: the embedding table and the head get rows of zeros up to a multiple of this,
+            for speed. They are never looked up, predicted or trained, and no count has them.
         d_model: width of the residual stream.
         n_layers: number of blocks.
         n_heads: query heads of a block.
         n_kv_heads: key and value heads; divides n_heads. Default: n_heads.
-        head_dim: size of a head, even. Default: d_model / n_heads.
+        head_dim: size of a head, even where it is rotated. Default: d_model / n_heads.
+        feed_forward: "swiglu", "geglu", or "gelu" without a gate.
         hidden_size: width of the feed-forward layer. Default: 8/3 d_model, rounded up to a
-            multiple of 64.
+            multiple of 64; with "gelu" 4 d_model.
+        bias: "qkv": of the query, key and value maps; "all": of every linear map in the blocks.
+        block: where the norms are: "pre_norm", "reordered_norm" or "peri_norm".
+        norm: "rms_norm" or "layer_norm".
+        norm_eps: added to the mean square, or variance, in each norm.
+        norm_bias: the layer norms have a bias.
+        qk_norm: normalise queries and keys: "head": each head, "full": all heads at once.
+        positions: "rope" or "learned": a table added to the embeddings.
+        max_positions: entries of the learned table: tokens of the longest document.
         rope_theta: base of the rotary wave lengths.
-        norm_eps: added to the mean square in each RMSNorm.
-        qk_norm: normalise each query and key head.
-        tie_embeddings: use the embedding table as the head.
+        rope_scaling: stretches the rotary waves.
+        rope_scaling_windowed: false: layers with a window keep the waves as they were.
+        no_rope_layer_interval: every so manieth layer has no positions at all.
+        sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
+            the layers, -1 is no limit.
         attention: name of the attention back-end.
+        embed_scale: what the token embeddings are multiplied by.
+        tie_embeddings: use the embedding table as the head.
+        logit_softcap: logits are bent into (-this, this) by a tanh.
         init_std: standard deviation of the initial weights.
     """
 
     vocab_size: int
+    vocab_multiple: int = 1
     d_model: int
     n_layers: int
     n_heads: int
     n_kv_heads: int | None = None
     head_dim: int | None = None
+    feed_forward: Literal["swiglu", "geglu", "gelu"] = "swiglu"
     hidden_size: int | None = None
-    rope_theta: float = 10_000.0
+    bias: Literal["qkv", "all"] | None = None
+    block: Literal["pre_norm", "reordered_norm", "peri_norm"] = "pre_norm"
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_eps: float = 1e-6
-    qk_norm: bool = False
-    tie_embeddings: bool = False
+    norm_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    positions: Literal["rope", "learned"] = "rope"
+    max_positions: int | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    rope_scaling_windowed: bool = True
+    no_rope_layer_interval: int | None = None
+    sliding_window: tuple[int, ...] | None = None
     attention: str = "sdpa"
+    embed_scale: float = 1.0
+    tie_embeddings: bool = False
+    logit_softcap: float | None = None
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "n_layers", "n_heads"):
-            _require(getattr(self, name) >= 1, f"model.{name}", "must be at least 1")
+        for name in ("feed_forward", "bias", "block", "norm", "qk_norm", "positions"):
+            self._check_choice(name)
+        for name in (
+            "vocab_size", "vocab_multiple", "d_model", "n_layers", "n_heads", "hidden_size",
+            "max_positions", "no_rope_layer_interval",
+        ):  # fmt: skip
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, "must be at least 1")
+        for name in ("norm_eps", "rope_theta", "embed_scale", "logit_softcap", "init_std"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, "must be more than 0")
         _require(
             self.head_dim is not None or self.d_model % self.n_heads == 0,
-            "model.n_heads",
+            "n_heads",
             f"{self.n_heads} heads do not divide d_model {self.d_model} and head_dim is not set",
         )
-        _require(self.head_size % 2 == 0, "model.head_dim", f"{self.head_size} is odd; RoPE pairs")
         _require(
             self.kv_heads >= 1 and self.n_heads % self.kv_heads == 0,
-            "model.n_kv_heads",
+            "n_kv_heads",
             f"{self.kv_heads} does not divide the {self.n_heads} query heads",
         )
+        _require(
+            not self.norm_bias or self.norm == "layer_norm", "norm_bias", "an RMSNorm has no bias"
+        )
+        self._check_positions()
         attention_backend(self.attention)
+
+    def _check_choice(self, name: str) -> None:
+        choices = [
+            choice
+            for kind in (get_type_hints(DecoderConfig)[name],)
+            for literal in (kind, *get_args(kind))
+            for choice in get_args(literal)
+            if isinstance(choice, str)
+        ]
+        value = getattr(self, name)
+        if value is not None and value not in choices:
+            raise UsageError(
+                f"model.{name}: unknown {value!r}",
+                where=f"model.{name}",
+                fix=suggest(str(value), choices),
+            )
+
+    def _check_positions(self) -> None:
+        windows = self.sliding_window
+        _require(
+            windows is None or (bool(windows) and all(w == -1 or w >= 1 for w in windows)),
+            "sliding_window",
+            "a window is at least 1 token, or -1 for all",
+        )
+        if self.positions == "learned":
+            _require(self.max_positions is not None, "max_positions", "learned positions need it")
+            for name in ("rope_scaling", "no_rope_layer_interval"):
+                _require(getattr(self, name) is None, name, "there is no RoPE: positions: learned")
+        else:
+            _require(self.max_positions is None, "max_positions", "is of positions: learned")
+            _require(self.head_size % 2 == 0, "head_dim", f"{self.head_size} is odd; RoPE pairs")
+            _require(self.rope_theta > 1, "rope_theta", "must be more than 1")
+        _require(
+            self.rope_scaling_windowed or bool(self.rope_scaling and windows),
+            "rope_scaling_windowed",
+            "has no effect without rope_scaling and sliding_window",
+        )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table and of the head: vocab_size and the rows that pad it."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def kv_heads(self) -> int:
@@ -88,22 +177,57 @@ class DecoderConfig:
         """Width of the feed-forward layer, default filled in."""
         if self.hidden_size is not None:
             return self.hidden_size
+        if self.feed_forward == "gelu":
+            return 4 * self.d_model
         return -(-8 * self.d_model // (3 * 64)) * 64
 
     @property
-    def num_non_embedding_params(self) -> int:
-        """Parameters outside the embedding table and the head."""
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window, None where there is no limit."""
+        pattern = self.sliding_window or (-1,)
+        repeated = (pattern[layer % len(pattern)] for layer in range(self.n_layers))
+        return tuple(None if window == -1 else window for window in repeated)
+
+    @property
+    def ropes(self) -> tuple[Literal["scaled", "plain"] | None, ...]:
+        """Each layer's rotary positions: scaled (if at all), plain, or none."""
+        every = self.no_rope_layer_interval
+        return tuple(
+            None
+            if self.positions != "rope" or (every is not None and (layer + 1) % every == 0)
+            else ("plain" if window is not None and not self.rope_scaling_windowed else "scaled")
+            for layer, window in enumerate(self.windows)
+        )
+
+    @property
+    def num_matrix_params(self) -> int:
+        """Entries of the blocks' matrices: what a token is multiplied with, but for the head."""
         heads = self.n_heads + self.kv_heads  # w_qkv and w_out together: 2 H + 2 K
         attention = 2 * self.d_model * heads * self.head_size
-        norms = 2 * self.d_model + (2 * self.head_size if self.qk_norm else 0)
-        feed_forward = 3 * self.d_model * self.ffn_size
-        return self.n_layers * (attention + feed_forward + norms) + self.d_model
+        matrices = 2 if self.feed_forward == "gelu" else 3
+        return self.n_layers * (attention + matrices * self.d_model * self.ffn_size)
+
+    @property
+    def num_non_embedding_params(self) -> int:
+        """Parameters outside the embedding tables and the head."""
+        heads = self.n_heads + 2 * self.kv_heads
+        norms = (4 if self.block == "peri_norm" else 2) * self.d_model
+        if self.qk_norm == "head":
+            norms += 2 * self.head_size
+        elif self.qk_norm == "full":
+            norms += (self.n_heads + self.kv_heads) * self.head_size
+        biases = heads * self.head_size if self.bias else 0
+        if self.bias == "all":
+            biases += 2 * self.d_model + (1 if self.feed_forward == "gelu" else 2) * self.ffn_size
+        of_a_norm = 2 if self.norm_bias else 1
+        vectors = of_a_norm * (self.n_layers * norms + self.d_model) + self.n_layers * biases
+        return self.num_matrix_params + vectors
 
     @property
     def num_params(self) -> int:
-        """All parameters; a tied head is counted once."""
-        tables = 1 if self.tie_embeddings else 2
-        return self.num_non_embedding_params + tables * self.vocab_size * self.d_model
+        """All parameters; a tied head is counted once, rows that pad the vocabulary never."""
+        tables = (1 if self.tie_embeddings else 2) * self.vocab_size
+        return self.num_non_embedding_params + (tables + (self.max_positions or 0)) * self.d_model
 
     def build(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -112,17 +236,17 @@ class DecoderConfig:
         return Decoder(self, device=device, dtype=dtype)
 
 
-def _require(condition: bool, where: str, what: str) -> None:
+def _require(condition: bool, field: str, what: str) -> None:
     if not condition:
-        raise UsageError(f"{where}: {what}", where=where)
+        raise UsageError(f"model.{field}: {what}", where=f"model.{field}")
 
 
 class Embedding(nn.Module):
-    """The table of token vectors, weight [vocab_size, d_model]."""
+    """A table of vectors, weight [entries, d_model]."""
 
-    def __init__(self, vocab_size: int, d_model: int, **factory: Any) -> None:
+    def __init__(self, entries: int, d_model: int, **factory: Any) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model, **factory))
+        self.weight = nn.Parameter(torch.empty(entries, d_model, **factory))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up [b, S] ids: [b, S, d_model]."""
@@ -130,28 +254,26 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each normalised before and added to the residual stream."""
+    """Attention and feed-forward, each added to the residual stream, with norms before or after."""
 
     def __init__(self, config: DecoderConfig, **factory: Any) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.d_model, config.norm_eps, **factory)
-        self.attention = Attention(
-            config.d_model,
-            config.n_heads,
-            config.kv_heads,
-            config.head_size,
-            backend=attention_backend(config.attention),
-            qk_norm=config.qk_norm,
-            norm_eps=config.norm_eps,
-            **factory,
-        )
-        self.feed_forward_norm = RMSNorm(config.d_model, config.norm_eps, **factory)
-        self.feed_forward = SwiGLU(config.d_model, config.ffn_size, **factory)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, context: Any) -> Tensor:
-        """[b, S, d_model] -> [b, S, d_model]."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, context)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+        def norm(needed: bool) -> nn.Module:
+            return build_norm(config, config.d_model, **factory) if needed else nn.Identity()
+
+        before, after = config.block != "reordered_norm", config.block != "pre_norm"
+        self.attention_norm = norm(before)
+        self.attention = Attention(config, **factory)
+        self.post_attention_norm = norm(after)
+        self.feed_forward_norm = norm(before)
+        self.feed_forward = build_feed_forward(config, **factory)
+        self.post_feed_forward_norm = norm(after)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, context: Any) -> Tensor:
+        """[b, S, d_model] -> [b, S, d_model]; rope and context as in `Attention.forward`."""
+        x = x + self.post_attention_norm(self.attention(self.attention_norm(x), rope, context))
+        return x + self.post_feed_forward_norm(self.feed_forward(self.feed_forward_norm(x)))
 
 
 class Decoder(nn.Module):
@@ -168,12 +290,16 @@ class Decoder(nn.Module):
         self.config = config
         self.compute_dtype: torch.dtype | None = None
         self.backend = attention_backend(config.attention)
-        self.embeddings = Embedding(config.vocab_size, config.d_model, **factory)
-        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(config.n_layers))
-        self.norm = RMSNorm(config.d_model, config.norm_eps, **factory)
-        self.lm_head = (
-            None if config.tie_embeddings else Linear(config.d_model, config.vocab_size, **factory)
+        rows = config.padded_vocab_size
+        self.embeddings = Embedding(rows, config.d_model, **factory)
+        self.position_embeddings = (
+            Embedding(config.max_positions, config.d_model, **factory)
+            if config.max_positions is not None
+            else None
         )
+        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(config.n_layers))
+        self.norm = build_norm(config, config.d_model, **factory)
+        self.lm_head = None if config.tie_embeddings else Linear(config.d_model, rows, **factory)
 
     def forward(
         self,
@@ -198,16 +324,43 @@ class Decoder(nn.Module):
         Returns:
             Logits [b, S, vocab_size] in the compute dtype.
         """
+        config = self.config
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        cos, sin = rope_table(positions, self.config.head_size, self.config.rope_theta)
-        context = self.backend.prepare(DocumentLayout(doc_start, cu_seqlens, max_seqlen))
-        x = self.embeddings(input_ids)  # [b, S, d_model]
-        if self.compute_dtype is not None:
-            x = x.to(self.compute_dtype)
-        for block in self.blocks:
-            x = block(x, cos, sin, context)
-        x = self.norm(x)
+        if doc_start is None and config.sliding_window is not None:
+            doc_start = torch.zeros_like(input_ids)
+        scalings = {"scaled": config.rope_scaling, "plain": None}
+        ropes = {
+            kind: kind
+            and rope_table(positions, config.head_size, config.rope_theta, scalings[kind])
+            for kind in dict.fromkeys(config.ropes)
+        }
+        contexts = {
+            window: self.backend.prepare(
+                DocumentLayout(doc_start, cu_seqlens, max_seqlen, window=window)
+            )
+            for window in dict.fromkeys(config.windows)
+        }
+        x = self._embed(input_ids, positions)  # [b, S, d_model]
+        for block, rope, window in zip(self.blocks, config.ropes, config.windows, strict=True):
+            x = block(x, ropes[rope], contexts[window])
+        return self.head(self.norm(x))
+
+    def head(self, x: Tensor) -> Tensor:
+        """Logits of normalised states: [..., d_model] -> [..., vocab_size], without the pads."""
         if self.lm_head is None:
-            return F.linear(x, self.embeddings.weight.to(x.dtype))  # [b, S, vocab_size]
-        return self.lm_head(x)
+            logits = F.linear(x, self.embeddings.weight.to(x.dtype))  # [..., padded_vocab_size]
+        else:
+            logits = self.lm_head(x)
+        if logits.shape[-1] != self.config.vocab_size:
+            logits = logits[..., : self.config.vocab_size]
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.embeddings(input_ids)  # [b, S, d_model]
+        if self.config.embed_scale != 1.0:
+            x = x * self.config.embed_scale
+        if self.position_embeddings is not None:
+            x = x + self.position_embeddings(positions)
+        return x if self.compute_dtype is None else x.to(self.compute_dtype)

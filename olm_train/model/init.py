@@ -11,12 +11,14 @@ import hashlib
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from olm_train.model.decoder import Decoder
 
 RESIDUAL_OUTPUTS = ("attention.w_out.weight", "feed_forward.w_down.weight")
+VOCABULARY_TABLES = ("embeddings.weight", "lm_head.weight")
 CUTOFF = 3.0
 """Normal draws are truncated at this many standard deviations."""
 
@@ -30,10 +32,13 @@ def parameter_seed(seed: int, name: str) -> int:
 def initial_value(seed: int, name: str, shape: torch.Size, *, std: float, n_layers: int) -> Tensor:
     """Draw the full tensor of one parameter, fp32 on the CPU.
 
-    Vectors (norm weights) are ones. Matrices are normal with deviation `std`, truncated at 3
-    deviations; those that write to the residual stream are scaled by 1 / sqrt(2 n_layers), so
-    that the stream's variance does not grow with depth (Radford et al., 2019).
+    Biases are zeros, other vectors (norm weights) ones. Matrices are normal with deviation `std`,
+    truncated at 3 deviations; those that write to the residual stream are scaled by
+    1 / sqrt(2 n_layers), so that the stream's variance does not grow with depth (Radford et al.,
+    2019).
     """
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
     if name.endswith(RESIDUAL_OUTPUTS):
@@ -46,13 +51,18 @@ def initial_value(seed: int, name: str, shape: torch.Size, *, std: float, n_laye
 
 @torch.no_grad()
 def init_parameters(model: Decoder, seed: int) -> None:
-    """Fill every parameter of `model`, whole or sharded (DTensor), without communication."""
+    """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
+
+    The rows that pad the vocabulary are zeros; the others do not depend on how many there are.
+    """
     config = model.config
     for name, parameter in model.named_parameters():
-        full = initial_value(
-            seed, name, parameter.shape, std=config.init_std, n_layers=config.n_layers
-        )
-        assign(parameter, full)
+        shape, pads = parameter.shape, 0
+        if name in VOCABULARY_TABLES:
+            pads = config.padded_vocab_size - config.vocab_size
+            shape = torch.Size((config.vocab_size, config.d_model))
+        full = initial_value(seed, name, shape, std=config.init_std, n_layers=config.n_layers)
+        assign(parameter, F.pad(full, (0, 0, 0, pads)) if pads else full)
 
 
 @torch.no_grad()

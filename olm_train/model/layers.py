@@ -1,4 +1,4 @@
-"""The bias-free layers a block is made of: linear map, RMSNorm, rotary positions, SwiGLU.
+"""The layers a block is made of: linear map, norms, feed-forward.
 
 Weights stay in their own dtype (fp32 master weights, or the bf16 copy FSDP2 gathers); every layer
 computes in the dtype of its *input*, casting its weight to it. So the decoder chooses the compute
@@ -9,18 +9,24 @@ Nothing here initialises a weight: see `init.py`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from olm_train.model.decoder import DecoderConfig
+
 
 class Linear(nn.Module):
-    """y = x W^T without bias, in the dtype of x.
+    """y = x W^T, with a bias on request, in the dtype of x.
 
     Args:
         in_features: size of the last dimension of the input.
         out_features: size of the last dimension of the output.
         parts: rows of each matrix where the weight holds several, one below the other.
+        bias: add a vector.
     """
 
     def __init__(
@@ -29,6 +35,7 @@ class Linear(nn.Module):
         out_features: int,
         *,
         parts: tuple[int, ...] | None = None,
+        bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -37,10 +44,14 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(
             torch.empty(out_features, in_features, device=device, dtype=dtype)
         )
+        self.bias = (
+            nn.Parameter(torch.empty(out_features, device=device, dtype=dtype)) if bias else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return F.linear(x, self.weight.to(x.dtype))
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.weight.to(x.dtype), bias)
 
 
 class RMSNorm(nn.Module):
@@ -66,49 +77,84 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
-class SwiGLU(nn.Module):
-    """W_down (silu(W_gate x) * W_up x) (Shazeer, 2020).
+class LayerNorm(nn.Module):
+    """Normalisation to mean 0 and variance 1 over the last dimension (Ba et al., 2016).
 
-    `w_gate_up` holds the rows of W_gate, then those of W_up: one matrix product instead of two.
+    Mean and variance are taken in fp32 whatever the input's dtype.
     """
 
     def __init__(
         self,
-        d_model: int,
-        hidden_size: int,
+        size: int,
+        eps: float,
         *,
+        bias: bool,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(size, device=device, dtype=dtype)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [..., size]; same shape and dtype."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), bias, self.eps)
+
+
+def build_norm(config: DecoderConfig, size: int, **factory: Any) -> RMSNorm | LayerNorm:
+    """Build the norm that the config names, over a last dimension of `size`."""
+    if config.norm == "layer_norm":
+        return LayerNorm(size, config.norm_eps, bias=config.norm_bias, **factory)
+    return RMSNorm(size, config.norm_eps, **factory)
+
+
+class GatedFeedForward(nn.Module):
+    """W_down (activation(W_gate x) * W_up x): SwiGLU or GeGLU (Shazeer, 2020).
+
+    `w_gate_up` holds the rows of W_gate, then those of W_up: one matrix product instead of two.
+
+    Args:
+        d_model: size of the last dimension of input and output.
+        hidden_size: size between.
+        activation: "silu" or "gelu" (the approximation with tanh, as Gemma's).
+        bias: of both linear maps.
+    """
+
+    def __init__(
+        self, d_model: int, hidden_size: int, *, activation: str, bias: bool, **factory: Any
+    ) -> None:
+        super().__init__()
+        self.gelu = activation == "gelu"
         parts = (hidden_size, hidden_size)
-        self.w_gate_up = Linear(d_model, sum(parts), parts=parts, device=device, dtype=dtype)
-        self.w_down = Linear(hidden_size, d_model, device=device, dtype=dtype)
+        self.w_gate_up = Linear(d_model, sum(parts), parts=parts, bias=bias, **factory)
+        self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., d_model] to [..., d_model]."""
         gate, up = self.w_gate_up(x).chunk(2, dim=-1)  # each [..., hidden_size]
-        return self.w_down(F.silu(gate) * up)
+        active = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+        return self.w_down(active * up)
 
 
-def rope_table(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles (Su et al., 2021), in fp32.
+class FeedForward(nn.Module):
+    """W_down gelu(W_up x), with GPT-2's approximation of gelu by tanh."""
 
-    Args:
-        positions: [b, S] integers, restarting at 0 at each document.
-        head_dim: even size of a head.
-        theta: base of the geometric series of wave lengths.
+    def __init__(self, d_model: int, hidden_size: int, *, bias: bool, **factory: Any) -> None:
+        super().__init__()
+        self.w_up = Linear(d_model, hidden_size, bias=bias, **factory)
+        self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
 
-    Returns:
-        cos, sin: each fp32 [b, S, 1, head_dim / 2], ready to multiply [b, S, heads, head_dim / 2].
-    """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-    frequencies = theta ** (-exponents / head_dim)
-    angles = positions.to(torch.float32)[..., None, None] * frequencies
-    return angles.cos(), angles.sin()
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., d_model] to [..., d_model]."""
+        return self.w_down(F.gelu(self.w_up(x), approximate="tanh"))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; computed in fp32."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+def build_feed_forward(config: DecoderConfig, **factory: Any) -> GatedFeedForward | FeedForward:
+    """Build the feed-forward layer that the config names."""
+    sizes, bias = (config.d_model, config.ffn_size), config.bias == "all"
+    if config.feed_forward == "gelu":
+        return FeedForward(*sizes, bias=bias, **factory)
+    activation = {"swiglu": "silu", "geglu": "gelu"}[config.feed_forward]
+    return GatedFeedForward(*sizes, activation=activation, bias=bias, **factory)

@@ -16,7 +16,7 @@ from olm_train.model.presets import preset
 def test_matrix_work_equals_torchs_own_count(tie: bool) -> None:
     config = DecoderConfig(
         vocab_size=100, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, tie_embeddings=tie,
-        qk_norm=True,
+        qk_norm="head",
     )  # fmt: skip
     model = config.build()
     init_parameters(model, 0)

@@ -20,7 +20,7 @@ from olm_train.train_module import TransformerTrainModule, TransformerTrainModul
 from olm_train.world import World
 
 MODEL = DecoderConfig(
-    vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_size=48, qk_norm=True
+    vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_size=48, qk_norm="head"
 )
 STEPS = 6
 ROWS = 8

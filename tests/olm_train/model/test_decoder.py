@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,35 @@ from support.batches import make_batch
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder, DecoderConfig
-from olm_train.model.init import init_parameters
+from olm_train.model.init import init_parameters, parameter_seed
 from olm_train.model.loss import count_valid, cross_entropy_sum
+from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
-CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm=True)
+TABLES = ("embeddings.weight", "lm_head.weight")
+GPT2: dict[str, Any] = {
+    "positions": "learned", "max_positions": 96, "norm": "layer_norm", "norm_bias": True,
+    "feed_forward": "gelu", "bias": "all", "tie_embeddings": True, "qk_norm": None,
+    "n_kv_heads": None,
+}  # fmt: skip
+CONFIG = DecoderConfig(
+    vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm="head"
+)
 
 
 def build(config: DecoderConfig, seed: int = 0) -> Decoder:
     model = config.build()
     init_parameters(model, seed)
+    return model
+
+
+@torch.no_grad()
+def stirred(config: DecoderConfig) -> Decoder:
+    """Build a model whose norms and biases are not at their start, where many have no effect."""
+    model = build(config)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            generator = torch.Generator().manual_seed(parameter_seed(1, name))
+            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -66,46 +87,61 @@ def test_no_gradient_flows_from_one_document_to_another() -> None:
     assert (gradient[:, 32:] == 0).all()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"n_kv_heads": None},
-        {"n_kv_heads": 1},
-        {"head_dim": 16},
-        {"hidden_size": 40},
-        {"qk_norm": False},
-        {"tie_embeddings": True},
-    ],
-    ids=str,
-)
-def test_stated_parameter_counts_are_the_models(change: dict[str, object]) -> None:
-    config = replace(CONFIG, **change)  # type: ignore[arg-type]
+OPTIONS: list[dict[str, Any]] = [
+    {"n_kv_heads": 4},
+    {"n_kv_heads": 1},
+    {"head_dim": 16},
+    {"hidden_size": 40},
+    {"feed_forward": "geglu"},
+    {"feed_forward": "gelu"},
+    {"bias": "qkv"},
+    {"bias": "all"},
+    {"bias": "all", "feed_forward": "gelu"},
+    {"block": "reordered_norm"},
+    {"block": "peri_norm"},
+    {"norm": "layer_norm"},
+    {"norm": "layer_norm", "norm_bias": True, "block": "peri_norm", "qk_norm": "full"},
+    {"norm_eps": 0.1},
+    {"qk_norm": None},
+    {"qk_norm": "full"},
+    {"positions": "learned", "max_positions": 96},
+    {"rope_theta": 100.0},
+    {"rope_scaling": PositionInterpolation(factor=4)},
+    {"rope_scaling": Llama3Scaling(factor=8, old_context_len=32)},
+    {"rope_scaling": YaRNScaling(factor=4, old_context_len=64)},
+    {"no_rope_layer_interval": 2},
+    {"sliding_window": (5, -1)},
+    {"embed_scale": 8.0},
+    {"tie_embeddings": True},
+    {"vocab_multiple": 128},
+    {"vocab_multiple": 128, "tie_embeddings": True},
+    {"logit_softcap": 0.1},
+    {"init_std": 0.05},
+    GPT2,
+]
+
+
+@pytest.mark.parametrize("change", OPTIONS, ids=str)
+def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
+    config = replace(CONFIG, **change)
     model = config.build(device="meta")
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    assert sum(sizes.values()) == config.num_params
-    tables = sum(sizes.get(name, 0) for name in ("embeddings.weight", "lm_head.weight"))
-    assert sum(sizes.values()) - tables == config.num_non_embedding_params
+    tables = {name: size for name, size in sizes.items() if name.endswith(TABLES)}
+    assert sum(sizes.values()) - sum(tables.values()) == config.num_non_embedding_params
+    vocabulary = [name for name in tables if name != "position_embeddings.weight"]
+    pads = (config.padded_vocab_size - 50) * config.d_model * len(vocabulary)
+    assert sum(sizes.values()) - pads == config.num_params
+    matrices = [p.numel() for p in model.blocks.parameters() if p.ndim == 2]
+    assert sum(matrices) == config.num_matrix_params
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"rope_theta": 100.0},
-        {"norm_eps": 0.1},
-        {"qk_norm": False},
-        {"tie_embeddings": True},
-        {"init_std": 0.05},
-        {"n_kv_heads": 4},
-        {"hidden_size": 40},
-        {"head_dim": 16},
-    ],
-    ids=str,
+    "change", [change for change in OPTIONS if "vocab_multiple" not in change], ids=str
 )
-def test_each_option_has_an_effect(change: dict[str, object]) -> None:
-    ids = make_batch([[16]], vocab_size=50).input_ids
+def test_each_option_has_an_effect(change: dict[str, Any]) -> None:
+    ids = make_batch([[48]], vocab_size=50).input_ids
     with torch.no_grad():
-        changed = build(replace(CONFIG, **change))(ids)  # type: ignore[arg-type]
-        assert not torch.equal(changed, build(CONFIG)(ids))
+        assert not torch.equal(stirred(replace(CONFIG, **change))(ids), stirred(CONFIG)(ids))
 
 
 def test_rotary_positions_are_relative() -> None:
@@ -142,9 +178,24 @@ def test_compute_dtype_reaches_the_logits_and_leaves_the_weights() -> None:
         ({"head_dim": 7}, "head_dim"),
         ({"n_layers": 0}, "n_layers"),
         ({"attention": "varlan"}, "attention"),
+        ({"block": "prenorm"}, "pre_norm"),
+        ({"qk_norm": True}, "qk_norm"),
+        ({"feed_forward": "swiglue"}, "swiglu"),
+        ({"norm_bias": True}, "norm_bias"),
+        ({"norm_eps": 0.0}, "norm_eps"),
+        ({"vocab_multiple": 0}, "vocab_multiple"),
+        ({"sliding_window": ()}, "sliding_window"),
+        ({"sliding_window": (4, 0)}, "sliding_window"),
+        ({"positions": "learned"}, "max_positions"),
+        ({"max_positions": 64}, "max_positions"),
+        (GPT2 | {"no_rope_layer_interval": 4}, "no_rope_layer_interval"),
+        (GPT2 | {"rope_scaling": PositionInterpolation(factor=2)}, "rope_scaling"),
+        ({"rope_scaling_windowed": False}, "rope_scaling_windowed"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"logit_softcap": -1.0}, "logit_softcap"),
     ],
 )
-def test_impossible_shapes_are_refused_by_name(change: dict[str, object], where: str) -> None:
+def test_impossible_shapes_are_refused_by_name(change: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        replace(CONFIG, **change)  # type: ignore[arg-type]
+        replace(CONFIG, **change)
     assert where in str(refusal.value)

@@ -9,7 +9,7 @@ import torch
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters, parameter_seed
 
-CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_norm=True)
+CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_norm="head")
 
 
 def weights(config: DecoderConfig, seed: int = 7) -> dict[str, torch.Tensor]:
@@ -26,7 +26,7 @@ def test_same_seed_same_bits_other_seed_other_bits() -> None:
 
 
 def test_an_option_leaves_the_weights_it_does_not_touch() -> None:
-    tied = weights(replace(CONFIG, tie_embeddings=True, qk_norm=False))
+    tied = weights(replace(CONFIG, tie_embeddings=True, qk_norm=None))
     full = weights(CONFIG)
     assert set(full) - set(tied) == {
         "lm_head.weight",

@@ -17,8 +17,8 @@ def test_a_presets_name_lies_between_its_sizes(name: str) -> None:
 
 
 def test_any_field_can_be_overridden() -> None:
-    config = preset("olm-1m", vocab_size=1000, n_layers=2, qk_norm=True)
-    assert (config.vocab_size, config.n_layers, config.qk_norm) == (1000, 2, True)
+    config = preset("olm-1m", vocab_size=1000, n_layers=2, qk_norm="head")
+    assert (config.vocab_size, config.n_layers, config.qk_norm) == (1000, 2, "head")
     assert config.d_model == PRESETS["olm-1m"]["d_model"]
 
 

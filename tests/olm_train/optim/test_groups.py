@@ -9,7 +9,7 @@ from olm_data.errors import UsageError
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.groups import GroupOverride, check_claims, parameter_groups
 
-CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, qk_norm=True)
+CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, qk_norm="head")
 
 
 def decaying(model: torch.nn.Module, *, decay_embeddings: bool) -> set[str]:

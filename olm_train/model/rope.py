@@ -1,0 +1,173 @@
+"""Rotary positions (Su et al., 2021) and the ways to stretch them to longer documents.
+
+    positions -> angles = position * frequency of each pair -> cos, sin -> rotate(q), rotate(k)
+
+A scaling changes the frequencies (and with YaRN the length of cos and sin), nothing else. A larger
+`rope_theta` (ABF, Xiong et al., 2023) needs no scaling of its own: it is the base of the series.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from olm_data.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionInterpolation:
+    """All positions are divided by one factor (Chen et al., 2023; "linear" elsewhere).
+
+    Attributes:
+        name: pi.
+        factor: how many times longer the documents get, at least 1.
+    """
+
+    name: Literal["pi"] = "pi"
+    factor: float
+
+    attention_factor = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.factor)
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Divide every frequency by the factor."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Long waves are interpolated, short ones kept, those between blended (Llama 3.1; stepwise).
+
+    Attributes:
+        name: llama3.
+        factor: how many times longer the documents get, at least 1.
+        old_context_len: tokens of the longest documents trained on before.
+        low_freq_factor: waves longer than old_context_len / this are interpolated.
+        high_freq_factor: waves shorter than old_context_len / this are kept; more than the low one.
+    """
+
+    name: Literal["llama3"] = "llama3"
+    factor: float
+    old_context_len: int
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+    attention_factor = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.factor)
+        _positive(self.old_context_len, "old_context_len")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise UsageError(
+                "low_freq_factor lies between 0 and high_freq_factor",
+                where="model.rope_scaling.low_freq_factor",
+            )
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Divide by the factor with a weight that falls from 1 (long waves) to 0 (short waves)."""
+        waves = self.old_context_len * frequencies / (2 * math.pi)  # in the old context
+        kept = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0, 1)
+        return kept * frequencies + (1 - kept) * frequencies / self.factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class YaRNScaling:
+    """A blend like Llama 3's, linear in the pair's number, sharper attention (Peng et al., 2023).
+
+    Attributes:
+        name: yarn.
+        factor: how many times longer the documents get, at least 1.
+        old_context_len: tokens of the longest documents trained on before.
+        beta_fast: pairs that turn more often than this in the old context are kept.
+        beta_slow: pairs that turn less often than this are interpolated; less than beta_fast.
+    """
+
+    name: Literal["yarn"] = "yarn"
+    factor: float
+    old_context_len: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.factor)
+        _positive(self.old_context_len, "old_context_len")
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise UsageError(
+                "beta_slow lies between 0 and beta_fast", where="model.rope_scaling.beta_slow"
+            )
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by: the square root of the attention's temperature."""
+        return 0.1 * math.log(self.factor) + 1.0
+
+    def scale(self, frequencies: Tensor, theta: float) -> Tensor:
+        """Divide by the factor with a weight that rises from 0 to 1 with the pair's number."""
+        pairs = frequencies.numel()
+        first = max(math.floor(self._pair(self.beta_fast, 2 * pairs, theta)), 0)
+        last = min(math.ceil(self._pair(self.beta_slow, 2 * pairs, theta)), 2 * pairs - 1)
+        number = torch.arange(pairs, device=frequencies.device, dtype=torch.float32)
+        stretched = ((number - first) / max(last - first, 1e-3)).clamp(0, 1)
+        return stretched * frequencies / self.factor + (1 - stretched) * frequencies
+
+    def _pair(self, turns: float, head_dim: int, theta: float) -> float:
+        """Number of the pair that turns `turns` times in the old context."""
+        return (
+            head_dim
+            * math.log(self.old_context_len / (2 * math.pi * turns))
+            / (2 * math.log(theta))
+        )
+
+
+RopeScaling = PositionInterpolation | Llama3Scaling | YaRNScaling
+
+
+def rope_table(
+    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary angles, in fp32.
+
+    Args:
+        positions: [b, S] integers, restarting at 0 at each document.
+        head_dim: even size of a head.
+        theta: base of the geometric series of wave lengths.
+        scaling: changes the frequencies.
+
+    Returns:
+        cos, sin: each fp32 [b, S, 1, head_dim / 2], ready to multiply [b, S, heads, head_dim / 2].
+    """
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    frequencies = theta ** (-exponents / head_dim)
+    if scaling is not None:
+        frequencies = scaling.scale(frequencies, theta)
+    angles = positions.to(torch.float32)[..., None, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    if scaling is None or scaling.attention_factor == 1.0:
+        return cos, sin
+    return cos * scaling.attention_factor, sin * scaling.attention_factor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; computed in fp32."""
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def _at_least_one(factor: float) -> None:
+    if factor < 1:
+        raise UsageError(
+            f"a factor of {factor:g} would shorten the documents; it is at least 1",
+            where="model.rope_scaling.factor",
+        )
+
+
+def _positive(length: int, name: str) -> None:
+    if length < 1:
+        raise UsageError(f"{name} is at least 1, not {length}", where=f"model.rope_scaling.{name}")
