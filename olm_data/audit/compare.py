@@ -22,6 +22,7 @@ from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.order import Schedule
 from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+from olm_data.mixture.whole_stage import stage_names
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""
@@ -127,8 +128,12 @@ def audit(lock: Lock, log: RunLog) -> Audit:
     problems += _in_words("neither trained nor skipped", missed)
     problems += _in_words("trained though the run skips them", against)
 
-    planned, due = _tally(schedule, [(0, total)]), _tally(schedule, [(0, reached)])
-    trained, left_out = _tally(schedule, [*once, *repeated]), _tally(schedule, skipped)
+    names = stage_names(lock)  # several parts of one stage are one
+    whole = [names.index(name) for name in names]
+    planned, due, trained, left_out = (
+        _tally(schedule, whole, ranges)
+        for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped)
+    )
     return Audit(
         run=str(log.folder),
         lock=lock.digest,
@@ -138,7 +143,7 @@ def audit(lock: Lock, log: RunLog) -> Audit:
         reached=reached,
         accounts=[
             Account(
-                stage=lock.stages[stage].name,
+                stage=names[stage],
                 source=lock.sources[source].name,
                 epoch=epoch,
                 planned=rows,
@@ -187,8 +192,8 @@ def _step_problems(log: RunLog, batch_tokens: int, length: int) -> list[str]:
     return [text for kind in (numbers, rows, tokens) for text in _first(kind)]
 
 
-def _tally(schedule: Schedule, ranges: Iterable[Range]) -> Counter[Key]:
-    """Count the rows of half-open ranges by stage, source and epoch."""
+def _tally(schedule: Schedule, whole: Sequence[int], ranges: Iterable[Range]) -> Counter[Key]:
+    """Count the rows of half-open ranges by stage (`whole[stage]`), source and epoch."""
     counts: Counter[Key] = Counter()
     ends = [0, *schedule.stage_ends.tolist()]
     sizes = schedule.source_rows.tolist()
@@ -202,7 +207,7 @@ def _tally(schedule: Schedule, ranges: Iterable[Range]) -> Counter[Key]:
                 while a < b:  # from ordinal a on, epoch by epoch
                     epoch = int(a) // sizes[source]
                     end = min(int(b), (epoch + 1) * sizes[source])
-                    counts[stage, source, epoch] += end - int(a)
+                    counts[whole[stage], source, epoch] += end - int(a)
                     a = end
     return counts
 

@@ -20,6 +20,7 @@ from olm_data.locate.sightings import Sighting, document_number, parse_address, 
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.skip import Range
 from olm_data.mixture.steps import LEFT_OVER, SKIPPED, Split, Steps, order_digest, rows_of_tokens
+from olm_data.mixture.whole_stage import stage_names
 from olm_data.peek.find import Hit, Watch, find_id, find_text
 from olm_data.peek.views import (
     FIRST_HITS,
@@ -181,7 +182,10 @@ def locate_step(
     _check_log(batches, step, order)
     shown = LockRows(batches.lock)
     place = shown.schedule.locate(rows)
-    counts = Counter(zip(place.stage.tolist(), place.source.tolist(), strict=True))
+    names = stage_names(batches.lock)
+    counts: Counter[tuple[str, str]] = Counter()
+    for stage, source in sorted(zip(place.stage.tolist(), place.source.tolist(), strict=True)):
+        counts[names[stage], batches.lock.sources[source].name] += 1
     places = list(range(len(rows)))
     if rank is not None:
         assert batches.split is not None
@@ -191,10 +195,7 @@ def locate_step(
         step=step,
         state=batches.state(step),
         order=order,
-        sources={
-            (batches.lock.stages[stage].name, batches.lock.sources[source].name): count
-            for (stage, source), count in sorted(counts.items())
-        },
+        sources=dict(counts),
         places=places,
         who=[batches.who(place) for place in places],
         rows=(shown.view(int(rows[place])) for place in places),

@@ -21,6 +21,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.order import Schedule
 from olm_data.mixture.packing import row_span
 from olm_data.mixture.row_plan import RowPlan
+from olm_data.mixture.whole_stage import stage_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,13 +71,14 @@ def sightings(
             if low < high and place + low - first < length:
                 pieces.setdefault(row, []).append((place + low - first, low, high))
             place += size
+    names = stage_names(lock)
     found, which = schedule.sightings(source, np.array(list(pieces), np.int64))
     where = schedule.locate(found)
     seen = zip(found.tolist(), which.tolist(), where.stage, where.epoch.tolist(), strict=True)
     return [
         Sighting(
             row=row,
-            stage=lock.stages[int(stage)].name,
+            stage=names[int(stage)],
             epoch=epoch,
             source_row=source_row,
             place=place,

@@ -56,6 +56,11 @@ class WholeStage:
         return Fraction(self.parts[0].counts[index], self.parts[0].block)
 
 
+def stage_names(lock: Lock) -> list[str]:
+    """Return the name in the manifest of each stage of a lock."""
+    return [stage.part_of or stage.name for stage in lock.stages]
+
+
 def whole_stages(lock: Lock) -> list[WholeStage]:
     """Return the stages of a lock with their parts together, in the order of the run."""
     found: list[list[LockStage]] = []

@@ -22,6 +22,7 @@ from olm_data.errors import UsageError, ValidationError, printable, suggest
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import row_span, rows_in
 from olm_data.mixture.row_plan import RowPlan
+from olm_data.mixture.whole_stage import stage_names
 from olm_data.peek.find import Watch, find_id, find_text
 from olm_data.target import dataset_root, is_lock
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
@@ -319,7 +320,7 @@ class LockRows:
         kept = lock.sources[source].view
         return RowView(
             row=row,
-            stage=lock.stages[int(place.stage[0])].name,
+            stage=stage_names(lock)[int(place.stage[0])],
             source=lock.sources[source].name,
             epoch=int(place.epoch[0]),
             view=None if kept is None else str(kept),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from support.stand_in import compiled, stand_in_dataset
 
+from olm_data.audit.compare import audit
+from olm_data.audit.run_log import RunLog, Start
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
@@ -74,6 +77,14 @@ def test_epochs_of_a_stage_that_fits_no_block_are_exact_too() -> None:
     assert numbers[0]["tokens"] == (299_973 + 1_500_007) * 10
     assert [s["epochs"] for s in numbers[0]["sources"]] == [3, 1]
     assert warnings(lock) == []
+    fields = {"step": 0, "rewound": 0, "global_batch_size": 10, "world_size": 1, "skip": ()}
+    start = Start(lock=lock.digest, **fields)
+    accounts = audit(lock, RunLog(folder=Path("run"), starts=[start], steps=[])).accounts
+    planned = Counter[tuple[str, str]]()
+    for account in accounts:
+        planned[account.stage, account.source] += account.planned
+    assert planned == {("all", "code"): 299_973, ("all", "web"): 1_500_007, ("end", "web"): 100}
+    assert len(accounts) == len({(a.stage, a.source, a.epoch) for a in accounts})
 
 
 def test_a_group_gives_its_number_of_epochs_to_each_of_its_sources() -> None:
