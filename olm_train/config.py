@@ -22,11 +22,11 @@ from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, 
 
 from olm_data import strict_yaml
 from olm_data.errors import OlmError, UsageError, printable, suggest
+from olm_train.config_path import KeyPath, dotted, parse_path, put
 
 FilePath = NewType("FilePath", str)
 """A local path or URL. Relative ones in a file count from that file's folder."""
 
-Path_ = tuple[str | int, ...]
 Config = TypeVar("Config")
 
 
@@ -46,11 +46,11 @@ class Values:
         *,
         file: str = "config",
         folder: str | os.PathLike[str] = ".",
-        lines: Mapping[Path_, int] | None = None,
+        lines: Mapping[KeyPath, int] | None = None,
     ) -> None:
         self.data, self.file, self.folder = data, file, Path(folder)
         self._lines = dict(lines or {})
-        self._options: dict[Path_, str] = {}
+        self._options: dict[KeyPath, str] = {}
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Values:
@@ -75,38 +75,27 @@ class Values:
         return cls(document.value, file=name, folder=Path(name).parent, lines=document.lines)
 
     def override(self, option: str) -> None:
-        """Apply one `--a.b.c=value`; the value is YAML, a mapping replaces what stood there.
+        """Apply one `--a.b[0].c=value`; the value is YAML, a mapping replaces what stood there.
 
         Raises:
-            UsageError: the option has no name or no value, or a part of its path is no mapping.
+            UsageError: the option has no name or no value, or its path leads nowhere.
         """
-        name, equals, text = option.removeprefix("--").partition("=")
-        path: Path_ = tuple(name.split("."))
-        if not option.startswith("--") or not equals or not all(path):
+        name, equals, text = _split(option)
+        path = parse_path(name)
+        if not option.startswith("--") or not equals or path is None:
             raise UsageError(
                 f"cannot read the option {printable(option)}",
-                fix="write --name.of.field=value",
+                fix="write --name.of.field=value, --name.of.list[0]=value or "
+                """--name.of.mapping["key"]=value""",
             )
         shown = f"--{name}"
-        value = strict_yaml.parse_value(text, where=shown)
-        place = self.data
-        for depth, part in enumerate(path[:-1]):
-            below = place.setdefault(str(part), {})
-            if below is None:
-                below = place[str(part)] = {}
-            if not isinstance(below, dict):
-                raise UsageError(
-                    f"{dotted(path[: depth + 1])} is a value, it has no fields",
-                    where=shown,
-                )
-            place = below
-        place[str(path[-1])] = value
+        put(self.data, path, strict_yaml.parse_value(text, where=shown), where=shown)
         for origins in (self._lines, self._options):
             for replaced in [key for key in origins if key[: len(path)] == path]:
                 del origins[replaced]
         self._options[path] = shown
 
-    def where(self, path: Path_) -> str:
+    def where(self, path: KeyPath) -> str:
         """Return where the value at `path` came from: `train.yaml:12` or the option."""
         for end in range(len(path), -1, -1):
             if path[:end] in self._options:
@@ -115,7 +104,7 @@ class Values:
                 return f"{self.file}:{self._lines[path[:end]]}"
         return self.file
 
-    def file_path(self, path: Path_, text: str) -> str:
+    def file_path(self, path: KeyPath, text: str) -> str:
         """Return the file path `text` found at `path`, absolute, or the URL as it is."""
         if "://" in text:
             return text
@@ -124,7 +113,7 @@ class Values:
         return os.path.abspath(base / Path(text).expanduser())
 
 
-def parse(config: type[Config], values: Values, path: Path_ = ()) -> Config:
+def parse(config: type[Config], values: Values, path: KeyPath = ()) -> Config:
     """Return the dataclass `config` made of the values at `path`.
 
     Raises:
@@ -150,7 +139,7 @@ def as_dict(config: Any) -> Any:
     return config
 
 
-def differences(old: Any, new: Any, path: Path_ = ()) -> list[str]:
+def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
     """Return one line for each place where two plain values differ, `a.b: 1 -> 2`."""
     if isinstance(old, dict) and isinstance(new, dict):
         lines = []
@@ -160,15 +149,18 @@ def differences(old: Any, new: Any, path: Path_ = ()) -> list[str]:
     return [] if old == new else [f"{dotted(path)}: {_short(old)} -> {_short(new)}"]
 
 
-def dotted(path: Path_) -> str:
-    """Return `a.b[2].c` for a key path."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
+def _split(option: str) -> tuple[str, str, str]:
+    """Return name, "=" and value; a quoted key of the name may hold an equals sign."""
+    end = 0
+    while (equals := option.find("=", end)) >= 0:
+        name = option[:equals]
+        if name.count('["') == name.count('"]') and name.count("['") == name.count("']"):
+            return name.removeprefix("--"), "=", option[equals + 1 :]
+        end = equals + 1
+    return option.removeprefix("--"), "", ""
 
 
-def _convert(kind: Any, value: Any, values: Values, path: Path_) -> Any:
+def _convert(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
         return _convert_union(get_args(kind), value, values, path)
@@ -200,7 +192,7 @@ def _convert(kind: Any, value: Any, values: Values, path: Path_) -> Any:
     raise _wrong_type(kind, value, values, path)
 
 
-def _convert_union(kinds: tuple[Any, ...], value: Any, values: Values, path: Path_) -> Any:
+def _convert_union(kinds: tuple[Any, ...], value: Any, values: Values, path: KeyPath) -> Any:
     if value is None and type(None) in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not type(None))
@@ -209,11 +201,13 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, values: Values, path: Pat
     named = {_name_of(kind): kind for kind in kinds if dataclasses.is_dataclass(kind)}
     if isinstance(value, dict) and named:
         name = value.get("name", next(iter(named)))
+        if not isinstance(name, str):
+            raise _wrong_type(Literal[tuple(named)], name, values, (*path, "name"))
         if name not in named:
             raise UsageError(
                 f"{dotted(path)} has no kind called {_short(name)}",
                 where=values.where((*path, "name")),
-                fix=suggest(str(name), [str(known) for known in named]),
+                fix=suggest(name, [str(known) for known in named]),
             )
         return _convert(named[name], value, values, path)
     for kind in kinds:
@@ -225,7 +219,7 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, values: Values, path: Pat
 
 
 def _convert_sequence(
-    origin: Any, kinds: tuple[Any, ...], value: list[Any], values: Values, path: Path_
+    origin: Any, kinds: tuple[Any, ...], value: list[Any], values: Values, path: KeyPath
 ) -> Any:
     if origin is tuple and kinds[-1] is not Ellipsis:
         if len(value) != len(kinds):
@@ -240,7 +234,7 @@ def _convert_sequence(
     return origin(_convert(kinds[0], item, values, (*path, n)) for n, item in enumerate(value))
 
 
-def _convert_dataclass(kind: Any, value: Any, values: Values, path: Path_) -> Any:
+def _convert_dataclass(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
     if value is None:
         value = {}  # `speed_monitor:` with nothing after it
     if not isinstance(value, dict):
@@ -287,7 +281,7 @@ def _as_float(value: Any) -> float | None:
     return None
 
 
-def _wrong_type(kind: Any, value: Any, values: Values, path: Path_) -> UsageError:
+def _wrong_type(kind: Any, value: Any, values: Values, path: KeyPath) -> UsageError:
     return UsageError(
         f"{dotted(path)} is {_describe(kind)}, not {_short(value)}",
         where=values.where(path),
