@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from olm_data.errors import ValidationError
 from olm_data.rows.reader import RowBatch
 
 
@@ -40,7 +43,12 @@ class Batch:
 
     @classmethod
     def from_rows(cls, rows: RowBatch) -> Batch:
-        """Wrap the arrays of a `RowBatch` without copying them."""
+        """Wrap the arrays of a `RowBatch` without copying them.
+
+        Raises:
+            ValidationError: the offsets are not ones an attention kernel can be given.
+        """
+        check_offsets(rows.cu_seqlens, rows.input_ids.size, rows.max_seqlen)
         return cls(
             input_ids=torch.from_numpy(rows.input_ids),
             labels=torch.from_numpy(rows.labels),
@@ -65,3 +73,35 @@ class Batch:
             if isinstance(value, Tensor):
                 values[name] = change(value)
         return Batch(**values)
+
+
+def check_offsets(cu_seqlens: NDArray[np.int32], tokens: int, max_seqlen: int) -> None:
+    """Check document offsets while they are on the CPU, in the loader's thread.
+
+    Attention kernels trust them: wrong ones are read as they are, beyond the end of the tensors or
+    into the next document, and nothing is said.
+
+    Args:
+        cu_seqlens: int32 [n], offsets over the flattened micro-batch.
+        tokens: of the micro-batch.
+        max_seqlen: the longest a document may be.
+
+    Raises:
+        ValidationError: they do not begin at 0, fall, do not end at `tokens`, or are too far apart.
+    """
+    lengths = np.diff(cu_seqlens)
+    faults = {
+        "they do not begin at 0": len(cu_seqlens) < 1 or cu_seqlens[0] != 0,
+        f"they do not end at the {tokens:,} tokens of the micro-batch": (
+            len(cu_seqlens) > 0 and cu_seqlens[-1] != tokens
+        ),
+        "one is smaller than the one before": (lengths < 0).any(),
+        f"a document is longer than {max_seqlen:,}": (lengths > max_seqlen).any(),
+    }
+    wrong = [what for what, found in faults.items() if found]
+    if wrong:
+        raise ValidationError(
+            "the document offsets of a micro-batch are wrong",
+            where=f"cu_seqlens {cu_seqlens.tolist()[:8]}...",
+            why="; ".join(wrong),
+        )

@@ -4,60 +4,29 @@ A query sees a key of its own document at or before its own place, and nothing e
 
     allowed(q, k) = doc_start[q] <= k <= q       and with a window: q - k < window
 
-    layout (per micro-batch)  --prepare, once-->  context  --attend, in every layer-->  output
-
-What a back-end needs from the layout (a mask, offsets) is prepared once per micro-batch and window
-size, outside the blocks. A back-end is named in the model's config and never replaced by another
-silently; one that cannot run where it is asked to raises.
+The signature is `attention_backend.py`'s. `sdpa`, with a dense mask, runs everywhere and is the
+reference; `varlen` and `flash` are in `attention_varlen.py`, `flex` in `attention_flex.py`. A
+back-end is named in the model's config and never replaced by another silently; one that cannot run
+where it is asked to raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_data.errors import UsageError, suggest
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout
+from olm_train.model.attention_flex import FLEX
+from olm_train.model.attention_varlen import FLASH, VARLEN
 from olm_train.model.layers import Linear, build_norm
 from olm_train.model.rope import rotate
 
 if TYPE_CHECKING:
     from olm_train.model.decoder import DecoderConfig
-
-
-class DocumentLayout(NamedTuple):
-    """Where the documents of a micro-batch of b rows of S tokens begin and end.
-
-    Attributes:
-        doc_start: int [b, S], index within the row of the first token of each token's document.
-            None: each row is one document (plain causal attention); never with a window.
-        cu_seqlens: int32 [n], offsets of the documents in the flattened [b * S] micro-batch.
-        max_seqlen: upper bound of a document's length.
-        window: most keys a query sees, its own among them. None: all of its document before it.
-    """
-
-    doc_start: Tensor | None = None
-    cu_seqlens: Tensor | None = None
-    max_seqlen: int | None = None
-    window: int | None = None
-
-
-@dataclass(frozen=True)
-class AttentionBackend:
-    """A way to compute attention.
-
-    Attributes:
-        prepare: layout -> context: a tensor, a tuple of tensors or None.
-        attend: (q [b,S,H,D], k [b,S,K,D], v [b,S,K,D], context) -> [b,S,H,D], where H is a
-            multiple of K and query head h reads key head h // (H // K).
-    """
-
-    prepare: Callable[[DocumentLayout], Any]
-    attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
 
 
 def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
@@ -91,6 +60,9 @@ def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor
 
 ATTENTION_BACKENDS: dict[str, AttentionBackend] = {
     "sdpa": AttentionBackend(_sdpa_prepare, _sdpa_attend),
+    "varlen": VARLEN,
+    "flex": FLEX,
+    "flash": FLASH,
 }
 
 

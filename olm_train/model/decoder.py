@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_data.errors import UsageError, suggest
-from olm_train.model.attention import Attention, DocumentLayout, attention_backend
+from olm_train.model.attention import Attention, attention_backend
+from olm_train.model.attention_backend import DocumentLayout, Use
 from olm_train.model.layers import Linear, build_feed_forward, build_norm
 from olm_train.model.rope import RopeScaling, rope_table
 
@@ -57,7 +58,7 @@ class DecoderConfig:
         no_rope_layer_interval: every so manieth layer has no positions at all.
         sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
             the layers, -1 is no limit.
-        attention: name of the attention back-end.
+        attention: name of the attention back-end: sdpa, varlen, flex or flash.
         embed_scale: what the token embeddings are multiplied by.
         tie_embeddings: use the embedding table as the head.
         logit_softcap: logits are bent into (-this, this) by a tanh.
@@ -301,6 +302,17 @@ class Decoder(nn.Module):
         self.norm = build_norm(config, config.d_model, **factory)
         self.lm_head = None if config.tie_embeddings else Linear(config.d_model, rows, **factory)
 
+    def require_attention(
+        self, device: torch.device, dtype: torch.dtype, *, training: bool
+    ) -> None:
+        """Check that the attention back-end can compute in `dtype` on `device`.
+
+        Raises:
+            UsageError: it cannot; nothing is computed by another one instead.
+        """
+        use = Use(device, dtype, self.config.head_size, training)
+        self.backend.require(self.config.attention, use)
+
     def forward(
         self,
         input_ids: Tensor,
@@ -323,25 +335,31 @@ class Decoder(nn.Module):
 
         Returns:
             Logits [b, S, vocab_size] in the compute dtype.
+
+        Raises:
+            UsageError: the attention back-end cannot run here.
         """
         config = self.config
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        if doc_start is None and config.sliding_window is not None:
-            doc_start = torch.zeros_like(input_ids)
         scalings = {"scaled": config.rope_scaling, "plain": None}
         ropes = {
             kind: kind
             and rope_table(positions, config.head_size, config.rope_theta, scalings[kind])
             for kind in dict.fromkeys(config.ropes)
         }
+        x = self._embed(input_ids, positions)  # [b, S, d_model]
+        self.require_attention(x.device, x.dtype, training=torch.is_grad_enabled())
+        if doc_start is None:
+            layout = DocumentLayout.whole_rows(x.shape[0], x.shape[1], x.device)
+            if config.sliding_window is not None:
+                layout = layout._replace(doc_start=torch.zeros_like(input_ids))
+        else:
+            layout = DocumentLayout(doc_start, cu_seqlens, max_seqlen or input_ids.shape[1])
         contexts = {
-            window: self.backend.prepare(
-                DocumentLayout(doc_start, cu_seqlens, max_seqlen, window=window)
-            )
+            window: self.backend.prepare(layout._replace(window=window))
             for window in dict.fromkeys(config.windows)
         }
-        x = self._embed(input_ids, positions)  # [b, S, d_model]
         for block, rope, window in zip(self.blocks, config.ropes, config.windows, strict=True):
             x = block(x, ropes[rope], contexts[window])
         return self.head(self.norm(x))

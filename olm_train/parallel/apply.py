@@ -95,8 +95,12 @@ def parallelize(
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
+
+    Raises:
+        UsageError: the attention back-end cannot train here.
     """
     model.compute_dtype = DTYPES[config.param_dtype]
+    model.require_attention(world.device, model.compute_dtype, training=True)
     if compile_model:
         for block in model.blocks:
             # The forward function and not the module: FSDP's hooks stay outside the graph and

@@ -1,24 +1,40 @@
-"""Attention back-ends: the mask says what the definition says, and each back-end agrees with it."""
+"""Attention back-ends: the mask says what the definition says, and each back-end agrees with it.
+
+`varlen` and `flash` have no kernel on a CPU: here their arguments are checked against a loop with
+the kernels' contract, and on a CUDA device the kernels against `sdpa`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_loop import loop_backend
+from support.attention_loop import cpu_backends, loop_backend, varlen_loop
 from support.batches import make_batch
 
 from olm_data.errors import UsageError
+from olm_train.data.batch import Batch
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
-    DocumentLayout,
     attention_backend,
     block_causal_mask,
 )
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Use
+from olm_train.model.attention_varlen import (
+    flash_kernel,
+    flash_module,
+    kernel_backend,
+    varlen_kernel,
+)
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.init import init_parameters
 
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 ROWS = [[40, 1, 23], [64], [1, 1, 62]]
 
 
@@ -28,41 +44,249 @@ def reference() -> Iterator[str]:
         yield name
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_mask_allows_exactly_own_document_at_or_before(lengths: list[int]) -> None:
+def layout_of(batch: Batch) -> DocumentLayout:
+    return DocumentLayout(batch.doc_start, batch.cu_seqlens, batch.max_seqlen)
+
+
+def inputs(kv_heads: int, **options: Any) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3, 64, heads, 16) for heads in (4, kv_heads, kv_heads)]
+    return [torch.randn(shape, generator=generator).to(**options) for shape in shapes]
+
+
+def forward_backward(
+    backend: AttentionBackend,
+    layout: DocumentLayout,
+    leaves: list[torch.Tensor],
+    window: int | None,
+) -> list[torch.Tensor]:
+    """Output and gradients of q, k, v for a fixed gradient of the output."""
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    out = backend.attend(*leaves, backend.prepare(layout._replace(window=window)))
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.none() | st.integers(1, 12))
+def test_mask_allows_exactly_the_windows_keys_of_the_own_document(
+    lengths: list[int], window: int | None
+) -> None:
     document = [number for number, length in enumerate(lengths) for _ in range(length)]
-    mask = block_causal_mask(make_batch([lengths], vocab_size=2).doc_start)
+    mask = block_causal_mask(make_batch([lengths], vocab_size=2).doc_start, window)
     assert mask.dtype == torch.bool
     assert mask.shape == (1, 1, len(document), len(document))
+    reach = window or len(document)
     expected = [
-        [k <= q and document[k] == document[q] for k in range(len(document))]
+        [q - reach < k <= q and document[k] == document[q] for k in range(len(document))]
         for q in range(len(document))
     ]
     assert mask[0, 0].tolist() == expected
 
 
-@pytest.mark.parametrize("name", sorted(ATTENTION_BACKENDS))
+@pytest.mark.parametrize("name", cpu_backends(training=True))
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_backend_agrees_with_documents_attended_one_by_one(
     name: str, kv_heads: int, reference: str
 ) -> None:
-    batch = make_batch(ROWS, vocab_size=2)
-    layout = DocumentLayout(batch.doc_start, batch.cu_seqlens, batch.max_seqlen)
-    generator = torch.Generator().manual_seed(1)
-    shapes = [(3, 64, heads, 16) for heads in (4, kv_heads, kv_heads)]
-    given_, out, grads = torch.randn(3, 64, 4, 16, generator=generator), {}, {}
-    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
-    for backend_name in (name, reference):
-        backend = attention_backend(backend_name)
-        leaves = [x.clone().requires_grad_() for x in inputs]
-        out[backend_name] = backend.attend(*leaves, backend.prepare(layout))
-        grads[backend_name] = torch.autograd.grad(out[backend_name], leaves, given_)
-    torch.testing.assert_close(out[name], out[reference], rtol=1e-5, atol=1e-6)
-    for ours, theirs in zip(grads[name], grads[reference], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    ours, theirs = (
+        forward_backward(attention_backend(each), layout, inputs(kv_heads), None)
+        for each in (name, reference)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("name", cpu_backends(training=False))
+def test_backend_agrees_with_a_loop_over_queries(name: str, window: int | None) -> None:
+    batch, backend = make_batch(ROWS, vocab_size=2), attention_backend(name)
+    left = -1 if window is None else window - 1
+    whole = DocumentLayout.whole_rows(3, 64, CPU)
+    if window is not None:
+        whole = whole._replace(doc_start=torch.zeros(3, 64, dtype=torch.int32))
+    for layout in (layout_of(batch), whole):
+        q, k, v = inputs(2)
+        out = backend.attend(q, k, v, backend.prepare(layout._replace(window=window)))
+        flat = (x.flatten(0, 1) for x in (q, k, v))
+        expected = varlen_loop(*flat, *layout.offsets(), left).view(out.shape)
+        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+
+
+# The three signatures of torch's varlen_attn, with the contract each documents.
+
+
+def torch_2_10(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    is_causal: bool = False, return_aux: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    assert query.shape == key.shape
+    assert is_causal
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k
+    return varlen_loop(query, key, value, cu_seq_q, max_q, -1)
+
+
+def torch_2_11(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:  # fmt: skip
+    assert query.shape == key.shape
+    assert window_size[1] == 0
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k
+    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0])
+
+
+def torch_2_13(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False, seqused_k: Any = None, block_table: Any = None,
+    num_splits: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    assert enable_gqa is (query.shape[1] != key.shape[1])
+    assert window_size[1] == 0
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k
+    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0])
+
+
+def flash_attn(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    assert causal
+    assert window_size[1] == 0
+    assert cu_seqlens_q is cu_seqlens_k
+    assert max_seqlen_q == max_seqlen_k
+    return varlen_loop(q, k, v, cu_seqlens_q, max_seqlen_q, window_size[0])
+
+
+def flash_attn_3(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    return flash_attn(*args, **options), None
+
+
+def on_cpu(adapter: Callable[..., Any], function: Callable[..., Any]) -> AttentionBackend:
+    """The back-end around a kernel that runs here."""
+    kernel = adapter(function)
+    return replace(kernel_backend(lambda: kernel, lambda: None), refusal=lambda use: None)
+
+
+KERNELS = {
+    function.__name__: on_cpu(adapter, function)
+    for adapter, function in [
+        (varlen_kernel, torch_2_10),
+        (varlen_kernel, torch_2_11),
+        (varlen_kernel, torch_2_13),
+        (flash_kernel, flash_attn),
+        (flash_kernel, flash_attn_3),
+    ]
+}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("kernel", "window"),
+    [(kernel, window) for kernel in KERNELS for window in (None, 7)
+     if window is None or kernel != "torch_2_10"],
+)  # fmt: skip
+def test_kernels_are_given_what_makes_them_agree_with_sdpa(
+    kernel: str, window: int | None, kv_heads: int
+) -> None:
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    ours, sdpa = (
+        forward_backward(backend, layout, inputs(kv_heads), window)
+        for backend in (KERNELS[kernel], attention_backend("sdpa"))
+    )
+    torch.testing.assert_close(ours, sdpa, rtol=1e-5, atol=2e-6)
+
+
+def test_a_window_is_refused_by_a_varlen_attn_without_windows() -> None:
+    backend = KERNELS["torch_2_10"]
+    context = backend.prepare(DocumentLayout.whole_rows(3, 64, CPU)._replace(window=7))
+    with pytest.raises(NotImplementedError, match=r"use torch 2\.11"):
+        backend.attend(*inputs(4), context)
+
+
+def test_the_installed_varlen_attn_has_a_known_signature() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    varlen_kernel(varlen_attn)
+    with pytest.raises(TypeError, match="one this code knows"):
+        varlen_kernel(lambda query, key, value, offsets: query)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_decoder_on_a_kernel_gives_the_logits_of_sdpa(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ATTENTION_BACKENDS, kernel, KERNELS[kernel])
+    batch, logits = make_batch(ROWS, vocab_size=64), []
+    for name in ("sdpa", kernel):
+        config = DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
+        model = replace(config, attention=name).build()
+        init_parameters(model, seed=3)
+        for layout in ({"doc_start": batch.doc_start, "cu_seqlens": batch.cu_seqlens}, {}):
+            logits.append(model(batch.input_ids, **layout).detach())
+    torch.testing.assert_close(logits[2:], logits[:2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "why"),
+    [
+        ("varlen", Use(CPU, torch.bfloat16, 64, False), "need a CUDA device"),
+        ("varlen", Use(CUDA, torch.float32, 64, True), "16 bits, not in float32"),
+        ("varlen", Use(CUDA, torch.bfloat16, 320, True), "up to 256"),
+        ("varlen", Use(CUDA, torch.bfloat16, 20, True), "multiples of 8"),
+        ("flex", Use(CPU, torch.float32, 64, True), "no backward pass on cpu"),
+    ],
+)
+def test_a_backend_that_cannot_run_says_why(name: str, use: Use, why: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} cannot run here") as refusal:
+        attention_backend(name).require(name, use)
+    assert why in str(refusal.value.why)
+    assert refusal.value.fix
+
+
+def test_flash_is_refused_where_it_is_not_installed() -> None:
+    if flash_module() is not None:
+        pytest.skip("a flash-attn package is installed")
+    use = Use(CUDA, torch.bfloat16, 64, True)
+    with pytest.raises(UsageError, match="flash cannot run here") as refusal:
+        attention_backend("flash").require("flash", use)
+    assert "installed" in str(refusal.value.why)
+
+
+def test_a_decoder_refuses_before_it_computes_and_takes_no_other_backend() -> None:
+    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, attention="varlen")
+    model = config.build()
+    with pytest.raises(UsageError, match="varlen cannot run here"):
+        model(make_batch(ROWS, vocab_size=64).input_ids)
 
 
 def test_unknown_backend_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as refusal:
         attention_backend("spda")
     assert "sdpa" in str(refusal.value)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("name", ["varlen", "flex", "flash"])
+def test_gpu_backend_agrees_with_sdpa(name: str, kv_heads: int, window: int | None) -> None:
+    backend = attention_backend(name)
+    refusal = backend.refusal(Use(CUDA, torch.bfloat16, 16, True))
+    if refusal is not None:
+        pytest.skip(refusal.why)
+    layout = layout_of(make_batch(ROWS, vocab_size=2).to(CUDA))
+    ours = forward_backward(
+        backend, layout, inputs(kv_heads, device=CUDA, dtype=torch.bfloat16), window
+    )
+    sdpa = forward_backward(
+        attention_backend("sdpa"), layout, inputs(kv_heads, device=CUDA), window
+    )
+    for one, other in zip(ours, sdpa, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=2e-2, atol=2e-2)

@@ -1,0 +1,114 @@
+"""What a way to compute attention takes and gives: the signature all back-ends share.
+
+    DocumentLayout    --prepare, once a micro-batch and window, outside the blocks--> context
+    q, k, v, context  --attend, in every layer--> output
+
+A query sees a key of its own document at or before its own place, and with a window of w tokens
+only the last w of them:
+
+    allowed(q, k) = doc_start[q] <= k <= q  and  (no window, or k > q - w)
+
+Never: choose a back-end, or replace one that cannot run by another. One that cannot run says why
+before the first step (`AttentionBackend.require`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from olm_data.errors import UsageError
+
+
+class DocumentLayout(NamedTuple):
+    """Where the documents of a micro-batch of b rows of S tokens begin and end.
+
+    Attributes:
+        doc_start: int [b, S], index within the row of the first token of each token's document.
+            None: each row is one document (plain causal attention); never with a window.
+        cu_seqlens: int32 [n], offsets of the documents in the flattened [b * S] micro-batch: 0
+            first, never falling, b * S last. Equal ones in a row are documents of no token.
+        max_seqlen: upper bound of a document's length.
+        window: most keys a query sees, its own among them. None: all of its document before it.
+    """
+
+    doc_start: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    max_seqlen: int | None = None
+    window: int | None = None
+
+    @classmethod
+    def whole_rows(cls, rows: int, length: int, device: torch.device) -> DocumentLayout:
+        """The layout of `rows` documents that fill a row of `length` tokens each."""
+        offsets = torch.arange(
+            0, (rows + 1) * length, length, dtype=torch.int32, device=device
+        )  # [rows + 1]
+        return cls(None, offsets, length)
+
+    def offsets(self) -> tuple[Tensor, int]:
+        """`cu_seqlens` and `max_seqlen`, for back-ends that work without a mask.
+
+        Raises:
+            ValueError: the caller left them out.
+        """
+        if self.cu_seqlens is None or self.max_seqlen is None:
+            raise ValueError("this attention back-end needs cu_seqlens and max_seqlen")
+        return self.cu_seqlens, self.max_seqlen
+
+
+class Use(NamedTuple):
+    """What a back-end is asked to do.
+
+    Attributes:
+        device: where the tensors lie.
+        dtype: of q, k and v.
+        head_dim: size of a head.
+        training: whether gradients are wanted.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    head_dim: int
+    training: bool
+
+
+class Refusal(NamedTuple):
+    """Why a back-end cannot do what it is asked to, and what to type instead."""
+
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """A way to compute attention.
+
+    Attributes:
+        prepare: layout -> context: a tensor, a tuple of tensors and numbers, or None.
+        attend: (q [b,S,H,D], k [b,S,K,D], v [b,S,K,D], context) -> [b,S,H,D], where H is a
+            multiple of K and query head h reads key head h // (H // K).
+        refusal: why a use is not possible; None: it is.
+    """
+
+    prepare: Callable[[DocumentLayout], Any]
+    attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+    refusal: Callable[[Use], Refusal | None] = lambda use: None
+
+    def require(self, name: str, use: Use) -> None:
+        """Check that this back-end, called `name`, can be used so.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        refusal = self.refusal(use)
+        if refusal is not None:
+            raise UsageError(
+                f"the attention back-end {name} cannot run here",
+                where="model.attention",
+                why=refusal.why,
+                fix=refusal.fix,
+            )

@@ -1,0 +1,71 @@
+"""Attention by torch's FlexAttention: a rule for pairs; blocks without one are left out.
+
+The block mask is built once a micro-batch, outside the blocks. On CUDA both its making and the
+attention are compiled; uncompiled they would be slower than the dense mask. On the CPU there is a
+forward pass (uncompiled: the reference), and no backward pass: pytorch issue 148752.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Use
+
+
+def _prepare(layout: DocumentLayout) -> BlockMask:
+    doc_start, window = layout.doc_start, layout.window
+    if doc_start is not None:
+        (rows, length), device = doc_start.shape, doc_start.device
+    else:
+        offsets, length = layout.offsets()
+        rows, device = None, offsets.device
+
+    def allowed(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        pair = k <= q
+        if doc_start is not None:
+            pair = pair & (k >= doc_start[batch, q])
+        if window is not None:
+            pair = pair & (k > q - window)
+        return pair
+
+    make = _for_device(create_block_mask, device)
+    mask: BlockMask = make(allowed, rows, None, length, length, device=device)
+    return mask
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+    out: Tensor = _for_device(flex_attention, q.device)(
+        q.transpose(1, 2),  # [b, H, S, D]
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        block_mask=mask,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
+
+
+def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    return _compiled(function) if device.type == "cuda" else function
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _refusal(use: Use) -> Refusal | None:
+    if use.device.type == "cuda" or not use.training:
+        return None
+    return Refusal(
+        f"FlexAttention has no backward pass on {use.device.type}",
+        "use sdpa",
+    )
+
+
+FLEX = AttentionBackend(_prepare, _attend, _refusal)

@@ -1,0 +1,183 @@
+"""Attention by kernels that take the offsets of the documents and no mask: `varlen` and `flash`.
+
+    q, k, v [b,S,heads,D] -> flatten to [b*S,heads,D] -> kernel(cu_seqlens, max_seqlen) -> unflatten
+
+`varlen` is `torch.nn.attention.varlen.varlen_attn`, FlashAttention 2 inside torch. `flash` is the
+separate flash-attn package: version 3 (`flash_attn_interface`) if it is installed, else version 2
+(`flash_attn`). All of them are FlashAttention (Dao, 2023): CUDA, 16-bit types, heads up to 256.
+
+`varlen_attn` changed its signature between torch 2.11 and 2.13. `varlen_kernel` looks at the
+signature, not at a version number, and gives one call for all; nothing else in the package knows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Use
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int | None], Tensor]
+"""(q [T,H,D], k [T,K,D], v [T,K,D], cu_seqlens int32 [n], max_seqlen, window) -> [T,H,D]."""
+
+MAX_HEAD_DIM = 256
+
+
+class Offsets(NamedTuple):
+    """The context of a layer: the documents' offsets and the layer's window in tokens."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    window: int | None
+
+
+def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
+    """Give a version of torch's `varlen_attn` the common signature.
+
+    Three are known: `is_causal`, no window, equal numbers of heads (2.10); `window_size`, equal
+    numbers of heads (2.11); `window_size` and `enable_gqa` (2.12 on).
+
+    Raises:
+        TypeError: none of these.
+    """
+    parameters = inspect.signature(varlen_attn).parameters
+    windows, grouped = "window_size" in parameters, "enable_gqa" in parameters
+    if not windows and "is_causal" not in parameters:
+        raise TypeError(f"varlen_attn{inspect.signature(varlen_attn)} is not one this code knows")
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, window: int | None
+    ) -> Tensor:
+        options: dict[str, Any] = {}
+        if windows:
+            options["window_size"] = _window_size(window)
+        elif window is None:
+            options["is_causal"] = True
+        else:
+            raise NotImplementedError("this torch's varlen_attn has no windows: use torch 2.11")
+        if q.shape[1] != k.shape[1]:
+            if grouped:
+                options["enable_gqa"] = True
+            else:
+                group = q.shape[1] // k.shape[1]
+                k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # [T, H, D]
+        out: Tensor = varlen_attn(
+            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options
+        )
+        return out
+
+    return attend
+
+
+def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
+    """Give flash-attn's function the common signature.
+
+    Versions 2 and 3 name these arguments alike; early ones of version 3 return (out, lse).
+    """
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, window: int | None
+    ) -> Tensor:
+        out = flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_k=max_seqlen,
+            causal=True,
+            window_size=_window_size(window),
+        )
+        first: Tensor = out[0] if isinstance(out, tuple) else out
+        return first
+
+    return attend
+
+
+def kernel_backend(
+    load: Callable[[], Kernel], unavailable: Callable[[], Refusal | None]
+) -> AttentionBackend:
+    """A back-end around a kernel that is loaded when it is first used.
+
+    Args:
+        load: the kernel; called again and again, so cached.
+        unavailable: why this installation has no such kernel, None: it has one.
+    """
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets) -> Tensor:
+        q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]
+        out = load()(q_flat, k_flat, v_flat, *context)
+        return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
+
+    def refusal(use: Use) -> Refusal | None:
+        return unavailable() or kernel_refusal(use)
+
+    return AttentionBackend(_prepare, attend, refusal)
+
+
+def kernel_refusal(use: Use) -> Refusal | None:
+    """Why FlashAttention kernels cannot do this, whichever package they come from."""
+    if use.device.type != "cuda":
+        return Refusal(f"its kernels need a CUDA device, this is {use.device.type}", "use sdpa")
+    if use.dtype not in (torch.bfloat16, torch.float16):
+        return Refusal(
+            f"its kernels compute in 16 bits, not in {str(use.dtype).removeprefix('torch.')}",
+            "set train_module.dp_config.param_dtype=bfloat16, or use sdpa",
+        )
+    if use.head_dim > MAX_HEAD_DIM or use.head_dim % 8:
+        return Refusal(
+            f"heads of {use.head_dim}: its kernels take multiples of 8 up to {MAX_HEAD_DIM}",
+            "change model.head_dim, or use flex",
+        )
+    return None
+
+
+def _prepare(layout: DocumentLayout) -> Offsets:
+    return Offsets(*layout.offsets(), layout.window)
+
+
+def _window_size(window: int | None) -> tuple[int, int]:
+    """(keys to the left of a query, keys to its right); a window of 1 is the query itself."""
+    return (-1 if window is None else window - 1, 0)
+
+
+@cache
+def _torch_kernel() -> Kernel:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_kernel(varlen_attn)
+
+
+def flash_module() -> str | None:
+    """The installed module of the flash-attn package, the newer one first; None: there is none."""
+    for name in ("flash_attn_interface", "flash_attn"):
+        if importlib.util.find_spec(name) is not None:
+            return name
+    return None
+
+
+@cache
+def _flash_kernel() -> Kernel:
+    name = flash_module()
+    assert name is not None, "refused before"
+    return flash_kernel(importlib.import_module(name).flash_attn_varlen_func)
+
+
+def _no_flash() -> Refusal | None:
+    if flash_module() is not None:
+        return None
+    return Refusal(
+        "neither flash_attn_interface (version 3) nor flash_attn (version 2) is installed",
+        "use varlen, which is FlashAttention 2 inside torch, or install flash-attn",
+    )
+
+
+VARLEN = kernel_backend(_torch_kernel, lambda: None)
+FLASH = kernel_backend(_flash_kernel, _no_flash)
