@@ -27,7 +27,7 @@ from olm_train.flops import device_peak_flops, num_flops_per_token
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
-from olm_train.parallel.apply import DTYPES, DataParallelConfig
+from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.world import World
 

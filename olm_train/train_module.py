@@ -28,7 +28,8 @@ from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
-from olm_train.parallel.apply import DataParallelConfig, gradient_sync, parallelize, reshard
+from olm_train.parallel.apply import gradient_sync, parallelize, reshard
+from olm_train.parallel.config import DataParallelConfig
 from olm_train.world import World
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class TransformerTrainModule:
         loss = self.world.sum(loss)
 
         norm = total_norm(self.model.parameters())
-        grad_norm = as_scalar(norm)
+        grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
         # Loss and norm are the same bits on each rank, so all of them stop or none does.
         if not torch.isfinite(loss + grad_norm):
             raise NonFiniteError(

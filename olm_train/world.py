@@ -76,6 +76,11 @@ class World:
         """Whether this is rank 0, the one that prints and writes the files of the run."""
         return self.rank == 0
 
+    @property
+    def nodes(self) -> int:
+        """Number of machines, where each has as many ranks as this one; 1 where unknown."""
+        return self.size // len(self.neighbours) if self.neighbours else 1
+
     def stop(self) -> None:
         """Leave the run."""
         if self.size > 1:

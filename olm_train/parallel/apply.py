@@ -2,7 +2,7 @@
 
     compute dtype -> compile each block -> FSDP2 each block, then the root -> initial weights -> DDP
 
-At world size 1 nothing is wrapped.
+At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions.
 
 Gradients leave the backward pass as the exact sum over processes, never as a mean: the loss is
 already divided by the global count of valid labels. They are exchanged at the last micro-batch of
@@ -13,71 +13,26 @@ a step only.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 
-from olm_data.errors import UsageError, suggest
+from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.parallel.mesh import data_parallel_mesh
+from olm_train.parallel.config import DTYPES, DataParallelConfig
+from olm_train.parallel.mesh import shard_mesh
 from olm_train.world import World
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class DataParallelType(StrEnum):
-    """How the processes of a data-parallel group share the weights."""
-
-    fsdp = "fsdp"
-    """Weights, gradients and optimiser state are cut over the processes (FSDP2)."""
-    ddp = "ddp"
-    """Each process holds all of them (DistributedDataParallel)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataParallelConfig:
-    """Data parallelism and its precision.
-
-    Attributes:
-        name: the strategy; without effect on one process.
-        param_dtype: dtype the blocks compute in, "bfloat16" or "float32". Master weights and
-            optimiser state are fp32 in any case.
-        reduce_dtype: dtype FSDP2 sums gradients over processes in. DDP sums fp32 gradients.
-    """
-
-    name: DataParallelType = DataParallelType.fsdp
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
-    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        names = [member.value for member in DataParallelType]
-        if self.name not in names:
-            raise UsageError(
-                f"unknown data-parallel strategy {self.name!r}",
-                where="train_module.dp_config.name",
-                fix=suggest(self.name, names),
-            )
-        object.__setattr__(self, "name", DataParallelType(self.name))
-        for field in ("param_dtype", "reduce_dtype"):
-            if getattr(self, field) not in DTYPES:
-                raise UsageError(
-                    f"dp_config.{field}: unknown dtype {getattr(self, field)!r}",
-                    where=f"train_module.dp_config.{field}",
-                    fix=suggest(str(getattr(self, field)), DTYPES),
-                )
-        if self.name is DataParallelType.ddp and self.reduce_dtype != "float32":
-            raise UsageError(
-                "dp_config.reduce_dtype has no effect with ddp, which sums fp32 gradients",
-                where="train_module.dp_config.reduce_dtype",
-                fix="leave it out, or use name: fsdp",
-            )
 
 
 def parallelize(
@@ -97,8 +52,17 @@ def parallelize(
         The module to call: DDP's wrapper with ddp, else `model` itself.
 
     Raises:
-        UsageError: the attention back-end cannot train here.
+        UsageError: the configuration does not fit the world, or the attention back-end cannot
+            train here.
     """
+    if world.size > 1:
+        config.check(world.size, world.nodes)
+    elif config.cpu_offload:
+        raise UsageError(
+            "dp_config.cpu_offload has no effect on one rank, where nothing is wrapped",
+            where="train_module.dp_config.cpu_offload",
+            fix="start at least two ranks, or leave it out",
+        )
     model.compute_dtype = DTYPES[config.param_dtype]
     model.require_attention(world.device, model.compute_dtype, training=True)
     if compile_model:
@@ -106,11 +70,11 @@ def parallelize(
             # The forward function and not the module: FSDP's hooks stay outside the graph and
             # parameter names stay as they are.
             block.forward = torch.compile(block.forward, dynamic=False)
-    if world.size > 1 and config.name is DataParallelType.fsdp:
+    if world.size > 1 and config.shards:
         _fully_shard(model, config, world)
-    model.to_empty(device=world.device)
+    model.to_empty(device="cpu" if config.cpu_offload else world.device)
     init_parameters(model, seed)
-    if world.size > 1 and config.name is DataParallelType.ddp:
+    if world.size > 1 and not config.shards:
         return _replicate(model, world)
     return model
 
@@ -119,7 +83,8 @@ def parallelize(
 def gradient_sync(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Around forward and backward of one micro-batch: exchange gradients only if it is the last.
 
-    Until then each process sums its own, in fp32.
+    Until then each process sums its own, in fp32. With HSDP that holds for both exchanges, the
+    reduce-scatter inside a replica and the all-reduce between replicas.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
@@ -150,10 +115,22 @@ def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> No
         # Rotary tables and masks enter the blocks as they are.
         cast_forward_inputs=False,
     )
-    mesh = data_parallel_mesh(world)
+    mesh = shard_mesh(world, *config.degrees(world.size, world.nodes))
+    offload = OffloadPolicy()
+    if config.cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=config.reshard_after_forward,
+        )
+    # The root's own parameters, embeddings and head, stay whole from forward to backward.
+    fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    if config.prefetch_factor:
+        _prefetch(model.blocks, config.prefetch_factor)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # A plain sum. Forcing sum-type collectives keeps PREMUL_SUM out, which gloo lacks.
@@ -161,11 +138,35 @@ def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> No
             module.set_force_sum_reduction_for_comms(True)
 
 
+def _prefetch(modules: nn.ModuleList, factor: int) -> None:
+    """Have each block ask for the weights of the `factor` blocks that compute after it."""
+    blocks: list[Any] = list(modules)  # FSDPModules; its setters are typed for lists of just those
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + factor])
+        before = blocks[max(0, i - factor) : i]
+        block.set_modules_to_backward_prefetch(before[::-1])
+
+
 def _replicate(model: Decoder, world: World) -> DistributedDataParallel:
     device_ids = None if world.device.index is None else [world.device.index]
     wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
     wrapped.register_comm_hook(dist.group.WORLD, _sum_hook)
+    _settle_buckets(wrapped, model)
     return wrapped
+
+
+def _settle_buckets(wrapped: DistributedDataParallel, model: Decoder) -> None:
+    """Have DDP lay out its buckets now, by a backward pass that adds nothing.
+
+    DDP orders gradients anew after its first backward pass, and the order in which ranks are
+    summed depends on a gradient's place in its bucket. So without this the first step after a
+    resume would round differently from the same step of an undisturbed run.
+    """
+    # Gradients become ready in the reverse of this order, which is that of a real backward pass.
+    vars(model)["forward"] = lambda: torch.stack([p.sum() for p in model.parameters()]).sum() * 0
+    wrapped().backward()
+    del vars(model)["forward"]
+    model.zero_grad(set_to_none=True)
 
 
 def _sum_hook(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,4 +1,7 @@
-"""Device meshes over the processes of a run. One dimension for now: data-parallel, "dp"."""
+"""Device meshes over the processes of a run, with OLMo-core's names of their dimensions.
+
+fsdp: ("dp_shard",)          hsdp: ("dp_replicate", "dp_shard"), a replica's ranks side by side
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from olm_train.world import World
 
+REPLICATE = "dp_replicate"
+SHARD = "dp_shard"
 
-def data_parallel_mesh(world: World) -> DeviceMesh:
-    """The mesh over all ranks that FSDP2 cuts parameters over; one dimension, "dp"."""
-    return init_device_mesh(world.device.type, (world.size,), mesh_dim_names=("dp",))
+
+def shard_mesh(world: World, replicas: int, shards: int) -> DeviceMesh:
+    """The mesh FSDP2 cuts parameters over: one dimension with a single replica, else two."""
+    if replicas == 1:
+        return init_device_mesh(world.device.type, (shards,), mesh_dim_names=(SHARD,))
+    return init_device_mesh(
+        world.device.type, (replicas, shards), mesh_dim_names=(REPLICATE, SHARD)
+    )

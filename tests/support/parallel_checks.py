@@ -38,6 +38,8 @@ def all_checks(folder: str) -> dict[str, Any]:
     """Run every check on this rank; `folder` holds a checkpoint of one rank, and gets ours."""
     world = World(rank=dist.get_rank(), size=dist.get_world_size())
     results: dict[str, Any] = {}
+    replicas = build("hsdp", world=world, sharing={"num_replicas": 2})
+    results["hsdp", "uneven"] = train(replicas, MICRO_BATCHES["uneven"])
     for strategy in ("fsdp", "ddp"):
         for name, rows in MICRO_BATCHES.items():
             results[strategy, name] = train(build(strategy, world=world), rows)
@@ -54,23 +56,31 @@ def all_checks(folder: str) -> dict[str, Any]:
     return results
 
 
-class _Traffic(TorchDispatchMode):
-    """Counts collectives by the name of their operator."""
+class Traffic(TorchDispatchMode):
+    """Counts collectives by the name of their operator; `order` gets the names one by one.
 
-    def __init__(self) -> None:
+    An all-gather is named with the number of ranks it is over.
+    """
+
+    def __init__(self, order: list[str] | None = None) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self._order = [] if order is None else order
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if "c10d" in func.namespace:
-            self.calls[func._opname] += 1
+            name = func._opname
+            if name == "_allgather_base_":
+                name += f" of {args[0].numel() // args[1].numel()}"
+            self.calls[name] += 1
+            self._order.append(name)
         return func(*args, **(kwargs or {}))
 
 
 def _traffic(strategy: str, world: World) -> dict[str, int]:
     """Collectives of one step of four micro-batches, by kind."""
     module = build(strategy, world=world)
-    with _Traffic() as traffic:
+    with Traffic() as traffic:
         module.train_step(micro_batches(1, [1, 1, 1, 1], world), 1, 6)
     return dict(traffic.calls)
 

@@ -15,7 +15,7 @@ from olm_train.data.batch import Batch
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import CosineWithWarmup
-from olm_train.parallel.apply import DataParallelConfig
+from olm_train.parallel.config import DataParallelConfig
 from olm_train.train_module import TransformerTrainModule, TransformerTrainModuleConfig
 from olm_train.world import World
 
@@ -44,14 +44,19 @@ def build(
     world: World | None = None,
     model: DecoderConfig = MODEL,
     param_dtype: Any = "float32",
+    sharing: dict[str, Any] | None = None,
     **options: Any,
 ) -> TransformerTrainModule:
-    """A small train module with a warm-up, a cosine and a large rate."""
+    """A small train module with a warm-up, a cosine and a large rate; `sharing` of its ranks."""
     defaults: dict[str, Any] = {
         "rank_microbatch_size": 32,
         "optim": AdamWConfig(lr=1e-2),
         "scheduler": CosineWithWarmup(warmup=2),
-        "dp_config": DataParallelConfig(name=strategy, param_dtype=param_dtype),  # type: ignore[arg-type]
+        "dp_config": DataParallelConfig(
+            name=strategy,  # type: ignore[arg-type]
+            param_dtype=param_dtype,
+            **(sharing or {}),
+        ),
     }
     config = TransformerTrainModuleConfig(**{**defaults, **options})
     return config.build(model, seed=5, world=world)

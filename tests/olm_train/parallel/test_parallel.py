@@ -17,11 +17,12 @@ from support.training import MODEL, ROWS, Run, build, digest, full, micro_batche
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
-from olm_train.parallel.apply import DataParallelConfig
+from olm_train.parallel.config import DataParallelConfig
 
 pytestmark = pytest.mark.xdist_group("parallel")  # its fixtures are made once
 
 STRATEGIES = ["fsdp", "ddp"]
+RUNS = [(name, cut) for name in STRATEGIES for cut in sorted(MICRO_BATCHES)] + [("hsdp", "uneven")]
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +44,14 @@ def ranks(folder: Path) -> list[dict[Any, Any]]:
     return run_ranks(all_checks, 2, str(folder))
 
 
-@pytest.mark.parametrize("cut", sorted(MICRO_BATCHES))
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "cut"), RUNS)
 def test_first_weights_are_the_same_bits(
     strategy: str, cut: str, single: Run, ranks: list[dict[Any, Run]]
 ) -> None:
     assert {rank[strategy, cut].initial for rank in ranks} == {single.initial}
 
 
-@pytest.mark.parametrize("cut", sorted(MICRO_BATCHES))
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "cut"), RUNS)
 def test_losses_norms_and_weights_follow_those_of_one_rank(
     strategy: str, cut: str, single: Run, ranks: list[dict[Any, Run]]
 ) -> None:
@@ -174,11 +173,12 @@ def test_nothing_is_wrapped_at_world_size_one(strategy: str) -> None:
     [
         ({"name": "fdsp"}, "fsdp"),
         ({"param_dtype": "bfloat"}, "bfloat16"),
-        ({"name": "ddp", "reduce_dtype": "bfloat16"}, "no effect"),
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(options: dict[str, Any], near: str) -> None:
+def test_misspelled_options_are_refused_with_the_nearest_name(
+    options: dict[str, Any], near: str
+) -> None:
     with pytest.raises(UsageError) as refusal:
         DataParallelConfig(**options)
     assert near in str(refusal.value)

@@ -1,0 +1,172 @@
+"""How ranks share the work: the options of data parallelism, checked before anything is built.
+
+    dp_config of train.yaml -> DataParallelConfig -> degrees(world) -> apply.parallelize
+
+Pure: no process group, no device. Names are those of OLMo-core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import torch
+
+from olm_data.errors import UsageError, suggest
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class DataParallelType(StrEnum):
+    """How the processes of a data-parallel group share the weights."""
+
+    fsdp = "fsdp"
+    """Weights, gradients and optimiser state are cut over all processes (FSDP2)."""
+    hsdp = "hsdp"
+    """They are cut over groups of processes; each group holds a whole replica."""
+    ddp = "ddp"
+    """Each process holds all of them (DistributedDataParallel)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelConfig:
+    """Data parallelism and its precision.
+
+    Nothing is wrapped on one rank: there only `param_dtype` has an effect.
+
+    Attributes:
+        name: the strategy.
+        param_dtype: dtype the blocks compute in, "bfloat16" or "float32". Master weights and
+            optimiser state are fp32 in any case.
+        reduce_dtype: dtype FSDP2 sums gradients over processes in. DDP sums fp32 gradients.
+        num_replicas: hsdp: number of replicas; default: one on each machine.
+        shard_degree: hsdp: ranks a replica is cut over; default: the ranks of a machine.
+        reshard_after_forward: fsdp, hsdp: true: the weights of a block are freed after its
+            forward pass and gathered again for its backward pass; false: kept in between, more
+            memory and a third less exchange; a number: kept cut over so many ranks.
+        prefetch_factor: fsdp, hsdp: blocks whose weights are asked for while another one
+            computes; 0: the one that comes next, as late as that works.
+        cpu_offload: fsdp, hsdp: weights, gradients and optimiser state live in the host's memory,
+            where the optimiser steps.
+    """
+
+    name: DataParallelType = DataParallelType.fsdp
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    num_replicas: int | None = None
+    shard_degree: int | None = None
+    reshard_after_forward: bool | int = True
+    prefetch_factor: int = 0
+    cpu_offload: bool = False
+
+    def __post_init__(self) -> None:
+        names = [member.value for member in DataParallelType]
+        if self.name not in names:
+            raise UsageError(
+                f"unknown data-parallel strategy {self.name!r}",
+                where="train_module.dp_config.name",
+                fix=suggest(self.name, names),
+            )
+        object.__setattr__(self, "name", DataParallelType(self.name))
+        for field in ("param_dtype", "reduce_dtype"):
+            if getattr(self, field) not in DTYPES:
+                raise UsageError(
+                    f"dp_config.{field}: unknown dtype {getattr(self, field)!r}",
+                    where=f"train_module.dp_config.{field}",
+                    fix=suggest(str(getattr(self, field)), DTYPES),
+                )
+        self._refuse_useless()
+        for field, least in (("num_replicas", 1), ("shard_degree", 1), ("prefetch_factor", 0)):
+            value = getattr(self, field)
+            if value is not None and value < least:
+                raise UsageError(
+                    f"dp_config.{field} is at least {least}, not {value}",
+                    where=f"train_module.dp_config.{field}",
+                )
+        keep = self.reshard_after_forward
+        if not isinstance(keep, bool) and keep < 2:
+            raise UsageError(
+                f"dp_config.reshard_after_forward: {keep} is no number of ranks to cut over",
+                where="train_module.dp_config.reshard_after_forward",
+                fix="use false to keep the weights whole, true to free them",
+            )
+
+    @property
+    def shards(self) -> bool:
+        """Whether the weights are cut at all."""
+        return self.name is not DataParallelType.ddp
+
+    def degrees(self, world_size: int, nodes: int = 1) -> tuple[int, int]:
+        """Return (replicas, ranks each is cut over) for a run; their product is `world_size`.
+
+        Args:
+            world_size: ranks of the run.
+            nodes: machines they are on, as many on each.
+
+        Raises:
+            UsageError: the degrees of this configuration do not fit the world.
+        """
+        if self.name is DataParallelType.ddp:
+            return world_size, 1
+        if self.name is DataParallelType.fsdp:
+            return 1, world_size
+        replicas, shards = self.num_replicas, self.shard_degree
+        for field, degree in (("num_replicas", replicas), ("shard_degree", shards)):
+            if degree is not None and world_size % degree:
+                raise UsageError(
+                    f"dp_config.{field} {degree} does not divide the {world_size} ranks",
+                    where=f"train_module.dp_config.{field}",
+                    fix=f"one of {', '.join(map(str, divisors(world_size)))}",
+                )
+        if replicas is None:
+            replicas = world_size // shards if shards else nodes
+        shards = shards or world_size // replicas
+        if replicas * shards != world_size:
+            raise UsageError(
+                f"{replicas} replicas of {shards} ranks are not {world_size} ranks",
+                where="train_module.dp_config",
+                fix="give num_replicas or shard_degree alone; the other one follows",
+            )
+        return replicas, shards
+
+    def check(self, world_size: int, nodes: int = 1) -> None:
+        """Check the options against a world of more than one rank.
+
+        Raises:
+            UsageError: they do not fit.
+        """
+        _, shards = self.degrees(world_size, nodes)
+        keep = self.reshard_after_forward
+        if not isinstance(keep, bool) and shards % keep:
+            raise UsageError(
+                f"dp_config.reshard_after_forward {keep} does not divide the {shards} ranks that "
+                "a replica is cut over",
+                where="train_module.dp_config.reshard_after_forward",
+                fix=f"one of {', '.join(map(str, divisors(shards)[1:]))}, true or false",
+            )
+
+    def _refuse_useless(self) -> None:
+        """Refuse options that the strategy would pass over."""
+        own = {
+            DataParallelType.ddp: (
+                *("reduce_dtype", "num_replicas", "shard_degree", "reshard_after_forward"),
+                *("prefetch_factor", "cpu_offload"),
+            ),
+            DataParallelType.fsdp: ("num_replicas", "shard_degree"),
+            DataParallelType.hsdp: (),
+        }
+        for field in own[self.name]:
+            value = getattr(self, field)
+            if value != type(self).__dataclass_fields__[field].default:
+                why = ", which sums fp32 gradients" if field == "reduce_dtype" else ""
+                raise UsageError(
+                    f"dp_config.{field} has no effect with {self.name}{why}",
+                    where=f"train_module.dp_config.{field}",
+                    fix=f"leave it out, or use name: {'hsdp' if self.shards else 'fsdp'}",
+                )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number, ascending."""
+    return [n for n in range(1, number + 1) if number % n == 0]

@@ -1,0 +1,73 @@
+"""The options of data parallelism: degrees that cover the world, nothing without effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.training import build
+
+from olm_data.errors import UsageError
+from olm_train.config import Values, parse
+from olm_train.parallel.config import DataParallelConfig, DataParallelType, divisors
+
+FSDP, HSDP, DDP = (getattr(DataParallelType, name) for name in ("fsdp", "hsdp", "ddp"))
+
+
+@given(st.integers(1, 64), st.integers(1, 16), st.data())
+def test_replicas_times_shards_is_the_world(per_node: int, nodes: int, data: st.DataObject) -> None:
+    world = per_node * nodes
+    assert DataParallelConfig(name=DDP).degrees(world, nodes) == (world, 1)
+    assert DataParallelConfig(name=FSDP).degrees(world, nodes) == (1, world)
+    assert DataParallelConfig(name=HSDP).degrees(world, nodes) == (nodes, per_node)
+    one = data.draw(st.sampled_from(divisors(world)))
+    other = world // one
+    for options in (
+        {"num_replicas": one},
+        {"shard_degree": other},
+        {"num_replicas": one, "shard_degree": other},
+    ):
+        assert DataParallelConfig(name=HSDP, **options).degrees(world, nodes) == (one, other)
+
+
+@given(st.integers(1, 300))
+def test_divisors_are_all_of_them_ascending(number: int) -> None:
+    assert divisors(number) == sorted({d for d in range(1, number + 1) if number % d == 0})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"name": DDP, "reduce_dtype": "bfloat16"}, "reduce_dtype has no effect with ddp"),
+        ({"name": DDP, "cpu_offload": True}, "cpu_offload has no effect with ddp"),
+        ({"name": DDP, "reshard_after_forward": False}, "has no effect with ddp"),
+        ({"name": DDP, "prefetch_factor": 1}, "has no effect with ddp"),
+        ({"name": FSDP, "num_replicas": 2}, "num_replicas has no effect with fsdp"),
+        ({"name": FSDP, "shard_degree": 2}, "shard_degree has no effect with fsdp"),
+        ({"name": HSDP, "num_replicas": 0}, "at least 1"),
+        ({"name": FSDP, "prefetch_factor": -1}, "at least 0"),
+        ({"name": FSDP, "reshard_after_forward": 1}, "no number of ranks"),
+    ],
+    ids=str,
+)
+def test_options_that_do_nothing_or_cannot_be_are_refused(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as refusal:
+        DataParallelConfig(**options)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", [True, False, 4])
+def test_the_reshard_policy_is_true_false_or_a_number_in_yaml(value: bool | int) -> None:
+    config = parse(DataParallelConfig, Values({"reshard_after_forward": value}))
+    assert config.reshard_after_forward is value
+
+
+def test_offload_is_refused_on_one_rank_where_nothing_is_wrapped() -> None:
+    with pytest.raises(UsageError) as refusal:
+        build("fsdp", sharing={"cpu_offload": True})
+    assert "no effect on one rank" in str(refusal.value)
+    assert "at least two ranks" in str(refusal.value)

@@ -1,0 +1,124 @@
+"""Four ranks under DDP, FSDP2 and HSDP: the run of one rank, resumed to the bit, sparing traffic.
+
+All checks of four ranks run in one launch (support/four_ranks.py); two ranks: test_parallel.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support.distributed import run_ranks
+from support.four_ranks import SAME_MATHS, STRATEGIES, all_checks
+from support.training import MODEL, ROWS, Run, build, digest, train
+
+pytestmark = pytest.mark.xdist_group("parallel")  # its fixtures are made once
+
+UNITS = MODEL.n_layers + 1
+"""What FSDP2 gathers and reduces at a time: each block, and the rest."""
+
+
+@pytest.fixture(scope="module")
+def single() -> Run:
+    return train(build(), [ROWS])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
+    return run_ranks(all_checks, 4, str(tmp_path_factory.mktemp("checkpoints")))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_four_ranks_start_from_the_bits_of_one_and_follow_it(
+    strategy: str, single: Run, ranks: list[dict[Any, Run]]
+) -> None:
+    runs = [rank[strategy] for rank in ranks]
+    assert {run.initial for run in runs} == {single.initial}
+    assert len({(*run.losses, *run.norms, digest(run.weights)) for run in runs}) == 1
+    assert runs[0].losses == pytest.approx(single.losses, rel=1e-5)
+    assert runs[0].norms == pytest.approx(single.norms, rel=1e-4)
+    for name, weight in single.weights.items():
+        torch.testing.assert_close(runs[0].weights[name], weight, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_run_of_four_ranks_goes_on_with_the_same_bits(
+    strategy: str, ranks: list[dict[Any, Run]]
+) -> None:
+    for rank in ranks:
+        straight, resumed = rank[strategy], rank[strategy, "resumed"]
+        assert resumed.initial != straight.initial
+        assert resumed.losses == straight.losses[3:]
+        assert resumed.norms == straight.norms[3:]
+        assert digest(resumed.weights) == digest(straight.weights)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_both_exchanges_of_hsdp_happen_at_the_last_micro_batch_only(
+    micro_batches: int, ranks: list[dict[Any, Any]]
+) -> None:
+    traffic = ranks[0]["hsdp", "traffic", micro_batches]
+    assert traffic["_reduce_scatter_base_"] == UNITS
+    # One for each unit of gradients between the replicas; counts and loss.
+    assert traffic["allreduce_"] == UNITS + 2
+    assert ranks[0]["fsdp", "traffic", micro_batches]["_reduce_scatter_base_"] == UNITS
+    assert ranks[0]["fsdp", "traffic", micro_batches]["allreduce_"] == 2
+    assert ranks[0]["ddp", "traffic", micro_batches] == {"allreduce_": 1 + 2}
+
+
+@pytest.mark.parametrize("name", SAME_MATHS)
+def test_reshard_policy_prefetch_and_offload_change_no_bit(
+    name: str, ranks: list[dict[Any, Any]]
+) -> None:
+    strategy, _ = SAME_MATHS[name]
+    for rank in ranks:
+        plain, run = rank[strategy], rank[name]
+        assert (run.losses, run.norms) == (plain.losses[:2], plain.norms[:2])
+
+
+def test_the_reshard_policy_decides_what_the_backward_pass_gathers(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    def gathers(key: Any) -> dict[str, int]:
+        return {name: n for name, n in ranks[0][key].items() if "gather" in name}
+
+    forward, backward = 2 * UNITS, 2 * MODEL.n_layers  # of two micro-batches
+    assert gathers(("fsdp", "traffic", 2)) == {"_allgather_base_ of 4": forward + backward}
+    assert gathers(("hsdp", "traffic", 2)) == {"_allgather_base_ of 2": forward + backward}
+    assert gathers(("keep", "traffic")) == {"_allgather_base_ of 2": forward}
+    assert gathers(("in twos", "traffic")) == {
+        "_allgather_base_ of 4": forward,
+        "_allgather_base_ of 2": backward,
+    }
+
+
+def test_prefetch_asks_for_a_blocks_weights_before_the_one_in_front_computes(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    def asked_before(name: str) -> list[int]:
+        """Gathers asked for before each block computes."""
+        events = ranks[0][name, "asked"]
+        blocks = [n for n, event in enumerate(events) if "block" in event]
+        return [n - i for i, n in enumerate(blocks)]
+
+    assert asked_before("offload") == [2, 3]  # the rest of the model, then block by block
+    assert asked_before("prefetch") == [3, 3]
+
+
+def test_a_replica_is_a_machine_unless_said_otherwise(ranks: list[dict[Any, Any]]) -> None:
+    assert ranks[0]["meshes"] == {
+        "default": ((2, 2), ("dp_replicate", "dp_shard")),
+        "four replicas": ((4, 1), ("dp_replicate", "dp_shard")),
+        "one replica": ((4,), ("dp_shard",)),
+    }
+
+
+def test_degrees_that_do_not_fit_the_ranks_are_refused_with_those_that_do(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    number, both, reshard = ranks[0]["refused"]
+    assert "num_replicas 3 does not divide the 4 ranks" in number
+    assert "one of 1, 2, 4" in number
+    assert "4 replicas of 4 ranks are not 4 ranks" in both
+    assert "reshard_after_forward 3 does not divide the 4 ranks" in reshard

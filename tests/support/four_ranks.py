@@ -1,0 +1,125 @@
+"""What each of four ranks does for tests/olm_train/parallel/test_matrix.py; results by name.
+
+One call for all of it: starting four processes is what costs time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from support.parallel_checks import Traffic
+from support.training import MODEL, Run, build, micro_batches, train
+
+from olm_data.errors import UsageError
+from olm_train.train_module import TransformerTrainModule
+from olm_train.world import World
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp": {},
+    "hsdp": {"num_replicas": 2},
+}
+SAME_MATHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "keep": ("hsdp", {"reshard_after_forward": False}),
+    "prefetch": ("hsdp", {"prefetch_factor": 2}),
+    "offload": ("hsdp", {"cpu_offload": True}),
+    "all": ("hsdp", {"reshard_after_forward": False, "prefetch_factor": 1, "cpu_offload": True}),
+    "in twos": ("fsdp", {"reshard_after_forward": 2}),
+}
+"""Options that change no bit of the result."""
+CUT = [1, 1]
+
+
+def all_checks(folder: str) -> dict[Any, Any]:
+    """Run every check on this rank; `folder` gets the checkpoints."""
+    # Two machines of two ranks each.
+    first = dist.get_rank() // 2 * 2
+    world = World(
+        rank=dist.get_rank(), size=dist.get_world_size(), neighbours=range(first, first + 2)
+    )
+    results: dict[Any, Any] = {}
+    for strategy, sharing in STRATEGIES.items():
+        module = build(strategy, world=world, sharing=sharing)
+        results[strategy], results[strategy, "resumed"] = _interrupted(module, Path(folder))
+        for cut in ([2], CUT):
+            results[strategy, "traffic", len(cut)] = _traffic(module, cut)
+    for name, (strategy, options) in SAME_MATHS.items():
+        sharing = STRATEGIES[strategy] | options
+        module = build(strategy, world=world, sharing=sharing)
+        results[name] = train(module, CUT, steps=[1, 2])
+        results[name, "traffic"] = _traffic(module, CUT)
+        results[name, "asked"] = _asked(module)
+    results["meshes"] = _meshes(world)
+    results["refused"] = _refused(world)
+    return results
+
+
+def _interrupted(module: TransformerTrainModule, folder: Path) -> tuple[Run, Run]:
+    """A run with a checkpoint after the third step, and what a new module makes of the rest."""
+    run = train(module, CUT, steps=[1, 2, 3])
+    place = folder / module.config.dp_config.name
+    dcp.save(module.state_dict(), checkpoint_id=place)
+    rest = train(module, CUT, steps=[4, 5, 6])
+    run.losses += rest.losses
+    run.norms += rest.norms
+    run.weights = rest.weights
+    module = TransformerTrainModule(module.config, MODEL, seed=6, world=module.world)
+    state = module.state_dict()
+    dcp.load(state, checkpoint_id=place)
+    module.load_state_dict(state)
+    return run, train(module, CUT, steps=[4, 5, 6])
+
+
+def _traffic(module: TransformerTrainModule, cut: list[int]) -> dict[str, int]:
+    """Collectives of a step that is not the first, by kind."""
+    with Traffic() as traffic:
+        module.train_step(micro_batches(2, cut, module.world), 2, 6)
+    return dict(traffic.calls)
+
+
+def _asked(module: TransformerTrainModule) -> list[str]:
+    """Order in which a forward pass asks for weights, of how many ranks, and computes blocks."""
+    (batch,) = micro_batches(1, [2], module.world)
+    events: list[str] = []
+    handles = [
+        block.attention.register_forward_pre_hook(lambda *_, i=i: events.append(f"block {i}"))
+        for i, block in enumerate(module.model.blocks)
+    ]
+    with Traffic(events):
+        module.eval_batch(batch)
+    for handle in handles:
+        handle.remove()
+    return [event for event in events if "gather" in event or "block" in event]
+
+
+def _meshes(world: World) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Shape and names of the mesh under each way to say hsdp; two machines of two ranks."""
+    ways: dict[str, dict[str, Any]] = {
+        "default": {},
+        "four replicas": {"num_replicas": 4},
+        "one replica": {"shard_degree": 4},
+    }
+    meshes = {}
+    for name, sharing in ways.items():
+        module = build("hsdp", world=world, sharing=sharing)
+        mesh = module.model.embeddings.weight.device_mesh
+        meshes[name] = (tuple(mesh.shape), mesh.mesh_dim_names)
+    return meshes
+
+
+def _refused(world: World) -> list[str]:
+    """What is said of degrees that four ranks cannot have."""
+    said = []
+    for strategy, sharing in (
+        ("hsdp", {"num_replicas": 3}),
+        ("hsdp", {"num_replicas": 4, "shard_degree": 4}),
+        ("fsdp", {"reshard_after_forward": 3}),
+    ):
+        try:
+            build(strategy, world=world, sharing=sharing)
+        except UsageError as error:
+            said.append(str(error))
+    return said
