@@ -16,14 +16,19 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from olm_data.errors import OlmError, UsageError
+from olm_train.check_in import check_in
 
 Result = TypeVar("Result")
+
+START_TIMEOUT = timedelta(minutes=30)
+"""Machines of a large job come up minutes apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +52,18 @@ class World:
     exchange_group: dist.ProcessGroup | None = None
 
     @classmethod
-    def start(cls) -> World:
+    def start(cls, *, timeout: timedelta = START_TIMEOUT) -> World:
         """Join the run described by torchrun's environment; alone without it.
 
         CUDA and nccl where this machine has a CUDA device, else CPU and gloo.
 
+        Args:
+            timeout: the longest wait for the other ranks.
+
         Raises:
-            UsageError: there are CUDA devices, but fewer than local processes.
+            UsageError: there are CUDA devices, but fewer than local processes; or the ranks are not
+                each there once.
+            ResourceError: ranks did not come in time.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         device = _device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -61,7 +71,12 @@ class World:
             torch.cuda.set_device(device)
         if size == 1:
             return cls(device=device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=check_in(rank, size, timeout),
+            rank=rank,
+            world_size=size,
+        )
         return cls(
             rank=rank,
             size=size,

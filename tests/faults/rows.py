@@ -156,7 +156,10 @@ ROWS: dict[int, Row] = {
     ),
     43: Row("credentials in URLs or the environment", "in no output, file or error"),
     44: Row("weights that cannot be drawn", "refused when planned, with numbers and two fixes"),
-    45: Row("ranks are missing, doubled, or disagree on their number", "refused at start", LATER),
+    45: Row(
+        "ranks are missing, doubled, or disagree on their number",
+        "refused at start by all, with the ranks",
+    ),
     46: Row(
         "ranks have different seeds, configurations or locks",
         "refused at start, on every rank, with the ranks that differ and in what",

@@ -1,0 +1,120 @@
+"""The ranks of a run find each other: each exactly once, all of one world size, or none goes on.
+
+    MASTER_ADDR, MASTER_PORT -> TCP store -> "rank r is here" -> all here -> process group
+                                               twice | another world size | not in time -> refused
+
+torch's own rendezvous counts processes: with a rank started twice, or with one missing, it waits
+until a timeout that names nobody. Never: wait without an end, or read more of the environment than
+torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from olm_data.errors import ResourceError, UsageError
+
+FAREWELL = timedelta(seconds=10)
+"""How long the rank that hosts the store stays for the others to read why they are refused."""
+
+_OUTCOME, _ALL_HERE = "outcome", b"all here"
+
+
+def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
+    """Wait for all ranks of the run; return the store they met at.
+
+    Args:
+        rank, size: what this process was told.
+        timeout: the longest wait for the others.
+
+    Raises:
+        UsageError: a rank is there twice, has no place in the run, or was told another world size.
+        ResourceError: ranks did not come in time (their numbers are named), or the meeting place
+            cannot be reached.
+    """
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    if not 0 <= rank < size:
+        raise UsageError(
+            f"this process was told to be rank {rank} of {size}",
+            where="RANK, WORLD_SIZE",
+            fix="number the processes from 0; torchrun does so",
+        )
+    hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store: dist.Store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            world_size=size,
+            is_master=hosts,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise ResourceError(
+            f"rank {rank} cannot open the meeting place {place}"
+            if hosts
+            else f"rank {rank} cannot reach the meeting place {place}",
+            where="MASTER_ADDR, MASTER_PORT",
+            why=str(error).split("\n")[0],
+            fix="rank 0 may run twice, or another run may use the port: choose a free one"
+            if hosts
+            else "start rank 0 on that machine, and look at its message",
+        ) from error
+    met = dist.PrefixStore("check-in", store)
+    number = met.add("processes", 1)
+    problem = _arrive(met, rank, size)
+    if problem:
+        met.compare_set(_OUTCOME, "", problem)
+    try:
+        met.wait([_OUTCOME], timeout)
+    except dist.DistStoreError as error:
+        missing = [str(r) for r in range(size) if not met.check([_rank(r)])]
+        _leave(met, number, met.add("processes", 0) if hosts else 0)
+        shown = ", ".join(missing[:16]) + (", ..." if len(missing) > 16 else "")
+        raise ResourceError(
+            f"{len(missing)} of {size} ranks did not come within {timeout.total_seconds():g} s: "
+            f"{shown}",
+            where=place,
+            fix="look at the messages of these ranks, and whether their machines reach this one",
+        ) from error
+    outcome = bytes(met.get(_OUTCOME))
+    if not problem and outcome == _ALL_HERE:
+        return dist.PrefixStore("run", store)
+    _leave(met, number, max(size, met.add("processes", 0)) if hosts else 0)
+    raise UsageError(
+        problem or outcome.decode(),
+        where="RANK, WORLD_SIZE",
+        why="ranks would train on the same rows, or wait for each other for ever",
+        fix="start each rank once, all with the same world size; torchrun does so",
+    )
+
+
+def _arrive(met: dist.Store, rank: int, size: int) -> str | None:
+    """Sign in; return what is wrong with this rank."""
+    told = bytes(met.compare_set("size", "", str(size))).decode()
+    if told != str(size):
+        return f"rank {rank} was told of {size} ranks, another one of {told}"
+    if met.add(_rank(rank), 1) > 1:
+        return f"rank {rank} was started twice"
+    if met.add("here", 1) == size:
+        met.compare_set(_OUTCOME, "", _ALL_HERE.decode())
+    return None
+
+
+def _leave(met: dist.Store, number: int, others: int) -> None:
+    """Say that process `number` knows why it must go; wait until processes 1..`others` know, too.
+
+    Whoever hosts the store waits, or nobody could read it. One that died will not say so.
+    """
+    met.set(f"left {number}", "")
+    with contextlib.suppress(dist.DistStoreError):
+        met.wait([f"left {n}" for n in range(1, others + 1)], FAREWELL)
+
+
+def _rank(rank: int) -> str:
+    return f"rank {rank}"
