@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,11 @@ import torch
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import CONFIG, LOCK, folder_name
-from olm_train.config import Values, parse
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
+from olm_train.checkpoint.manifest import LOCK, MANIFEST, folder_name
+from olm_train.checkpoint.weights import load_model
+from olm_train.model.decoder import Decoder
 from olm_train.world import World
-
-
-def load_model(checkpoint: Checkpoint) -> Decoder:
-    """Return the model of a checkpoint on the CPU, in fp32, without its optimiser."""
-    config = parse(DecoderConfig, Values(checkpoint.read_json(CONFIG), file=CONFIG), ("model",))
-    # Every back-end computes the same function of the weights; this one runs in fp32 on a CPU.
-    model = replace(config, attention="sdpa").build(dtype=torch.float32)
-    tensors = {"model": {name: value.data for name, value in model.named_parameters()}}
-    checkpoint.load_tensors(tensors, World())
-    return model.eval()
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> tuple[Any, Lock]:
@@ -111,7 +100,7 @@ def sample(
 
 
 def generate(
-    save_folder: Path,
+    save_folder: str,
     prompt: str,
     *,
     checkpoint: str = "latest",
@@ -150,35 +139,28 @@ def generate(
         "prompt": prompt,
         "text": tokenizer.decode(new, skip_special_tokens=False),
         "ids": new,
-        "checkpoint": found.folder.name,
+        "checkpoint": found.name,
         "temperature": temperature,
         "top_k": top_k,
         "seed": seed,
     }
 
 
-def _find(save_folder: Path, name: str) -> Checkpoint:
+def _find(save_folder: str, name: str) -> Checkpoint:
     if name == "latest":
-        found = newest_checkpoint(save_folder, World(), lambda error: click.echo(error, err=True))
-        if found is None:
-            raise InputError(
-                "there is no checkpoint",
-                where=str(save_folder),
-                fix="give the trainer.save_folder of a run that has saved one",
-            )
-        return found
-    folder = save_folder / (folder_name(int(name)) if name.isdigit() else name)
-    if not folder.is_dir():
+        return find_checkpoint(save_folder, World(), lambda error: click.echo(error, err=True))
+    place = f"{save_folder}/{folder_name(int(name)) if name.isdigit() else name}"
+    if not Store(place).exists(MANIFEST):
         raise InputError(
             f"there is no checkpoint {name}",
-            where=str(save_folder),
+            where=save_folder,
             fix="give a step, a folder name such as step00000100, or latest",
         )
-    return open_checkpoint(folder, World())
+    return open_checkpoint(place, World())
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("save_folder", type=click.Path(path_type=Path))
+@click.argument("save_folder")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option("--prompt", default="", help="Text to continue; empty: a new document.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=100, show_default=True)
@@ -187,7 +169,7 @@ def _find(save_folder: Path, name: str) -> Checkpoint:
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Also write a JSON file.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(save_folder: Path, output: Path | None, debug: bool, **options: Any) -> None:
+def main(save_folder: str, output: Path | None, debug: bool, **options: Any) -> None:
     """Sample text from a run's newest checkpoint.
 
     \b

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
+from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.callbacks.console_logger import ConsoleLoggerConfig
@@ -19,7 +20,7 @@ from olm_train.callbacks.evaluator import LMEvaluatorConfig
 from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
 from olm_train.callbacks.metric_saver import MetricSaverConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
-from olm_train.checkpoint.resume import LoadStrategy
+from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
 from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
@@ -138,33 +139,55 @@ class TrainerConfig:
     """The loop.
 
     Attributes:
-        save_folder: folder of the run: checkpoints, metrics.jsonl, config.json.
+        save_folder: folder of the run, local or `s3://`: checkpoints, metrics.jsonl, config.json.
+        work_dir: local folder of the logs, and of files on their way to a remote save folder;
+            default: the save folder, for a remote one `~/.cache/olm/runs/BUCKET/PREFIX`.
         max_duration: length of the run and of the learning-rate schedule; default: the whole lock.
         hard_stop: stop there already, on the schedule of max_duration.
         metrics_collect_interval: steps between reads of the metrics from the device.
         load_strategy: `if_available`, `always` or `never` go on from a checkpoint.
+        load_path: checkpoint, save folder of a run, or exported weights to begin with where the
+            save folder has no checkpoint yet.
+        load_trainer_state: from load_path, take step, data position and callbacks' state too.
+        load_optim_state: from load_path, take the optimiser's state too.
         callbacks: what happens around the steps.
     """
 
     save_folder: FilePath
+    work_dir: FilePath | None = None
     max_duration: Duration | None = None
     hard_stop: Duration | None = None
     metrics_collect_interval: int = 5
     load_strategy: LoadStrategy = LoadStrategy.if_available
+    load_path: FilePath | None = None
+    load_trainer_state: bool = True
+    load_optim_state: bool = True
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
-        if "://" in self.save_folder:
+        if is_remote(self.save_folder):
+            Store(self.save_folder)  # refuses other kinds of storage
+        if is_remote(self.work_dir or ""):
             raise UsageError(
-                f"save_folder {self.save_folder} is remote; runs are kept on a local disk",
-                where="trainer.save_folder",
-                fix="give a folder on a file system that all ranks see",
+                f"work_dir {self.work_dir} is remote",
+                where="trainer.work_dir",
+                fix="give a folder on a local disk",
             )
+        self.load_policy()
         if self.metrics_collect_interval < 1:
             raise UsageError(
                 f"metrics_collect_interval is at least 1, not {self.metrics_collect_interval}",
                 where="trainer.metrics_collect_interval",
             )
+
+    def load_policy(self) -> LoadPolicy:
+        """Return where the run begins."""
+        return LoadPolicy(
+            strategy=self.load_strategy,
+            path=self.load_path,
+            trainer_state=self.load_trainer_state,
+            optim_state=self.load_optim_state,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +258,11 @@ class RunConfig:
             train_module=module,
             data_loader=loader,
             save_folder=trainer.save_folder,
+            work_dir=trainer.work_dir,
             max_duration=trainer.max_duration,
             hard_stop=trainer.hard_stop,
             metrics_collect_interval=trainer.metrics_collect_interval,
-            load_strategy=trainer.load_strategy,
+            load=trainer.load_policy(),
             callbacks=trainer.callbacks.build(),
             config=self.as_dict(),
         )

@@ -19,12 +19,14 @@ from typing import Any
 
 from olm_data.errors import ConflictError, OlmError, UsageError
 from olm_data.mixture.skip import clip_ranges
-from olm_data.storage.store import Store
+from olm_data.storage.disk import write_durable
+from olm_data.storage.store import Store, absolute
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
-from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind, write_durably
-from olm_train.checkpoint.resume import LoadStrategy, restore
-from olm_train.checkpoint.save import save_checkpoint
+from olm_train.checkpoint.logs import default_work_dir, fetch_logs, run_logs
+from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind
+from olm_train.checkpoint.resume import LoadPolicy, restore
+from olm_train.checkpoint.save import Contents
 from olm_train.config import as_dict
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
@@ -39,11 +41,13 @@ class Trainer:
     Args:
         train_module: model, loss and optimiser.
         data_loader: rows of a mixture lock, for this rank.
-        save_folder: the run's folder: checkpoints, metrics. One run at a time.
+        save_folder: the run's folder: checkpoints, metrics; local or `s3://`. One run at a time.
+        work_dir: local folder of the metrics and of files on their way to a remote save folder;
+            default: the save folder, for a remote one a folder below ~/.cache/olm/runs.
         max_duration: length of the run, and of the learning-rate schedule; default: the whole lock.
         hard_stop: stop there already, on the schedule of `max_duration`.
         metrics_collect_interval: steps between reads of the metrics from the device.
-        load_strategy: what to do with checkpoints in `save_folder`.
+        load: where to begin: with checkpoints in `save_folder`, or with another run's.
         callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
             checkpointer are added unless one of that class, or None under that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
@@ -52,6 +56,7 @@ class Trainer:
         step: optimiser steps done.
         max_steps, stop_step: length of the schedule; step at which this run ends.
         resumed: whether `fit` went on from a checkpoint.
+        origin: path, step and digest of the checkpoint of another run that this one began with.
         checkpoints: kind of each checkpoint in the save folder, by step.
 
     Raises:
@@ -64,18 +69,20 @@ class Trainer:
         train_module: TransformerTrainModule,
         data_loader: DataLoader,
         save_folder: str | Path,
+        work_dir: str | Path | None = None,
         max_duration: Duration | None = None,
         hard_stop: Duration | None = None,
         metrics_collect_interval: int = 5,
-        load_strategy: LoadStrategy = LoadStrategy.if_available,
+        load: LoadPolicy | None = None,
         callbacks: Mapping[str, Callback | None] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.train_module, self.data_loader = train_module, data_loader
         self.world = train_module.world
-        self.save_folder = Path(save_folder)
+        self.save_folder = absolute(str(save_folder))
+        self.work_dir = Path(work_dir or default_work_dir(self.save_folder))
         self.metrics_collect_interval = metrics_collect_interval
-        self.load_strategy = load_strategy
+        self.load_policy = load or LoadPolicy()
         self.config = {"model": as_dict(train_module.model.config), **(config or {})}
         self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
         # A warm-up that does not fit is refused now and not after the first batch.
@@ -86,6 +93,7 @@ class Trainer:
             callback.trainer = self
         self.step = 0
         self.resumed = False
+        self.origin: dict[str, Any] | None = None
         self.checkpoints: dict[int, Kind] = {}
         self.paused_seconds = 0.0
         self._buffer = MetricsBuffer()
@@ -103,13 +111,14 @@ class Trainer:
             ConflictError: another process trains into this folder, or `never` found a checkpoint.
         """
         with self._exclusive(), self._preemption:
+            fetch_logs(self.save_folder, self.work_dir, self.world)
             restore(self)
             if self.step >= self.stop_step:
                 self.say(f"already finished at step {self.step:,}: nothing to do")
                 return
             if self.main:
                 plain = json.dumps(self.config, indent=1).encode() + b"\n"
-                write_durably(self.save_folder / CONFIG, plain)
+                write_durable(self.work_dir / CONFIG, plain)
             try:
                 self._train()
             except BaseException as error:
@@ -155,14 +164,14 @@ class Trainer:
             return next(steps)
         except OlmError:
             if self.world.size == 1 and self.step:
-                self.save_checkpoint(Kind.ephemeral)
+                self.save_checkpoint(Kind.ephemeral, wait=True)
             raise
 
     def _stop_if_asked(self) -> None:
         """End the run with a checkpoint if all ranks agreed to, unless it has ended anyway."""
         if self._stop_signal and self.step < self.stop_step:
             if self.step:
-                self.save_checkpoint(Kind.ephemeral)
+                self.save_checkpoint(Kind.ephemeral, wait=True)
             raise Preempted(self._stop_signal, self.step)
 
     # ---- what callbacks use --------------------------------------------------------------------
@@ -223,28 +232,33 @@ class Trainer:
         if self.main:
             print(message, file=sys.stderr, flush=True)
 
-    def save_checkpoint(self, kind: Kind) -> None:
-        """Write a checkpoint of the current step, unless there is one; every rank calls it."""
-        wanted = any(callback.saves_checkpoints for callback in self.callbacks.values())
-        if self.step in self.checkpoints or not wanted:
-            return
-        self.flush_metrics()
-        with self.pause():
-            folder = save_checkpoint(
-                self.save_folder,
-                step=self.step,
-                kind=kind,
-                tensors=self.train_module.state_dict(),
-                documents={
-                    STATE: self._state(),
-                    CONFIG: self.config,
-                    LOCK: self.data_loader.lock.encode(),
-                },
-                lock_digest=self.data_loader.lock.digest,
-                world=self.world,
-            )
-            self.checkpoints[self.step] = kind
-            self._call("post_checkpoint_saved", folder)
+    def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None:
+        """Write a checkpoint of the current step, unless there is one; every rank calls it.
+
+        Args:
+            kind: decides how long it stays.
+            wait: return when it is complete, and raise if it fails.
+        """
+        self._call("save_checkpoint", kind, wait=wait)
+
+    def contents(self, kind: Kind) -> Contents:
+        """Return what a checkpoint of the current step holds; its tensors are the live ones."""
+        return Contents(
+            step=self.step,
+            kind=kind,
+            tensors=self.train_module.state_dict(),
+            documents={
+                STATE: self._state(),
+                CONFIG: self.config,
+                LOCK: self.data_loader.lock.encode(),
+            },
+            lock_digest=self.data_loader.lock.digest,
+            logs=run_logs(self.work_dir),
+        )
+
+    def checkpoint_saved(self, folder: str) -> None:
+        """Tell the callbacks that a checkpoint is complete."""
+        self._call("post_checkpoint_saved", folder)
 
     # ---- state ---------------------------------------------------------------------------------
 
@@ -257,6 +271,7 @@ class Trainer:
             "lock_folder": self.data_loader.lock.folder,
             "data_loader": self.data_loader.state_dict(),
             "callbacks": {name: c.state_dict() for name, c in self.callbacks.items()},
+            "origin": self.origin,
         }
 
     @contextlib.contextmanager
@@ -264,21 +279,19 @@ class Trainer:
         """Hold the save folder as the only run that writes there."""
         with contextlib.ExitStack() as stack:
             try:
-                self.world.on_main(
-                    lambda: stack.enter_context(Store(str(self.save_folder)).exclusive())
-                )
+                self.world.on_main(lambda: stack.enter_context(Store(self.work_dir).exclusive()))
             except ConflictError as error:
                 raise ConflictError(
                     "another process trains into this folder",
-                    where=str(self.save_folder),
+                    where=str(self.work_dir),
                     fix="wait for it to end, or choose another trainer.save_folder",
                 ) from error
             yield
 
-    def _call(self, hook: str, *arguments: Any) -> None:
+    def _call(self, hook: str, *arguments: Any, **options: Any) -> None:
         ordered = sorted(self.callbacks.values(), key=lambda callback: -callback.priority)
         for callback in ordered:
-            getattr(callback, hook)(*arguments)
+            getattr(callback, hook)(*arguments, **options)
 
 
 def run_length(

@@ -11,10 +11,9 @@ Never: wrap a model (`parallel/`), or read more of the environment than torchrun
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -142,13 +141,10 @@ class World:
         return tensor
 
 
-@contextlib.contextmanager
-def quiet_alone(world: World) -> Iterator[None]:
-    """Around torch's distributed checkpoint: in a single process it warns that it is one."""
-    with warnings.catch_warnings():
-        if world.size == 1:
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
+def quiet_alone(world: World) -> None:
+    """Before torch's distributed checkpoint: in a single process it warns that it is one."""
+    if world.size == 1:
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
 def _neighbours(rank: int, size: int) -> range:

@@ -3,7 +3,8 @@
 The trainer calls each hook on every callback and on every rank, higher priority first, and knows
 nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.main`).
 
-    pre_train -> [ pre_step -> pre_optim_step -> post_step -> (post_checkpoint_saved)
+    pre_train -> [ pre_step -> pre_optim_step -> post_step
+                   when one is wanted: save_checkpoint -> post_checkpoint_saved
                    every metrics_collect_interval steps: pre_log_metrics -> log_metrics ]
               -> post_train | on_error -> close
 """
@@ -11,10 +12,10 @@ nothing else of them. A hook that prints or writes does so on rank 0 (`self.trai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
+    from olm_train.checkpoint.manifest import Kind
     from olm_train.trainer import Trainer
 
 
@@ -23,13 +24,10 @@ class Callback:
 
     Attributes:
         priority: callbacks of higher priority run first.
-        saves_checkpoints: whether it asks for checkpoints; a run without such a callback makes
-            none, also when a signal stops it.
         trainer: the trainer it is attached to, set before the first hook.
     """
 
     priority: ClassVar[int] = 0
-    saves_checkpoints: ClassVar[bool] = False
     trainer: Trainer
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,8 +49,11 @@ class Callback:
     def post_step(self) -> None:
         """Runs after a step; `trainer.step` counts it."""
 
-    def post_checkpoint_saved(self, folder: Path) -> None:
-        """Runs after a checkpoint is complete."""
+    def save_checkpoint(self, kind: Kind, *, wait: bool) -> None:
+        """Runs when a checkpoint of the current step is asked for; `wait`: until it is complete."""
+
+    def post_checkpoint_saved(self, folder: str) -> None:
+        """Runs after a checkpoint is complete; one saved beside the training: at the next save."""
 
     def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         """Runs when the metrics of a step have been read; may change them in place."""

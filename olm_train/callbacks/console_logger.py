@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -17,6 +16,7 @@ from olm_train.callbacks.speed_monitor import (
     STEP_SECONDS,
     TOKENS_PER_SECOND,
 )
+from olm_train.checkpoint.manifest import step_of
 from olm_train.metrics import CE_LOSS, GRAD_NORM, LR
 
 
@@ -88,9 +88,11 @@ class ConsoleLoggerCallback(Callback):
                 f"PPL {result['PPL']:.2f}   ({int(result['tokens']):,} tokens)"
             )
 
-    def post_checkpoint_saved(self, folder: Path) -> None:
-        kind = self.trainer.checkpoints[self.trainer.step]
-        self.trainer.say(f"saved checkpoint {folder.name} ({kind})")
+    def post_checkpoint_saved(self, folder: str) -> None:
+        name = folder.rpartition("/")[2]
+        step = step_of(name)
+        assert step is not None
+        self.trainer.say(f"saved checkpoint {name} ({self.trainer.checkpoints[step]})")
 
     def post_train(self) -> None:
         trainer = self.trainer

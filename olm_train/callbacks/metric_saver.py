@@ -21,8 +21,8 @@ from typing import IO, Any, ClassVar
 
 from olm_data.audit.run_log import STARTS, Start, encode_starts, read_starts
 from olm_data.locate.run import LOG
+from olm_data.storage.disk import write_durable
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint.manifest import write_durably
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class MetricSaverCallback(Callback):
     def pre_train(self) -> None:
         if not self.trainer.main:
             return
-        path, rewound = self.trainer.save_folder / LOG, 0
+        path, rewound = self.trainer.work_dir / LOG, 0
         if path.exists():
             rewound = keep_until(path, self.trainer.step if self.trainer.resumed else -1)
         self._log_start(rewound)
@@ -89,8 +89,8 @@ class MetricSaverCallback(Callback):
             world_size=trainer.world.size,
             skip=loader.skip,
         )
-        starts = [*read_starts(trainer.save_folder), start]
-        _replace(trainer.save_folder / STARTS, encode_starts(starts))
+        starts = [*read_starts(trainer.work_dir), start]
+        _replace(trainer.work_dir / STARTS, encode_starts(starts))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
@@ -119,5 +119,5 @@ def keep_until(path: Path, step: int) -> int:
 
 def _replace(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    write_durably(temporary, data)
+    write_durable(temporary, data)
     os.replace(temporary, path)

@@ -2,39 +2,49 @@
 
     candidates, newest first -> manifest -> sizes and sha256 -> train.json -> tensors
 
-Never: unpickle or even parse a file whose sha256 is not the manifest's. DCP's `.metadata` is
-unpickled from the very bytes that were hashed; other objects in a checkpoint are read with
-`weights_only=True`.
+Never: parse a file whose sha256 is not the manifest's.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import pickle
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._nested_dict import set_element
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import ReadItem
 
-from olm_data.errors import OlmError, ValidationError
-from olm_train.checkpoint.manifest import STATE, TENSORS, Manifest, candidates
+from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.storage.store import Store, absolute
+from olm_train.checkpoint.manifest import MANIFEST, METADATA, STATE, Manifest, step_of
+from olm_train.checkpoint.place import candidates
+from olm_train.checkpoint.reader import PlainLoadPlanner, VerifiedReader
 from olm_train.world import World, quiet_alone
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk whose every file has been verified."""
+    """A checkpoint, local or remote, whose every file has been verified.
 
-    folder: Path
+    Attributes:
+        store: its folder.
+        manifest: what it holds.
+    """
+
+    store: Store
     manifest: Manifest
+
+    @property
+    def folder(self) -> str:
+        """Its path or URL."""
+        return self.store.root
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, such as step00000100."""
+        return self.store.root.rpartition("/")[2]
 
     @property
     def step(self) -> int:
@@ -45,9 +55,9 @@ class Checkpoint:
         """Return the bytes of one of its files, checked again, or None when it has no such file."""
         if name not in [entry.name for entry in self.manifest.files]:
             return None
-        data = (self.folder / name).read_bytes()
+        data = self.store.read(name)
         if hashlib.sha256(data).hexdigest() != self.manifest.entry(name).sha256:
-            raise ValidationError(f"{name} changed while it was read", where=str(self.folder))
+            raise ValidationError(f"{name} changed while it was read", where=self.folder)
         return data
 
     def read_json(self, name: str) -> Any:
@@ -67,45 +77,47 @@ class Checkpoint:
             ValidationError: the checkpoint lacks a tensor, or has it in another shape.
         """
         try:
-            with quiet_alone(world):
-                dcp.load(
-                    tensors,
-                    storage_reader=_VerifiedReader(self),
-                    planner=_PlainLoadPlanner(),
-                    process_group=world.exchange_group,
-                    no_dist=world.size == 1,
-                )
+            quiet_alone(world)
+            dcp.load(
+                tensors,
+                storage_reader=VerifiedReader(self.store, self.read_bytes(METADATA)),
+                planner=PlainLoadPlanner(),
+                process_group=world.exchange_group,
+                no_dist=world.size == 1,
+            )
         except (dcp.api.CheckpointException, RuntimeError, ValueError, KeyError) as error:
             raise ValidationError(
                 "the checkpoint does not fit this model and optimiser",
-                where=str(self.folder),
+                where=self.folder,
                 why=str(error).strip().splitlines()[-1] if str(error) else type(error).__name__,
                 fix="use the configuration it was written with: config.json beside it",
             ) from error
 
 
-def open_checkpoint(folder: Path, world: World) -> Checkpoint:
+def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:
     """Return the checkpoint in `folder` after reading and checking all of it; every rank calls it.
 
     Raises:
         ValidationError: it is incomplete or damaged; the message names the files.
     """
-    manifest = world.on_main(lambda: Manifest.read(folder))
+    store = Store(folder)
+    manifest = world.on_main(lambda: Manifest.read(store))
     wrong = [
         problem
-        for part in world.gather(manifest.problems(folder, share=world.rank, shares=world.size))
+        for part in world.gather(manifest.problems(store, share=world.rank, shares=world.size))
         for problem in part
     ]
+    checkpoint = Checkpoint(store, manifest)
     if wrong:
         raise ValidationError(
-            f"checkpoint {folder.name} is damaged: {'; '.join(dict.fromkeys(wrong))}",
-            where=str(folder),
+            f"checkpoint {checkpoint.name} is damaged: {'; '.join(dict.fromkeys(wrong))}",
+            where=store.root,
         )
-    return Checkpoint(folder, manifest)
+    return checkpoint
 
 
 def newest_checkpoint(
-    save_folder: Path, world: World, on_damage: Callable[[OlmError], None]
+    save_folder: str | os.PathLike[str], world: World, on_damage: Callable[[OlmError], None]
 ) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, None when there is none; every rank calls it.
 
@@ -114,40 +126,36 @@ def newest_checkpoint(
         world: the ranks that read it together.
         on_damage: told about each newer one that does not verify.
     """
-    for folder in world.on_main(lambda: candidates(save_folder)):
+    for name in world.on_main(lambda: candidates(save_folder)):
         try:
-            return open_checkpoint(folder, world)
+            return open_checkpoint(Store(save_folder).url(name), world)
         except ValidationError as error:
             on_damage(error)
     return None
 
 
-class _VerifiedReader(dcp.FileSystemReader):
-    """DCP's reader, with the one pickle of the format hashed before it is unpickled."""
+def find_checkpoint(
+    place: str | os.PathLike[str], world: World, on_damage: Callable[[OlmError], None]
+) -> Checkpoint:
+    """Return the checkpoint at `place`, or the newest good one of the run there; every rank calls.
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint.folder / TENSORS)
-        self._checkpoint = checkpoint
+    Args:
+        place: folder of a checkpoint or of a run, local or remote.
+        world: the ranks that read it together.
+        on_damage: told about each newer one that does not verify.
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        data = self._checkpoint.read_bytes(f"{TENSORS}/.metadata")
-        if data is None:
-            raise ValidationError(
-                "the checkpoint has no .metadata", where=str(self._checkpoint.folder)
-            )
-        metadata: Metadata = pickle.loads(data)
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _PlainLoadPlanner(dcp.DefaultLoadPlanner):
-    """DCP's planner, with non-tensor values read as plain data instead of pickled objects."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        set_element(
-            self.original_state_dict,
-            self.mappings[read_item.dest_index.fqn],
-            torch.load(value, weights_only=True),
-        )
+    Raises:
+        InputError: the run has no good one.
+        ValidationError: it is damaged.
+    """
+    text = absolute(os.fspath(place)).rstrip("/")
+    if step_of(text.rpartition("/")[2]) is not None or Store(text).exists(MANIFEST):
+        return open_checkpoint(text, world)
+    found = newest_checkpoint(text, world, on_damage)
+    if found is not None:
+        return found
+    raise InputError(
+        "there is no checkpoint that verifies",
+        where=text,
+        fix="give the folder of a checkpoint, or the trainer.save_folder of a run that saved one",
+    )

@@ -1,22 +1,26 @@
-"""Going on with a run: which checkpoint, whether it belongs to this run, and its state put back.
+"""Where a run begins: the newest good checkpoint of its own, else another run's, else step 0.
 
-clean partial folders -> newest that verifies -> same lock, model and batch? -> loader, tensors,
-                                                                                callbacks, step
+    clean partial folders -> newest that verifies -> same lock, model and batch? -> loader, tensors,
+                          -> none: load_path      -> all of its state, or weights   callbacks, step
+
+Never: go on after a damaged checkpoint without a word, or begin anew where a run was to go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olm_data.errors import ConflictError, OlmError, ValidationError
-from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
-from olm_train.checkpoint.manifest import CONFIG, Kind, Manifest, candidates
-from olm_train.checkpoint.retention import remove_partial
-from olm_train.config import differences
+from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.storage.store import Store, absolute
+from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint
+from olm_train.checkpoint.manifest import Kind, Manifest
+from olm_train.checkpoint.place import candidates, remove_partial
+from olm_train.checkpoint.weights import is_exported, load_exported, model_config
+from olm_train.config import as_dict, differences
 
 if TYPE_CHECKING:
     from olm_train.trainer import Trainer
@@ -33,23 +37,59 @@ class LoadStrategy(StrEnum):
     """Start anew; an error when there is one, since its run would be lost."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadPolicy:
+    """Where a run begins.
+
+    Attributes:
+        strategy: what to do with checkpoints in the save folder.
+        path: checkpoint, run or exported weights to begin with where the save folder has none.
+        trainer_state: take step, data position and callbacks' state from `path` too.
+        optim_state: take the optimiser's state from `path` too.
+
+    Raises:
+        UsageError: a choice would have no effect.
+    """
+
+    strategy: LoadStrategy = LoadStrategy.if_available
+    path: str | None = None
+    trainer_state: bool = True
+    optim_state: bool = True
+
+    def __post_init__(self) -> None:
+        wrong = None
+        if self.path is not None and self.strategy is LoadStrategy.never:
+            wrong = "load_path has no effect with load_strategy `never`"
+        elif self.path is None and not (self.trainer_state and self.optim_state):
+            wrong = "load_trainer_state and load_optim_state have no effect without load_path"
+        if wrong is not None:
+            raise UsageError(
+                wrong,
+                where="trainer.load_path",
+                why="a run that goes on in its own save folder takes over all of its state",
+                fix="leave one of them out",
+            )
+
+
 def restore(trainer: Trainer) -> None:
     """Put a trainer where its newest good checkpoint left off; every rank calls it.
 
-    Of a run that has ended, only the step is read.
+    Of a run that has ended, only the step is read. Where the save folder has no checkpoint, begin
+    with that of `load_path`.
 
     Raises:
         ConflictError: there is a checkpoint and the strategy is `never`.
-        ValidationError: there are checkpoints but none verifies, there is none and the strategy is
-            `always`, or the newest belongs to another mixture, model or batch size.
+        InputError, ValidationError: there are checkpoints but none verifies, there is none and the
+            strategy is `always`, `load_path` has none, or it belongs to another mixture, model or
+            batch size.
     """
-    folder, world = trainer.save_folder, trainer.world
+    folder, world, policy = trainer.save_folder, trainer.world, trainer.load_policy
     world.on_main(lambda: remove_partial(folder))
-    found = world.on_main(lambda: [path.name for path in candidates(folder)])
-    if found and trainer.load_strategy is LoadStrategy.never:
+    found = world.on_main(lambda: candidates(folder))
+    if found and policy.strategy is LoadStrategy.never:
         raise ConflictError(
             f"there is a run here already, with the checkpoint {found[0]}",
-            where=str(folder),
+            where=folder,
             why="load_strategy is `never`: a new run would write over it",
             fix="choose another trainer.save_folder, or remove the old run",
         )
@@ -60,25 +100,62 @@ def restore(trainer: Trainer) -> None:
     if checkpoint is not None:
         if damaged:
             trainer.say(f"warning: falling back to the checkpoint of step {checkpoint.step:,}")
-        _resume(trainer, checkpoint)
-    elif damaged or trainer.load_strategy is LoadStrategy.always:
+        _resume(trainer, checkpoint, optim_state=True)
+        trainer.checkpoints = world.on_main(lambda: _known(folder, checkpoint))
+    elif damaged or (policy.strategy is LoadStrategy.always and policy.path is None):
         raise ValidationError(
             "there is no usable checkpoint",
-            where=str(folder),
+            where=folder,
             why="; ".join(error.what for error in damaged)
             or "load_strategy is `always` and there is none at all",
             fix="restore one, or start a new run in another trainer.save_folder",
         )
+    elif policy.path is not None:
+        _begin(trainer, policy, absolute(policy.path))
 
 
-def _resume(trainer: Trainer, checkpoint: Checkpoint) -> None:
+def _begin(trainer: Trainer, policy: LoadPolicy, path: str) -> None:
+    """Begin a run with the checkpoint or the weights at `path`."""
+    world = trainer.world
+    if world.on_main(lambda: is_exported(path)):
+        if policy.trainer_state or policy.optim_state:
+            raise UsageError(
+                "exported weights come without the state of a trainer or an optimiser",
+                where="trainer.load_path",
+                fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
+            )
+        weights, about = load_exported(path)
+        trainer.train_module.load_state_dict({"model": weights})
+        _begun(trainer, path, about["step"], about["weights"]["sha256"])
+        return
+    checkpoint = find_checkpoint(path, world, lambda e: trainer.say(f"warning: {e.what}"))
+    if policy.trainer_state:
+        _resume(trainer, checkpoint, optim_state=policy.optim_state)
+    else:
+        model_config(checkpoint)  # of a program that knows more, nothing is taken over
+        _load_tensors(trainer, checkpoint, optim_state=policy.optim_state)
+    _begun(trainer, checkpoint.folder, checkpoint.step, checkpoint.manifest.digest)
+
+
+def _begun(trainer: Trainer, place: str, step: int, digest: str) -> None:
+    trainer.origin = {"path": place, "step": step, "digest": digest}
+    trainer.say(f"beginning with {place}, step {step:,}")
+
+
+def _load_tensors(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
+    tensors = trainer.train_module.state_dict()
+    if not optim_state:
+        tensors = {"model": tensors["model"]}
+    checkpoint.load_tensors(tensors, trainer.world)
+    trainer.train_module.load_state_dict(tensors)
+
+
+def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
     state = checkpoint.state()
     trainer.data_loader.load_state_dict(state["data_loader"])
     _refuse_changes(trainer, checkpoint, state)
     if state["step"] < trainer.stop_step:
-        tensors = trainer.train_module.state_dict()
-        checkpoint.load_tensors(tensors, trainer.world)
-        trainer.train_module.load_state_dict(tensors)
+        _load_tensors(trainer, checkpoint, optim_state=optim_state)
         for name, callback_state in state["callbacks"].items():
             if name in trainer.callbacks:
                 trainer.callbacks[name].load_state_dict(callback_state)
@@ -89,12 +166,12 @@ def _resume(trainer: Trainer, checkpoint: Checkpoint) -> None:
                 f"{state['max_steps']:,}; the learning rate follows the new length from here"
             )
     trainer.step, trainer.resumed = state["step"], True
-    trainer.checkpoints = trainer.world.on_main(lambda: _known(trainer.save_folder, checkpoint))
+    trainer.origin = state.get("origin")
 
 
 def _refuse_changes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
     old = {
-        "model": (checkpoint.read_json(CONFIG) or {}).get("model"),
+        "model": as_dict(model_config(checkpoint)),
         "data_loader": {"global_batch_size": state["global_batch_size"]},
     }
     new = {
@@ -112,12 +189,12 @@ def _refuse_changes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str
         )
 
 
-def _known(save_folder: Path, checkpoint: Checkpoint) -> dict[int, Kind]:
+def _known(save_folder: str, checkpoint: Checkpoint) -> dict[int, Kind]:
     """Return the checkpoints up to the one that was loaded; a damaged newer one does not count."""
     known = {}
-    for folder in candidates(save_folder):
+    for name in candidates(save_folder):
         with contextlib.suppress(ValidationError):  # older than the good one, and never used
-            manifest = Manifest.read(folder)
+            manifest = Manifest.read(Store(save_folder).child(name))
             if manifest.step <= checkpoint.step:
                 known[manifest.step] = manifest.kind
     return known

@@ -10,8 +10,7 @@ from support.kill import killed_at_each_operation
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import newest_checkpoint
-from olm_train.checkpoint.manifest import partial_folders
-from olm_train.checkpoint.retention import remove_partial
+from olm_train.checkpoint.place import partial_folders, remove_partial
 from olm_train.world import World
 
 OPTIONS = (

@@ -46,8 +46,8 @@ class Recorder(Callback):
         self.count += 1
         self._note("post_step")
 
-    def post_checkpoint_saved(self, folder: Path) -> None:
-        self._note(f"saved {folder.name}")
+    def post_checkpoint_saved(self, folder: str) -> None:
+        self._note(f"saved {Path(folder).name}")
 
     def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
         metrics["mine"] = float(step)

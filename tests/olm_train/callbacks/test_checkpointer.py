@@ -10,7 +10,7 @@ from support.runs import build_trainer
 from olm_data.errors import UsageError
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.manifest import candidates
+from olm_train.checkpoint.place import candidates
 from olm_train.world import World
 
 
@@ -22,7 +22,7 @@ def train(lock: Path, folder: Path, stop: int, options: str) -> list[int]:
         f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
         "--trainer.callbacks.lm_evaluator.enabled=false",
     ).fit()
-    found = [open_checkpoint(path, World()).step for path in candidates(folder)]
+    found = [open_checkpoint(folder / name, World()).step for name in candidates(folder)]
     assert (folder / "latest").read_text().strip() == f"step{found[0]:08d}"
     return found[::-1]
 

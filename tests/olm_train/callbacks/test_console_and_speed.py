@@ -77,9 +77,9 @@ def test_throughput_leaves_out_evaluations_checkpoints_and_the_first_step(
     )
     step, evaluate = trainer.train_module.train_step, trainer.train_module.eval_batch
 
-    def timed_step(*arguments: object) -> object:
+    def timed_step(*arguments: object, **options: object) -> object:
         now[0] += 100.0 if trainer.step == 0 else 2.0
-        return step(*arguments)  # type: ignore[arg-type]
+        return step(*arguments, **options)  # type: ignore[arg-type]
 
     def timed_evaluation(batch: object) -> object:
         now[0] += 10.0

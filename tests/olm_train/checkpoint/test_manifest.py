@@ -9,21 +9,20 @@ import pytest
 
 from olm_data.canonical import digest
 from olm_data.errors import ValidationError
+from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
     Kind,
     Manifest,
-    candidates,
     folder_name,
-    partial_folders,
-    write_pointer,
 )
+from olm_train.checkpoint.place import candidates, partial_folders, write_pointer
 
 GOLDEN = """\
 {
  "format": "olm-checkpoint",
- "version": 1,
+ "version": 2,
  "step": 7,
  "kind": "ephemeral",
  "lock_digest": "ab",
@@ -39,7 +38,7 @@ GOLDEN = """\
    "sha256": "ef"
   }
  ],
- "digest": "0ed08a429390e39baf2468cb5fc5162ace4363dfc4652df59c7e31859902ec8a"
+ "digest": "9f2219cf837fc32b4f0c38c62757cc632aa9e9a89e657fddcf78bc8eb9f36973"
 }
 """
 
@@ -50,7 +49,7 @@ def example(*names: str) -> Manifest:
     return Manifest(7, Kind.ephemeral, "ab", tuple(files))
 
 
-def test_format_version_1_is_pinned() -> None:
+def test_format_version_2_is_pinned() -> None:
     text = example().to_json().decode()
     assert text == GOLDEN
     value = json.loads(text)
@@ -59,7 +58,7 @@ def test_format_version_1_is_pinned() -> None:
 
 def test_a_manifest_reads_back(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(example().to_json())
-    read = Manifest.read(tmp_path)
+    read = Manifest.read(Store(tmp_path))
     assert (read.step, read.kind, read.lock_digest) == (7, Kind.ephemeral, "ab")
     assert read.to_json() == example().to_json()
 
@@ -79,21 +78,24 @@ def test_every_edit_is_refused(tmp_path: Path, edit: object) -> None:
     value = json.loads(example().to_json())
     (tmp_path / MANIFEST).write_text(json.dumps(edit(value)))  # type: ignore[operator]
     with pytest.raises(ValidationError):
-        Manifest.read(tmp_path)
+        Manifest.read(Store(tmp_path))
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
-    value = json.loads(example().to_json()) | {"version": 2}
+    value = json.loads(example().to_json()) | {"version": 3}
     (tmp_path / MANIFEST).write_text(json.dumps(value))
-    with pytest.raises(ValidationError, match="olm-checkpoint version 2"):
-        Manifest.read(tmp_path)
+    with pytest.raises(
+        ValidationError,
+        match="olm-checkpoint version 3; this program reads olm-checkpoint versions 1 and 2",
+    ):
+        Manifest.read(Store(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "model_and_optim/../../x", ""])
 def test_a_name_outside_the_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / MANIFEST).write_bytes(example(name).to_json())
     with pytest.raises(ValidationError, match="no file of a checkpoint"):
-        Manifest.read(tmp_path)
+        Manifest.read(Store(tmp_path))
 
 
 def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) -> None:
@@ -106,12 +108,12 @@ def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) ->
         "x",
     ):
         (tmp_path / name).mkdir()
-    assert [path.name for path in candidates(tmp_path)] == [
+    assert candidates(tmp_path) == [
         "step1234567890",
         "step00000010",
         "step00000002",
     ]
-    assert [path.name for path in partial_folders(tmp_path)] == ["step00000004.tmp"]
+    assert partial_folders(tmp_path) == ["step00000004.tmp"]
     assert candidates(tmp_path / "none") == partial_folders(tmp_path / "none") == []
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_train.checkpoint.manifest import Kind, candidates
-from olm_train.checkpoint.retention import Removal, removable, remove_checkpoint, remove_partial
+from olm_train.checkpoint.manifest import Kind
+from olm_train.checkpoint.place import candidates, remove_checkpoint, remove_partial
+from olm_train.checkpoint.retention import Removal, removable
 
 known = st.dictionaries(st.integers(0, 99), st.sampled_from(Kind), min_size=1)
 
@@ -37,6 +38,6 @@ def test_removal_takes_the_name_away_first_and_partial_ones_are_cleaned(tmp_path
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
     remove_checkpoint(tmp_path, 1)
-    assert [path.name for path in candidates(tmp_path)] == ["step00000002"]
+    assert candidates(tmp_path) == ["step00000002"]
     assert remove_partial(tmp_path) == ["step00000003.tmp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.tmp", "step00000002"]

@@ -1,0 +1,106 @@
+"""Where a run's checkpoints lie: names, what a kill left, removal, the pointer; local or remote.
+
+    local:   step00000100.tmp/ -> fsync -> rename -> step00000100/          removal: the way back
+    remote:  step00000100/* -> step00000100/manifest.json, created last     removal: manifest first
+
+A remote store has no rename: there a folder without a manifest is a partial one.
+Never: trust a name; whether a checkpoint is whole is for its manifest to say.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from olm_data.storage.disk import fsync_directory, io_errors
+from olm_data.storage.store import Store
+from olm_train.checkpoint.manifest import (
+    MANIFEST,
+    PARTIAL_SUFFIX,
+    POINTER,
+    folder_name,
+    step_of,
+)
+
+
+def candidates(save_folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the folders named like checkpoints, newest step first; none is checked.
+
+    A run's folder, or `s3://...`; one that does not exist has none.
+    """
+    return sorted(
+        (name for name in _folders(Store(save_folder)) if step_of(name) is not None),
+        key=lambda name: -(step_of(name) or 0),
+    )
+
+
+def partial_folders(save_folder: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the folders that a killed save or removal left."""
+    store = Store(save_folder)
+    if store.remote:
+        found = _folders(store)
+        return sorted(name for name in found if step_of(name) is not None and not found[name])
+    return sorted(
+        name
+        for name in _folders(store)
+        if name.endswith(PARTIAL_SUFFIX) and step_of(name.removesuffix(PARTIAL_SUFFIX)) is not None
+    )
+
+
+def remove_partial(save_folder: str | os.PathLike[str]) -> list[str]:
+    """Remove what killed saves and removals left; return the names."""
+    store, found = Store(save_folder), partial_folders(save_folder)
+    for name in found:
+        _remove_tree(store.child(name))
+    return found
+
+
+def remove_checkpoint(save_folder: str | os.PathLike[str], step: int) -> None:
+    """Remove a checkpoint; it stops being one before its first file goes."""
+    store, name = Store(save_folder), folder_name(step)
+    if store.remote:
+        checkpoint = store.child(name)
+        checkpoint.delete(MANIFEST)
+        checkpoint.clear()
+        return
+    with io_errors(store.url(name), writing=True):
+        partial = store.url(name + PARTIAL_SUFFIX)
+        os.rename(store.url(name), partial)
+        shutil.rmtree(partial)
+
+
+def sync_folders(folders: Iterable[Path]) -> None:
+    """Wait until the names in these local folders are on disk."""
+    for folder in folders:
+        fsync_directory(folder)
+
+
+def write_pointer(save_folder: str | os.PathLike[str], step: int) -> None:
+    """Let `latest` name the checkpoint of `step`, atomically."""
+    Store(save_folder).put(POINTER, folder_name(step).encode() + b"\n")
+
+
+def _folders(store: Store) -> dict[str, bool]:
+    """The folders right in a run's folder, and whether each has a manifest."""
+    if store.remote:
+        found: dict[str, bool] = {}
+        for entry in store.entries():
+            name, slash, rest = entry.name.partition("/")
+            if slash:
+                found[name] = found.get(name, False) or rest == MANIFEST
+        return found
+    root = Path(store.root)
+    if not root.is_dir():
+        return {}
+    with io_errors(store.root):
+        return {path.name: (path / MANIFEST).is_file() for path in root.iterdir() if path.is_dir()}
+
+
+def _remove_tree(store: Store) -> None:
+    if store.remote:
+        store.clear()
+        return
+    with io_errors(store.root, writing=True):
+        shutil.rmtree(store.root)

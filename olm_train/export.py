@@ -1,0 +1,53 @@
+"""The command that turns a checkpoint into one safetensors file: `python -m olm_train.export`.
+
+CHECKPOINT -> verified -> model.safetensors + config.json
+"""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from olm_data.errors import OlmError
+from olm_train.checkpoint.load import find_checkpoint
+from olm_train.checkpoint.weights import export
+from olm_train.world import World
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("checkpoint")
+@click.option(
+    "--output",
+    required=True,
+    help="model.safetensors, or a folder for it; local or s3://. config.json is written beside it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print config.json instead of a sentence.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(checkpoint: str, output: str, as_json: bool, debug: bool) -> None:
+    """Write the weights of a checkpoint, or of a run's newest one, as one safetensors file.
+
+    \b
+    python -m olm_train.export runs/first --output model.safetensors
+    python -m olm_train.export s3://bucket/run/step00001000 --output exported/
+    """
+    try:
+        found = find_checkpoint(checkpoint, World(), lambda error: click.echo(error, err=True))
+        about = export(found, output)
+    except OlmError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(error.exit_code) from None
+    if as_json:
+        click.echo(json.dumps(about))
+    else:
+        weights = about["weights"]
+        click.echo(
+            f"{weights['file']}: {about['parameters']:,} parameters of step {about['step']:,}, "
+            f"{weights['bytes']:,} bytes"
+        )
+
+
+if __name__ == "__main__":
+    main()
