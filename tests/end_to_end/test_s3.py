@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import fsspec
 import pytest
 from support.command import arguments, environment, olm_data
-from support.markdown import code_blocks
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
@@ -169,37 +167,6 @@ def test_a_flipped_bit_on_s3_is_found_by_verify_and_at_first_read(
     assert not verify(f"{prefix}/out").ok
     with pytest.raises(Exception, match="have changed since they were written"):
         Dataset.open(f"{prefix}/out").read(0, 10)
-
-
-def test_the_how_to_page_runs_as_written_from_bucket_to_bucket(
-    source: Path,
-    prefix: str,
-    s3: dict[str, str],
-    tiny_tokenizer: Path,
-    tmp_path: Path,
-    repository: Path,
-) -> None:
-    put = fsspec.filesystem("s3", skip_instance_cache=True).put_file
-    put(str(source), f"{prefix}/text/a.jsonl")
-    (page,) = code_blocks(repository / "docs" / "how-to" / "s3.md", "bash")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "olm-data").write_text(
-        f'#!/bin/sh\nexec {sys.executable} -m olm_data.cli "$@"\n'
-    )
-    (tmp_path / "bin" / "olm-data").chmod(0o755)
-    ran = subprocess.run(
-        ["bash", "-eu", "-c", page],
-        env=environment({"BUCKET": prefix, "TOKENIZER": str(tiny_tokenizer)})
-        | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    local = make_dataset([source], tiny_tokenizer, tmp_path / "local")
-    assert Dataset.open(f"{prefix}/tokens/web").digest == local.manifest.digest
-    assert "would delete 0 things" in ran.stdout
-    assert s3["secret"] not in ran.stdout + ran.stderr
 
 
 PUBLISH = """

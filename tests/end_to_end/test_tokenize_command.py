@@ -48,6 +48,23 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--seed", "3"), "no effect without --sample or --shuffle-documents"),
+        (("--where", "score = 3"), "not an expression over columns"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path, more: tuple[str, str], message: str
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    done = olm_data(*words, *more)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_own_files_need_a_tokenizer_and_an_output(source: Path) -> None:
     done = olm_data("tokenize", source)
     assert done.returncode == 2

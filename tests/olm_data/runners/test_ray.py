@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.command import olm_data
-from support.markdown import run_blocks
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
@@ -60,16 +59,6 @@ def test_an_error_of_a_task_comes_back_whole(
         make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Spoil(2))
     assert caught.value.where == "a.jsonl"
     assert "in run" in str(caught.value.__cause__)
-
-
-def test_what_the_page_on_ray_says_works_as_written(
-    ray_cluster: None, repository: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "books").mkdir()
-    write_jsonl(tmp_path / "books" / "a.jsonl", texts(20))
-    (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer.read_bytes())
-    said = run_blocks(repository / "docs/how-to/run-on-ray.md", tmp_path)
-    assert "./tokens/books: complete" in said
 
 
 def test_workers_are_the_clusters_cpus_unless_asked(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from support.command import arguments, environment
-from support.markdown import run_blocks
 from support.slurm import MAX_ARRAY_SIZE, Cluster
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
@@ -153,17 +152,6 @@ def test_jobs_that_end_without_a_task_done_are_an_error_with_their_log(
     assert log.getvalue().count("trying them again") == 1
     assert "no such environment" in str(caught.value.why)
     assert str(tmp_path / "logs") in str(caught.value.where)
-
-
-def test_what_the_page_on_slurm_says_works_as_written(
-    slurm: Cluster, repository: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "books").mkdir()
-    write_jsonl(tmp_path / "books" / "a.jsonl", texts(20))
-    (tmp_path / "tokenizer.json").write_bytes(tiny_tokenizer.read_bytes())
-    said = run_blocks(repository / "docs/how-to/run-on-slurm.md", tmp_path)
-    assert "./tokens/books: complete" in said
-    assert "0 tasks done, 1 were finished before" in said
 
 
 def test_what_slurm_refuses_is_said_in_its_words(

@@ -1,0 +1,74 @@
+"""docs/reference/cli.md names every command and entry point, and every option of each."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from support.pages import REPOSITORY
+
+from olm_data.cli import COMMANDS, cli
+from olm_train.run import FLAGS
+
+PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
+ENTRIES = sorted(
+    "olm_train." + path.relative_to(REPOSITORY / "olm_train").with_suffix("").as_posix()
+    for path in (REPOSITORY / "olm_train").rglob("*.py")
+    if 'if __name__ == "__main__":' in path.read_text()
+)
+
+
+def sections() -> dict[str, str]:
+    """Text of each section of the page, by its heading."""
+    _, *parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def options(command: click.Command) -> set[str]:
+    """The long names of a command's options."""
+    named = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    return {max(option.opts, key=len) for option in named}
+
+
+def wanted() -> dict[str, set[str]]:
+    """Heading -> options that its section must name."""
+    context = click.Context(cli)
+    found = {}
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        found[f"olm-data {name}"] = options(command)
+    for name in ENTRIES:
+        module: Any = import_module(name)
+        command = module.main
+        found[f"python -m {name}"] = (
+            options(command) if isinstance(command, click.Command) else {*FLAGS} - {"-h"}
+        )
+    return found
+
+
+@pytest.mark.parametrize("heading", wanted())
+def test_every_option_of_every_command_is_on_the_page_and_no_other(heading: str) -> None:
+    text = sections()[heading]
+    shown = set(re.findall(r"--[a-z][a-z-]+", text))
+    assert wanted()[heading] - shown == set(), "not on the page"
+    known = set().union(*wanted().values()) | {"--help", "--debug", "--version"}
+    foreign = {"--name", "--nproc-per-node", "--requeue", "--data-path"}
+    assert shown - known - foreign == set(), "of no command"
+
+
+def test_the_page_has_a_section_for_each_command_and_for_nothing_else() -> None:
+    assert set(sections()) == set(wanted())
+    assert list(sections())[: len(COMMANDS)] == [f"olm-data {name}" for name in COMMANDS]
+
+
+def test_each_help_begins_with_an_example(repository: Path) -> None:
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert f"olm-data {name} " in (command.help or ""), name
