@@ -40,7 +40,7 @@ class PageRun:
         return "".join(self.said.values())
 
 
-def run_page(page: Page, folder: Path, extra: Mapping[str, str], timeout: float = 240) -> PageRun:
+def run_page(page: Page, folder: Path, extra: Mapping[str, str], timeout: float = 900) -> PageRun:
     """Run a page's blocks in `folder`.
 
     Args:
