@@ -65,6 +65,19 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
             if hosts
             else "start rank 0 on that machine, and look at its message",
         ) from error
+    try:
+        return _meet(store, rank, size, timeout, hosts=hosts)
+    except dist.DistNetworkError as error:
+        raise ResourceError(
+            f"rank {rank} lost the meeting place {place}",
+            why=str(error).split("\n")[0],
+            fix="look at the message of rank 0, which holds it",
+        ) from error
+
+
+def _meet(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, *, hosts: bool
+) -> dist.Store:
     met = dist.PrefixStore("check-in", store)
     number = met.add("processes", 1)
     problem = _arrive(met, rank, size)
@@ -79,7 +92,6 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
         raise ResourceError(
             f"{len(missing)} of {size} ranks did not come within {timeout.total_seconds():g} s: "
             f"{shown}",
-            where=place,
             fix="look at the messages of these ranks, and whether their machines reach this one",
         ) from error
     outcome = bytes(met.get(_OUTCOME))
