@@ -110,6 +110,11 @@ def _model(config: RunConfig, loader: DataLoader) -> Iterator[str]:
         "shorter ones cost less)"
     )
     yield f"{tokens / config.model.num_params:.3g} tokens a parameter"
+    module = config.train_module
+    loss = module.loss.choose(
+        config.model, microbatch=module.rank_microbatch_size, compiling=module.compile_model
+    )
+    yield f"attention {config.model.attention}; loss {loss.name}: {loss.why}"
 
 
 def _held_out(config: RunConfig, lock: Lock) -> Iterator[str]:

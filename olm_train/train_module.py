@@ -10,9 +10,10 @@ how evenly the valid labels fall on them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ from torch.distributed.tensor import DTensor
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_train.flops import attention_pairs
 from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.head import Head
 from olm_train.model.init import assign
-from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
+from olm_train.model.loss import count_valid
+from olm_train.model.loss_chunked import by_label_chunked
+from olm_train.model.loss_config import LossConfig
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
@@ -65,6 +69,7 @@ class TransformerTrainModuleConfig:
         scheduler: learning-rate schedule; default: the peak rate throughout.
         max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
         dp_config: data parallelism and precision.
+        loss: cross entropy, its implementation and the z-loss.
         compile_model: compile each block.
     """
 
@@ -73,6 +78,7 @@ class TransformerTrainModuleConfig:
     scheduler: AnySchedule = field(default_factory=Constant)
     max_grad_norm: float | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     compile_model: bool = False
 
     def __post_init__(self) -> None:
@@ -103,6 +109,7 @@ class TransformerTrainModule:
         config, world: what it was built from.
         model: the decoder, its parameters possibly sharded.
         optimizer: over the parameters of `model`.
+        loss: the loss that was chosen.
     """
 
     def __init__(
@@ -110,6 +117,10 @@ class TransformerTrainModule:
     ) -> None:
         self.config = config
         self.world = world
+        self.loss = config.loss.choose(
+            model, microbatch=config.rank_microbatch_size, compiling=config.compile_model
+        )
+        self._loss = self.loss.build()
         self.model: Decoder = model.build(device="meta", dtype=torch.float32)
         self._forward = parallelize(
             self.model, config.dp_config, world, seed=seed, compile_model=config.compile_model
@@ -135,7 +146,8 @@ class TransformerTrainModule:
 
         Returns:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
-            "train/CE loss" fp32 nats per valid label, "optim/total grad norm" fp32 before
+            "train/CE loss" and, if there is one, "train/Z loss" (multiplied) fp32 nats per valid
+            label, "optim/total grad norm" fp32 before
             clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
             "train/attention pairs" (queries times the keys each sees, mean over layers) int64,
             "train/sequence length" tokens of a row.
@@ -154,13 +166,16 @@ class TransformerTrainModule:
         divisor = labels.clamp(min=1).to(torch.float32)
 
         self.optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self.world.device)
+        loss, z_loss = (torch.zeros((), device=self.world.device) for _ in range(2))
         for i, batch in enumerate(batches):
             with gradient_sync(self._forward, last=i == len(batches) - 1):
-                part = cross_entropy_sum(self._logits(batch), batch.labels) / divisor
-                part.backward()
-            loss += part.detach()
+                sums = self._reduce(batch, partial(self._loss, labels=batch.labels))
+                (sums.total / divisor).backward()
+            loss += sums.cross_entropy / divisor
+            if sums.z is not None:
+                z_loss += sums.z / divisor
         loss = self.world.sum(loss)
+        extra = {} if sums.z is None else {"train/Z loss": self.world.sum(z_loss)}
 
         norm = total_norm(self.model.parameters())
         grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
@@ -178,6 +193,7 @@ class TransformerTrainModule:
         self.optimizer.step()
         return {
             "train/CE loss": loss,
+            **extra,
             "optim/total grad norm": grad_norm,
             "optim/lr": lr,
             **skipped,
@@ -196,7 +212,10 @@ class TransformerTrainModule:
             on the device. Add both up over batches and ranks before dividing.
         """
         batch = batch.to(self.world.device)
-        losses = cross_entropy_by_label(self._logits(batch), batch.labels)
+        chunk_size = self.loss.chunk_size
+        losses = self._reduce(
+            batch, partial(by_label_chunked, labels=batch.labels, chunk_size=chunk_size)
+        )
         return losses.sum(dtype=torch.float64), count_valid(batch.labels)
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
@@ -239,18 +258,19 @@ class TransformerTrainModule:
             else:
                 assign(target, source)
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
         return self._forward(
             batch.input_ids,
             doc_start=batch.doc_start,
             positions=batch.positions,
             cu_seqlens=batch.cu_seqlens,
             max_seqlen=batch.max_seqlen,
+            reduce=reduce,
         )
 
     def _counts(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens, valid labels and attention pairs of a batch, int64 scalars on its device."""
-        tokens = batch.positions.new_tensor(batch.positions.numel(), dtype=torch.int64)
+        tokens = batch.positions.new_full((), batch.positions.numel(), dtype=torch.int64)
         pairs = attention_pairs(self.model.config, batch.positions)
         return tokens, count_valid(batch.labels), pairs
 

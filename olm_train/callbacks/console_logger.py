@@ -58,6 +58,8 @@ class ConsoleLoggerCallback(Callback):
             f"({count(tokens)} tokens) on {world.size} {device} "
             f"rank{'s' if world.size > 1 else ''}, into {trainer.save_folder}"
         )
+        loss = trainer.train_module.loss
+        trainer.say(f"attention {model.attention}; loss {loss.name}: {loss.why}")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._speed |= {name: v for name, v in metrics.items() if name.startswith("throughput/")}

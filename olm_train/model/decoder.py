@@ -14,6 +14,7 @@ The decoder neither initialises its weights (`init.py`) nor knows how it is spre
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from olm_data.errors import UsageError, suggest
 from olm_train.model.attention import Attention, attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Use
+from olm_train.model.head import Head
 from olm_train.model.layers import Linear, build_feed_forward, build_norm
 from olm_train.model.rope import RopeScaling, rope_table
 
@@ -321,7 +323,8 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
-    ) -> Tensor:
+        reduce: Callable[[Head, Tensor], Any] = Head.logits,
+    ) -> Any:
         """Predict the token after each token.
 
         Args:
@@ -332,9 +335,12 @@ class Decoder(nn.Module):
             cu_seqlens: int32 [n], document offsets over the flattened micro-batch; only back-ends
                 without a mask read them.
             max_seqlen: upper bound of a document's length, likewise.
+            reduce: makes of the head and the normalised states [b, S, d_model] what is returned: a
+                loss that never holds all logits. Called inside the forward pass, where FSDP2 has
+                the head's weight gathered.
 
         Returns:
-            Logits [b, S, vocab_size] in the compute dtype.
+            What `reduce` gives; by default logits [b, S, vocab_size] in the compute dtype.
 
         Raises:
             UsageError: the attention back-end cannot run here.
@@ -362,18 +368,14 @@ class Decoder(nn.Module):
         }
         for block, rope, window in zip(self.blocks, config.ropes, config.windows, strict=True):
             x = block(x, ropes[rope], contexts[window])
-        return self.head(self.norm(x))
+        x = self.norm(x)
+        return reduce(self.head(x.dtype), x)
 
-    def head(self, x: Tensor) -> Tensor:
-        """Logits of normalised states: [..., d_model] -> [..., vocab_size], without the pads."""
-        if self.lm_head is None:
-            logits = F.linear(x, self.embeddings.weight.to(x.dtype))  # [..., padded_vocab_size]
-        else:
-            logits = self.lm_head(x)
-        if logits.shape[-1] != self.config.vocab_size:
-            logits = logits[..., : self.config.vocab_size]
-        cap = self.config.logit_softcap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+    def head(self, dtype: torch.dtype) -> Head:
+        """The map from normalised states of `dtype` to logits."""
+        table = self.embeddings if self.lm_head is None else self.lm_head
+        config = self.config
+        return Head(table.weight.to(dtype), config.vocab_size, config.logit_softcap)
 
     def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.embeddings(input_ids)  # [b, S, d_model]

@@ -1,16 +1,46 @@
 """Cross entropy as a sum over valid labels; who divides by which count is the caller's business.
 
 Labels of -100 (the next token belongs to another document, or to padding) add nothing, neither to
-the sum nor to the gradient, also where no label of a micro-batch is valid.
+the sum nor to the gradient, also where no label of a micro-batch is valid. The z-loss pulls the
+soft-max's normaliser to 1: a multiple of the sum of log(sum(exp(logits)))^2 over the same labels
+(PaLM, Chowdhery et al., 2022).
+
+    head, states [b, S, d_model], labels [b, S]  --a Loss-->  LossSums
+
+Which loss a run takes is `loss_config.py`'s business; the one in chunks is in `loss_chunked.py`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from olm_train.model.head import Head
+
 IGNORE_INDEX = -100
+
+
+class LossSums(NamedTuple):
+    """fp32 scalars in nats, summed over the valid labels.
+
+    Attributes:
+        total: what is differentiated.
+        cross_entropy: without the z-loss, detached.
+        z: the z-loss, multiplied, detached; None: there is none.
+    """
+
+    total: Tensor
+    cross_entropy: Tensor
+    z: Tensor | None
+
+
+class Loss(Protocol):
+    """A loss of states [b, S, d_model] behind a head and of labels int64 [b, S]."""
+
+    def __call__(self, head: Head, x: Tensor, labels: Tensor) -> LossSums: ...
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -21,8 +51,23 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
         labels: int64 [b, S], -100 where ignored.
     """
     return F.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
     )
+
+
+def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum of log(sum(exp(logits)))^2 over the valid labels, fp32 scalar; arguments as above."""
+    squares = logits.float().logsumexp(-1).square()  # [b, S]
+    return torch.where(labels == IGNORE_INDEX, 0.0, squares).sum()
+
+
+def loss_sums(logits: Tensor, labels: Tensor, z_multiplier: float | None) -> LossSums:
+    """The plain loss of logits [b, S, V] and labels int64 [b, S]."""
+    cross_entropy = cross_entropy_sum(logits, labels)
+    if z_multiplier is None:
+        return LossSums(cross_entropy, cross_entropy.detach(), None)
+    z = z_multiplier * z_sum(logits, labels)
+    return LossSums(cross_entropy + z, cross_entropy.detach(), z.detach())
 
 
 def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:

@@ -220,8 +220,9 @@ def test_compiled_blocks_train_alike_under_the_same_names() -> None:
     assert full(plain)["model"].keys() == full(compiled)["model"].keys()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     expected, got = (train(module, [4, 4], steps=[1, 2, 3]) for module in (plain, compiled))
-    # One whole graph: no break, and none again for other data of the same shape.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
+    # Two whole graphs, block and loss: no break, and none again for other data of the same shape.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2
+    assert (plain.loss.name, compiled.loss.name) == ("plain", "compiled")
     assert not torch._dynamo.utils.counters["graph_break"]
     assert got.losses == pytest.approx(expected.losses, rel=1e-5)
     assert got.norms == pytest.approx(expected.norms, rel=1e-4)

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from olm_train.model.decoder import Decoder
+from olm_train.model.loss_config import LossConfig
 from olm_train.optim.adamw import SkipStepAdamWConfig
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
 from olm_train.optim.muon import MuonConfig
@@ -31,6 +32,7 @@ OPTIMIZERS = {
     "skip_step_lion": SkipStepLionConfig(lr=1e-3, rolling_interval_length=4, sigma_factor=0.1),
 }
 """The last two leave out steps of an ordinary run."""
+CHUNKED = LossConfig(name="chunked", chunk_size=10)
 MICRO_BATCHES = {"one": [4], "uneven": [1, 3], "by row": [1, 1, 1, 1]}
 
 
@@ -46,7 +48,9 @@ def all_checks(folder: str) -> dict[str, Any]:
         results[strategy, "bfloat16"] = train(
             build(strategy, world=world, param_dtype="bfloat16"), [2, 2]
         )
+        results[strategy, "chunked"] = train(build(strategy, world=world, loss=CHUNKED), [2, 2])
         results[strategy, "traffic"] = _traffic(strategy, world)
+        results[strategy, "chunked traffic"] = _traffic(strategy, world, loss=CHUNKED)
         results[strategy, "non-finite"] = _non_finite(strategy, world)
         results[strategy, "checkpoint"] = _checkpoint(strategy, world, Path(folder))
         results[strategy, "eval"] = _evaluate(strategy, world)
@@ -77,9 +81,9 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _traffic(strategy: str, world: World) -> dict[str, int]:
+def _traffic(strategy: str, world: World, **options: Any) -> dict[str, int]:
     """Collectives of one step of four micro-batches, by kind."""
-    module = build(strategy, world=world)
+    module = build(strategy, world=world, **options)
     with Traffic() as traffic:
         module.train_step(micro_batches(1, [1, 1, 1, 1], world), 1, 6)
     return dict(traffic.calls)

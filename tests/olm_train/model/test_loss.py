@@ -1,10 +1,60 @@
-"""Cross entropy sums: ignored labels count for nothing, also where all are ignored."""
+"""Losses: ignored labels count for nothing; every implementation gives the plain one's numbers.
+
+The compiled one: test_train_module.py. The head under FSDP2: parallel/test_parallel.py.
+"""
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+from typing import Any
 
-from olm_train.model.loss import count_valid, cross_entropy_by_label, cross_entropy_sum
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.training import MODEL, ROWS, build, micro_batches, train
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from olm_data.errors import UsageError
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.head import Head
+from olm_train.model.loss import (
+    LossSums,
+    count_valid,
+    cross_entropy_by_label,
+    cross_entropy_sum,
+    loss_sums,
+    z_sum,
+)
+from olm_train.model.loss_chunked import by_label_chunked
+from olm_train.model.loss_config import LossChoice, LossConfig
+
+V, D = 61, 16
+
+
+def case(
+    dtype: torch.dtype = torch.float32, rows: int = V, softcap: float | None = None
+) -> tuple[Head, torch.Tensor, torch.Tensor]:
+    """A head, states [3, 7, D] that want gradients, labels with ignored ones."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(rows, D, generator=generator).to(dtype).requires_grad_()
+    x = torch.randn(3, 7, D, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(V, (3, 7), generator=generator)
+    labels[torch.rand(3, 7, generator=generator) < 0.3] = -100
+    return Head(weight, V, softcap), x, labels
+
+
+def results(choice: LossChoice, *inputs: Any) -> list[torch.Tensor | None]:
+    """Sums and gradients, with 0.25 coming in from above."""
+    head, x, labels = inputs
+    sums = choice.build()(head, x, labels)
+    gradients = torch.autograd.grad(sums.total * 0.25, (x, head.weight))
+    return [*(value if value is None else value.detach() for value in sums), *gradients]
+
+
+def choice(name: str, chunk_size: int | None = None, z: float | None = None) -> LossChoice:
+    return LossChoice(name, "", chunk_size, z, compiled=False)
 
 
 def test_sum_is_the_log_probability_of_the_valid_labels() -> None:
@@ -19,12 +69,178 @@ def test_sum_is_the_log_probability_of_the_valid_labels() -> None:
         cross_entropy_by_label(logits, labels).sum(dtype=torch.float64), expected
     )
     assert count_valid(labels) == 7
+    squares = [
+        float(logits[i, j].double().exp().sum().log() ** 2)
+        for i in range(2)
+        for j in range(5)
+        if labels[i, j] >= 0
+    ]
+    assert float(z_sum(logits, labels)) == pytest.approx(sum(squares), rel=1e-5)
 
 
-def test_no_valid_label_gives_zero_loss_and_zero_gradient() -> None:
-    logits = torch.randn(1, 4, 7, requires_grad=True)
-    loss = cross_entropy_sum(logits, torch.full((1, 4), -100))
-    loss.backward()
-    assert loss == 0
-    assert logits.grad is not None
-    assert (logits.grad == 0).all()
+@pytest.mark.parametrize("z", [None, 1e-2])
+def test_no_valid_label_gives_zero_loss_and_zero_gradient(z: float | None) -> None:
+    head, x, labels = case()
+    for each in (choice("plain", z=z), choice("chunked", 4, z)):
+        for value in results(each, head, x, torch.full_like(labels, -100)):
+            assert value is None or (value == 0).all()
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(1, 30),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from([V, 64]),
+    st.sampled_from([None, 2.0]),
+    st.sampled_from([None, 1e-2]),
+)
+def test_chunks_of_any_size_give_the_plain_loss_and_gradients(
+    size: int, dtype: torch.dtype, rows: int, softcap: float | None, z: float | None
+) -> None:
+    inputs = case(dtype, rows, softcap)
+    plain = results(choice("plain", z=z), *inputs)
+    chunked = results(choice("chunked", size, z), *inputs)
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    )
+    torch.testing.assert_close(chunked, plain, **tolerance)
+
+
+def test_chunks_without_gradients_give_the_same_sums_and_labels() -> None:
+    inputs = case()
+    with torch.no_grad():
+        chunked = choice("chunked", 4, 1e-2).build()(*inputs)
+        plain = choice("plain", z=1e-2).build()(*inputs)
+        assert not chunked.total.requires_grad
+        torch.testing.assert_close(chunked, plain)
+        torch.testing.assert_close(
+            by_label_chunked(*inputs, chunk_size=4), by_label_chunked(*inputs, chunk_size=None)
+        )
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of a tensor an operation made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_chunked_never_holds_more_logits_than_a_chunks() -> None:
+    inputs = case(rows=V)
+    sizes = {}
+    for each in (choice("plain"), choice("chunked", 3)):
+        with Largest() as largest:
+            results(each, *inputs)
+        sizes[each.name] = largest.numel
+    assert sizes["plain"] == 21 * V
+    assert sizes["chunked"] == max(3 * V, V * D, 21 * D)  # a chunk's logits, a gradient
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
+def test_linear_cross_entropy_gives_the_plain_loss_and_gradients() -> None:
+    inputs = case()
+    torch.testing.assert_close(
+        results(choice("linear_cross_entropy"), *inputs),
+        results(choice("plain"), *inputs),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", ["chunked", "linear_cross_entropy"])
+def test_a_run_follows_the_plain_one(name: str, tied: bool) -> None:
+    if name == "linear_cross_entropy" and not hasattr(F, name):
+        pytest.skip("torch before 2.13")
+    model = replace(MODEL, tie_embeddings=tied)
+    config = LossConfig(name=name, chunk_size=50 if name == "chunked" else None)  # type: ignore[arg-type]
+    plain, other = (
+        train(build(model=model, loss=loss), [3, 5]) for loss in (LossConfig(name="plain"), config)
+    )
+    assert other.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert other.norms == pytest.approx(plain.norms, rel=1e-4)
+
+
+def test_z_loss_is_logged_apart_and_changes_the_gradient() -> None:
+    without, with_z = build(), build(loss=LossConfig(z_loss_multiplier=0.1))
+    batches = micro_batches(1, [3, 5], without.world)
+    one, other = (module.train_step(batches, 1, 6) for module in (without, with_z))
+    assert "train/Z loss" not in one
+    assert one["train/CE loss"] == other["train/CE loss"]
+    assert one["optim/total grad norm"] != other["optim/total grad norm"]
+    model = build().model
+    with torch.no_grad():
+        squares = sum(
+            float(z_sum(model(b.input_ids, doc_start=b.doc_start, positions=b.positions), b.labels))
+            for b in batches
+        )
+    assert float(other["train/Z loss"]) == pytest.approx(0.1 * squares / int(one["train/labels"]))
+
+
+def test_loss_of_an_evaluation_is_the_same_in_chunks() -> None:
+    (batch,) = micro_batches(1, [ROWS], build().world)
+    plain, chunked = (
+        build(loss=loss).eval_batch(batch)
+        for loss in (LossConfig(), LossConfig(name="chunked", chunk_size=50))
+    )
+    assert float(chunked[0]) == pytest.approx(float(plain[0]), rel=1e-6)
+    assert chunked[1] == plain[1]
+
+
+def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
+    model = DecoderConfig(vocab_size=100_000, d_model=64, n_layers=1, n_heads=1)
+
+    def chosen(microbatch: int, compiling: bool = False, **options: Any) -> LossChoice:
+        return LossConfig(**options).choose(model, microbatch=microbatch, compiling=compiling)
+
+    assert chosen(8192).name == "plain"
+    assert chosen(8192).chunk_size is None
+    assert chosen(8192, compiling=True).name == "compiled"
+    large = chosen(16384)  # 100,000 x 16,384 x 12 bytes = 19.7 GB
+    assert (large.name, large.chunk_size) == ("chunked", 4096)
+    assert large.why == "logits of a micro-batch need 19.7 GB > max_logits_gb 16"
+    assert chosen(16384, chunk_size=1024).chunk_size == 1024
+    assert chosen(16384, max_logits_gb=20.0).name == "plain"
+    assert chosen(8192, max_logits_gb=1.0).name == "chunked"
+    assert chosen(16384, name="plain").name == "plain"
+    assert not chosen(16384, name="chunked").compiled
+    assert chosen(16384, True, name="chunked").compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"name": "chunky"}, "no loss called 'chunky'"),
+        ({"name": "plain", "chunk_size": 8}, "has no chunks"),
+        ({"name": "chunked", "max_logits_gb": 1.0}, "named already"),
+        ({"z_loss_multiplier": 0.0}, "not positive"),
+        ({"name": "linear_cross_entropy", "z_loss_multiplier": 1.0}, "linear_cross_entropy"),
+    ],
+)
+def test_options_without_effect_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        LossConfig(**options)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
+def test_linear_cross_entropy_is_refused_for_a_soft_cap_and_for_pads() -> None:
+    config = LossConfig(name="linear_cross_entropy")
+    for model in (replace(MODEL, logit_softcap=5.0), replace(MODEL, vocab_multiple=128)):
+        with pytest.raises(UsageError, match="logit_softcap and no padded"):
+            config.choose(model, microbatch=8, compiling=False)
+
+
+def test_plain_sums_are_those_of_torch() -> None:
+    head, x, labels = case()
+    logits = head.logits(x)
+    sums: LossSums = loss_sums(logits, labels, None)
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    assert torch.equal(sums.total, expected)

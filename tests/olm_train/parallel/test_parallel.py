@@ -104,6 +104,17 @@ def test_gradients_are_exchanged_at_the_last_micro_batch_only(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_loss_in_chunks_follows_one_rank_and_exchanges_nothing_more(
+    strategy: str, single: Run, ranks: list[dict[Any, Any]]
+) -> None:
+    run = ranks[0][strategy, "chunked"]
+    assert run.losses == pytest.approx(single.losses, rel=1e-5)
+    assert run.norms == pytest.approx(single.norms, rel=1e-4)
+    # Four chunks a micro-batch; the head is gathered once for them, and reduced once a step.
+    assert ranks[0][strategy, "chunked traffic"] == ranks[0][strategy, "traffic"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_nan_on_one_rank_stops_all_before_the_weights_change(
     strategy: str, ranks: list[dict[Any, Any]]
 ) -> None:

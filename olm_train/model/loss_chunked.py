@@ -1,0 +1,104 @@
+"""The loss without all logits at once: states are taken through the head in chunks.
+
+    forward:   for each chunk: logits -> loss and, at once, gradients of the chunk's states and of
+               the head, summed in fp32                               (logits of one chunk exist)
+    backward:  those gradients times the gradient that comes in
+
+The gradients are ready when the forward pass ends, as the loss is a sum. The head is one input of
+one function: under FSDP2 its weight stays gathered across the chunks and its gradient is one
+tensor, so there is one reduce-scatter after the last chunk.
+
+Source of the idea: Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, in
+plain torch. Never: a second derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from olm_train.model.head import Head
+from olm_train.model.loss import Loss, LossSums, cross_entropy_by_label
+
+Sums = Callable[[Tensor, Tensor], LossSums]
+"""(logits [n, V], labels [n]) -> LossSums."""
+
+
+def chunked_loss(sums: Sums, chunk_size: int) -> Loss:
+    """A loss that computes `sums` on `chunk_size` states at a time."""
+
+    def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+        if not torch.is_grad_enabled():
+            return _add([sums(head.logits(a), b) for a, b in _chunks(x, labels, chunk_size)])
+        outputs = _Chunked.apply(x, head.weight, labels, head, sums, chunk_size)
+        total, cross_entropy, z = outputs
+        return LossSums(total, cross_entropy, z)
+
+    return loss
+
+
+@torch.no_grad()
+def by_label_chunked(head: Head, x: Tensor, labels: Tensor, chunk_size: int | None) -> Tensor:
+    """`cross_entropy_by_label` of the head's logits, `chunk_size` states at a time; None: all."""
+    if chunk_size is None:
+        return cross_entropy_by_label(head.logits(x), labels)
+    parts = [
+        cross_entropy_by_label(head.logits(a)[None], b[None])[0]
+        for a, b in _chunks(x, labels, chunk_size)
+    ]
+    return torch.cat(parts).view_as(labels)
+
+
+def _chunks(x: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of [size, d_model] states and [size] labels; the last may be shorter."""
+    return list(zip(x.flatten(0, -2).split(size), labels.flatten().split(size), strict=True))
+
+
+def _add(parts: list[LossSums]) -> LossSums:
+    total, cross_entropy, z = (
+        None if values[0] is None else torch.stack(values).sum()
+        for values in zip(*parts, strict=True)
+    )
+    assert total is not None
+    assert cross_entropy is not None
+    return LossSums(total, cross_entropy, z)
+
+
+class _Chunked(torch.autograd.Function):
+    """(states, weight, ...) -> (total, cross entropy, z); only the total is differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        head: Head,
+        sums: Sums,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        own_weight = weight.detach().requires_grad_()
+        own_head = head._replace(weight=own_weight)
+        weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+        x_grads, parts = [], []
+        for states, chunk_labels in _chunks(x.detach(), labels, chunk_size):
+            states.requires_grad_()
+            with torch.enable_grad():
+                part = sums(own_head.logits(states), chunk_labels)
+            x_grad, chunk_weight_grad = torch.autograd.grad(part.total, (states, own_weight))
+            weight_grad += chunk_weight_grad
+            x_grads.append(x_grad)
+            parts.append(LossSums(part.total.detach(), part.cross_entropy, part.z))
+        ctx.save_for_backward(torch.cat(x_grads).view_as(x), weight_grad.to(weight.dtype))
+        total, cross_entropy, z = _add(parts)
+        ctx.mark_non_differentiable(*(t for t in (cross_entropy, z) if t is not None))
+        return total, cross_entropy, z
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x_grad, weight_grad = ctx.saved_tensors
+        scale = upstream[0]
+        return (x_grad * scale).to(x_grad), (weight_grad * scale).to(weight_grad), *(None,) * 4

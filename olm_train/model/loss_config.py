@@ -1,0 +1,148 @@
+"""Which loss a run takes: named, or chosen by the memory its logits would need.
+
+    LossConfig, model, tokens of a micro-batch --choose--> LossChoice --build--> Loss
+
+Under one configuration the choice is the same on every machine: it depends on sizes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from olm_data.errors import UsageError, suggest
+from olm_train.memory import LOGITS_BYTES
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.head import Head
+from olm_train.model.loss import IGNORE_INDEX, Loss, LossSums, loss_sums
+from olm_train.model.loss_chunked import chunked_loss
+
+NAMES = ("auto", "plain", "compiled", "chunked", "linear_cross_entropy")
+CHUNKED = ("chunked", "linear_cross_entropy")
+CHUNK_SIZE = 4096
+MAX_LOGITS_GB = 16.0
+
+
+@dataclass(frozen=True)
+class LossChoice:
+    """The loss of a run.
+
+    Attributes:
+        name: of the implementation, never "auto".
+        why: what it was chosen by, for the log.
+        chunk_size: tokens whose logits exist at once; None: those of the whole micro-batch.
+        z_loss_multiplier: of the z-loss, None: there is none.
+        compiled: whether the part after the logits is compiled.
+    """
+
+    name: str
+    why: str
+    chunk_size: int | None
+    z_loss_multiplier: float | None
+    compiled: bool
+
+    def build(self) -> Loss:
+        """Return the function."""
+        if self.name == "linear_cross_entropy":
+            return _linear_cross_entropy
+        sums: Callable[[Tensor, Tensor, float | None], LossSums] = loss_sums
+        if self.compiled:
+            sums = torch.compile(loss_sums, dynamic=False)
+        multiplier = self.z_loss_multiplier
+        if self.chunk_size is not None:
+            return chunked_loss(lambda x, labels: sums(x, labels, multiplier), self.chunk_size)
+        return lambda head, x, labels: sums(head.logits(x), labels, multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The loss: cross entropy and, on request, a z-loss.
+
+    Attributes:
+        name: implementation: "auto", "plain", "compiled", "chunked" or "linear_cross_entropy"
+            (torch's own chunked one, from torch 2.13 on).
+        z_loss_multiplier: adds this times log(sum(exp(logits)))^2 of each label.
+        chunk_size: "chunked", also where "auto" takes it: tokens whose logits exist at once.
+            Default: 4096.
+        max_logits_gb: "auto": 10^9 bytes of logits and their gradients from which on they are
+            computed in chunks. Default: 16.
+    """
+
+    name: Literal["auto", "plain", "compiled", "chunked", "linear_cross_entropy"] = "auto"
+    z_loss_multiplier: float | None = None
+    chunk_size: int | None = None
+    max_logits_gb: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            _refuse("name", f"there is no loss called {self.name!r}", suggest(self.name, NAMES))
+        for field in ("z_loss_multiplier", "chunk_size", "max_logits_gb"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                _refuse(field, f"{value} is not positive", "leave it out")
+        if self.chunk_size is not None and self.name not in ("auto", "chunked"):
+            _refuse("chunk_size", f"the {self.name} loss has no chunks", "use name: chunked")
+        if self.max_logits_gb is not None and self.name != "auto":
+            _refuse("max_logits_gb", f"the {self.name} loss is named already", "use name: auto")
+        if self.name == "linear_cross_entropy":
+            if not hasattr(F, "linear_cross_entropy"):
+                why = f"torch {torch.__version__} has no linear_cross_entropy; 2.13 has"
+                _refuse("name", why, "use name: chunked")
+            if self.z_loss_multiplier is not None:
+                why = "torch's linear_cross_entropy has no z-loss"
+                _refuse("z_loss_multiplier", why, "use name: chunked")
+
+    def choose(self, model: DecoderConfig, *, microbatch: int, compiling: bool) -> LossChoice:
+        """Choose the implementation.
+
+        Args:
+            model: shape of the model.
+            microbatch: tokens a rank takes through forward and backward at once.
+            compiling: whether the blocks are compiled: then "auto" and "chunked" compile the part
+                after the logits too.
+
+        Raises:
+            UsageError: the named one cannot compute this model's loss.
+        """
+        size = microbatch * model.vocab_size * LOGITS_BYTES / 1e9
+        name, why = self.name, "named in the configuration"
+        if name == "auto":
+            limit = self.max_logits_gb or MAX_LOGITS_GB
+            name = "chunked" if size > limit else "compiled" if compiling else "plain"
+            sign = ">" if size > limit else "<="
+            why = f"logits of a micro-batch need {size:.3g} GB {sign} max_logits_gb {limit:g}"
+        if name == "linear_cross_entropy" and (
+            model.logit_softcap is not None or model.padded_vocab_size != model.vocab_size
+        ):
+            why = "torch's linear_cross_entropy knows no logit_softcap and no padded vocabulary"
+            _refuse("name", why, "use name: chunked")
+        return LossChoice(
+            name,
+            why,
+            (self.chunk_size or CHUNK_SIZE) if name in CHUNKED else None,
+            self.z_loss_multiplier,
+            compiled=name == "compiled" or (name == "chunked" and compiling),
+        )
+
+
+def _refuse(field: str, what: str, fix: str | None) -> None:
+    raise UsageError(
+        f"train_module.loss.{field}: {what}", where=f"train_module.loss.{field}", fix=fix
+    )
+
+
+def _linear_cross_entropy(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+    loss = F.linear_cross_entropy(
+        x.flatten(0, 1),
+        head.weight,
+        labels.flatten(),
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
+        options=torch.nn.LinearCrossEntropyOptions(),
+    ).float()
+    return LossSums(loss, loss.detach(), None)
