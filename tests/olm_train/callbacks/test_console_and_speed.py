@@ -60,6 +60,9 @@ def test_one_line_an_interval_and_at_both_ends(
         next(line for line in lines if line.startswith("step 6/7")),
     )
     assert lines[0].startswith("training 21.6k parameters to step 7 (1.79k tokens) on 1 CPU rank")
+    assert lines[1].startswith(
+        "attention sdpa; loss plain: logits of a micro-batch need 0.000393 GB"
+    )
     assert lines[-1] == "finished at step 7 (1.79k tokens)"
 
 
