@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from support.attention_loop import cpu_backends, loop_backend
 from support.batches import make_batch
+from support.model_options import GEMMA2, GPT2, OLMO3, stirred
 
 from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import init_parameters
 
 CONFIG = DecoderConfig(vocab_size=64, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2)
+FAMILIES: dict[str, dict[str, Any]] = {"GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2}
 LENGTHS = [[30, 1, 17, 48], [96], [50, 46]]
 BOUNDS = [[0, 30, 31, 48, 96], [0, 96], [0, 50, 96]]
 
@@ -53,6 +56,18 @@ def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
     model = replace(CONFIG, attention=backend).build()
     init_parameters(model, seed=3)
     model.compute_dtype = dtype
+    check_isolation(model, reach=96)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_way_to_give_positions_and_windows_keeps_documents_apart(family: str) -> None:
+    model = stirred(replace(CONFIG, **FAMILIES[family]))
+    # Gemma 2's windows here are 7, 3 and 7: a change reaches 6 + 2 + 6 tokens ahead, no further.
+    check_isolation(model, reach=14 if family == "Gemma 2" else 96)
+
+
+def check_isolation(model: Decoder, *, reach: int) -> None:
+    """Change tokens; only logits of the same document, at most `reach` ahead, may change."""
     ids = make_batch(LENGTHS, vocab_size=64).input_ids
     before = logits(model, ids)
     for row, bounds in enumerate(BOUNDS):
@@ -63,7 +78,7 @@ def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
                 after = logits(model, changed)
                 same = (after == before).all(-1)  # [b, S]
                 assert not same[row, place]
-                same[row, place:end] = True
+                same[row, place : min(end, place + reach + 1)] = True
                 assert same.all(), (row, place)
 
 

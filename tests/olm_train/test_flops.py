@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.batches import make_batch
+from support.model_options import CONFIG, OPTIONS
 from torch.utils.flop_counter import FlopCounterMode
 
-from olm_train.flops import device_peak_flops, model_flops_utilisation, num_flops_per_token
+from olm_train.flops import (
+    attention_pairs,
+    device_peak_flops,
+    document_pairs,
+    model_flops_utilisation,
+    num_flops_per_token,
+)
+from olm_train.model.attention import block_causal_mask
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters
 from olm_train.model.presets import preset
 
 
-@pytest.mark.parametrize("tie", [True, False])
-def test_matrix_work_equals_torchs_own_count(tie: bool) -> None:
-    config = DecoderConfig(
-        vocab_size=100, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, tie_embeddings=tie,
-        qk_norm="head",
-    )  # fmt: skip
+@pytest.mark.parametrize("change", OPTIONS, ids=str)
+def test_matrix_work_equals_torchs_own_count(change: dict[str, Any]) -> None:
+    config = replace(CONFIG, **{**change, "vocab_multiple": 1})
     model = config.build()
     init_parameters(model, 0)
-    batch = make_batch([[64]], vocab_size=100)
+    batch = make_batch([[64]], vocab_size=50)
     with FlopCounterMode(display=False) as counter:
         model(batch.input_ids, doc_start=batch.doc_start).sum().backward()
     products = {
@@ -30,6 +40,19 @@ def test_matrix_work_equals_torchs_own_count(tie: bool) -> None:
     }
     # No gradient is taken with respect to ids, so all of forward, dx and dw is there.
     assert sum(products.values()) == 64 * num_flops_per_token(config, pairs_per_token=0)
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    st.lists(st.integers(1, 12) | st.just(-1), min_size=1, max_size=4),
+)
+def test_pairs_are_those_that_the_windows_leave(lengths: list[int], pattern: list[int]) -> None:
+    config = replace(CONFIG, n_layers=5, sliding_window=tuple(pattern))
+    batch = make_batch([lengths], vocab_size=2)
+    masks = [block_causal_mask(batch.doc_start, window) for window in config.windows]
+    seen = sum(int(mask.sum()) for mask in masks)
+    assert attention_pairs(config, batch.positions) == seen // 5
+    assert sum(document_pairs(config, n) for n in lengths) == pytest.approx(seen / 5)
 
 
 def test_attention_counts_the_pairs_that_exist() -> None:

@@ -10,38 +10,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import make_batch
+from support.model_options import CONFIG, GPT2, OPTIONS, PADDED, stirred
+from support.plain_decoder import plain_logits
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder, DecoderConfig
-from olm_train.model.init import init_parameters, parameter_seed
+from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid, cross_entropy_sum
-from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
+from olm_train.model.rope import PositionInterpolation
 
 TABLES = ("embeddings.weight", "lm_head.weight")
-GPT2: dict[str, Any] = {
-    "positions": "learned", "max_positions": 96, "norm": "layer_norm", "norm_bias": True,
-    "feed_forward": "gelu", "bias": "all", "tie_embeddings": True, "qk_norm": None,
-    "n_kv_heads": None,
-}  # fmt: skip
-CONFIG = DecoderConfig(
-    vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm="head"
-)
 
 
 def build(config: DecoderConfig, seed: int = 0) -> Decoder:
     model = config.build()
     init_parameters(model, seed)
-    return model
-
-
-@torch.no_grad()
-def stirred(config: DecoderConfig) -> Decoder:
-    """Build a model whose norms and biases are not at their start, where many have no effect."""
-    model = build(config)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1:
-            generator = torch.Generator().manual_seed(parameter_seed(1, name))
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     return model
 
 
@@ -87,41 +70,7 @@ def test_no_gradient_flows_from_one_document_to_another() -> None:
     assert (gradient[:, 32:] == 0).all()
 
 
-OPTIONS: list[dict[str, Any]] = [
-    {"n_kv_heads": 4},
-    {"n_kv_heads": 1},
-    {"head_dim": 16},
-    {"hidden_size": 40},
-    {"feed_forward": "geglu"},
-    {"feed_forward": "gelu"},
-    {"bias": "qkv"},
-    {"bias": "all"},
-    {"bias": "all", "feed_forward": "gelu"},
-    {"block": "reordered_norm"},
-    {"block": "peri_norm"},
-    {"norm": "layer_norm"},
-    {"norm": "layer_norm", "norm_bias": True, "block": "peri_norm", "qk_norm": "full"},
-    {"norm_eps": 0.1},
-    {"qk_norm": None},
-    {"qk_norm": "full"},
-    {"positions": "learned", "max_positions": 96},
-    {"rope_theta": 100.0},
-    {"rope_scaling": PositionInterpolation(factor=4)},
-    {"rope_scaling": Llama3Scaling(factor=8, old_context_len=32)},
-    {"rope_scaling": YaRNScaling(factor=4, old_context_len=64)},
-    {"no_rope_layer_interval": 2},
-    {"sliding_window": (5, -1)},
-    {"embed_scale": 8.0},
-    {"tie_embeddings": True},
-    {"vocab_multiple": 128},
-    {"vocab_multiple": 128, "tie_embeddings": True},
-    {"logit_softcap": 0.1},
-    {"init_std": 0.05},
-    GPT2,
-]
-
-
-@pytest.mark.parametrize("change", OPTIONS, ids=str)
+@pytest.mark.parametrize("change", [*OPTIONS, *PADDED], ids=str)
 def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     config = replace(CONFIG, **change)
     model = config.build(device="meta")
@@ -135,13 +84,49 @@ def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     assert sum(matrices) == config.num_matrix_params
 
 
-@pytest.mark.parametrize(
-    "change", [change for change in OPTIONS if "vocab_multiple" not in change], ids=str
-)
+@pytest.mark.parametrize("change", OPTIONS, ids=str)
 def test_each_option_has_an_effect(change: dict[str, Any]) -> None:
     ids = make_batch([[48]], vocab_size=50).input_ids
     with torch.no_grad():
         assert not torch.equal(stirred(replace(CONFIG, **change))(ids), stirred(CONFIG)(ids))
+
+
+@pytest.mark.parametrize("change", [{}, *OPTIONS, *PADDED], ids=str)
+def test_logits_are_those_of_the_formulas_for_each_document_alone(change: dict[str, Any]) -> None:
+    config = replace(CONFIG, **change)
+    model = stirred(config)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    batch = make_batch([[21, 1, 10], [2, 30]], vocab_size=50)
+    with torch.no_grad():
+        packed = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
+        assert packed.shape == (2, 32, 50)
+        for row, start, end in [(0, 0, 21), (0, 21, 22), (0, 22, 32), (1, 0, 2), (1, 2, 32)]:
+            ids = batch.input_ids[row, start:end]
+            expected = plain_logits(config, weights, ids.tolist()).float()
+            torch.testing.assert_close(packed[row, start:end], expected, rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(model(ids[None])[0], expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("change", PADDED, ids=str)
+def test_rows_that_pad_the_vocabulary_change_nothing_and_stay_zeros(change: dict[str, Any]) -> None:
+    config = replace(CONFIG, **change)
+    model, plain = build(config), build(replace(config, vocab_multiple=1))
+    batch = make_batch([[20, 12]], vocab_size=50)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for one in (model, plain):
+        logits = one(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
+        cross_entropy_sum(logits, batch.labels).backward()
+    others = dict(plain.named_parameters())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        real = len(others[name])
+        assert torch.equal(parameter[:real], others[name])
+        torch.testing.assert_close(parameter.grad[:real], others[name].grad, rtol=1e-5, atol=1e-5)
+        assert not parameter.grad[real:].any()
+    optimizer.step()
+    for table in {model.embeddings.weight, getattr(model.lm_head, "weight", None)} - {None}:
+        assert len(table) == config.padded_vocab_size > 50
+        assert not table[50:].any()
 
 
 def test_rotary_positions_are_relative() -> None:

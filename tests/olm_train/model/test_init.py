@@ -36,6 +36,19 @@ def test_an_option_leaves_the_weights_it_does_not_touch() -> None:
         assert torch.equal(value, full[name])
 
 
+def test_biases_and_rows_that_pad_the_vocabulary_are_zeros() -> None:
+    plain = weights(CONFIG)
+    for name, value in weights(replace(CONFIG, bias="all", vocab_multiple=128)).items():
+        if name.endswith(".bias"):
+            assert not value.any()
+        elif name in ("embeddings.weight", "lm_head.weight"):
+            assert torch.equal(value[:600], plain[name])
+            assert value.shape == (640, 64)
+            assert not value[600:].any()
+        else:
+            assert torch.equal(value, plain[name])
+
+
 def test_global_random_state_has_no_part_in_it() -> None:
     torch.manual_seed(1)
     first = weights(CONFIG)

@@ -1,0 +1,95 @@
+"""Rotary scalings: read from a configuration, refused where they make no sense, right at the ends.
+
+That each gives the angles of its formula is in test_decoder.py (against support/plain_decoder.py).
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olm_data.errors import UsageError
+from olm_train.config import Values, as_dict, parse
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.rope import (
+    Llama3Scaling,
+    PositionInterpolation,
+    RopeScaling,
+    YaRNScaling,
+    rope_table,
+)
+
+SHAPE = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4}
+ALL: list[RopeScaling] = [
+    PositionInterpolation(factor=8.0),
+    Llama3Scaling(factor=8.0, old_context_len=8192),
+    YaRNScaling(factor=8.0, old_context_len=8192),
+]
+
+
+@pytest.mark.parametrize("scaling", ALL, ids=lambda scaling: scaling.name)
+def test_a_scaling_is_read_by_its_name_and_written_back(scaling: RopeScaling) -> None:
+    values = Values({"rope_scaling": as_dict(scaling), **SHAPE})
+    config = parse(DecoderConfig, values)
+    assert config.rope_scaling == scaling
+    assert parse(DecoderConfig, Values(as_dict(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("given_", "words"),
+    [
+        ({"name": "yarm", "factor": 2}, "yarn"),
+        ({"name": "pi"}, "factor"),
+        ({"name": "pi", "factor": 0.5}, "factor"),
+        ({"name": "pi", "factor": 2, "old_context_len": 64}, "old_context_len"),
+        ({"name": "yarn", "factor": 2}, "old_context_len"),
+        ({"name": "yarn", "factor": 2, "old_context_len": 0}, "old_context_len"),
+        ({"name": "yarn", "factor": 2, "old_context_len": 64, "beta_slow": 40}, "beta_slow"),
+        ({"name": "llama3", "factor": 2, "old_context_len": 64, "high_freq_factor": 1}, "low_freq"),
+    ],
+    ids=str,
+)
+def test_a_scaling_that_makes_no_sense_is_refused(given_: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(DecoderConfig, Values({"rope_scaling": given_, **SHAPE}))
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [Llama3Scaling, YaRNScaling])
+@given(
+    factor=st.floats(1, 64),
+    old=st.integers(512, 65_536),
+    theta=st.floats(5_000, 5_000_000),
+    half=st.integers(16, 128),
+)
+def test_short_waves_are_kept_long_ones_stretched_and_order_is_kept(
+    kind: type[Llama3Scaling] | type[YaRNScaling], factor: float, old: int, theta: float, half: int
+) -> None:
+    plain = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    scaled = kind(factor=factor, old_context_len=old).scale(plain, theta)
+    kept = scaled / plain
+    assert kept[0] == 1
+    assert (kept.diff() <= 1e-6).all()
+    assert (kept >= 1 / factor - 1e-6).all()
+    if 2 * math.pi / plain[-1] > 2 * old:  # YaRN ends a pair after the wave of the old context
+        assert kept[-1] == pytest.approx(1 / factor, rel=1e-4)
+
+
+def test_position_interpolation_gives_each_place_the_angles_of_a_smaller_one() -> None:
+    positions = torch.arange(32)[None]
+    scaled = rope_table(positions * 4, 16, 10_000.0, PositionInterpolation(factor=4.0))
+    for one, other in zip(scaled, rope_table(positions, 16, 10_000.0), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_yarn_lengthens_queries_and_keys_by_its_formula() -> None:
+    cos, sin = rope_table(
+        torch.arange(8)[None], 16, 10_000.0, YaRNScaling(factor=16.0, old_context_len=64)
+    )
+    torch.testing.assert_close(
+        (cos**2 + sin**2).sqrt(), torch.full_like(cos, 0.1 * math.log(16) + 1)
+    )
