@@ -70,6 +70,7 @@ def run_folder(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         folder,
         "--trainer.callbacks.checkpointer.save_interval=12",
         "--train_module.optim.lr=3e-2",
+        "--model.vocab_multiple=96",
     ).fit()
     return folder
 
@@ -83,6 +84,15 @@ def test_command_prints_the_text_and_writes_the_sample(run_folder: Path, tmp_pat
     assert result.stdout == f"the quick{written['text']}\n"
     assert len(written["ids"]) <= 9
     assert written["checkpoint"] == "step00000024"
+
+
+def test_rows_that_pad_the_vocabulary_are_saved_and_never_drawn(run_folder: Path) -> None:
+    model = load_model(newest_checkpoint(run_folder, World()))
+    assert len(model.embeddings.weight) == 576 > model.config.vocab_size == 512
+    assert not model.embeddings.weight[512:].any()
+    drawn = generate(run_folder, "the", max_new_tokens=40, temperature=50.0, top_k=0)["ids"]
+    assert len(drawn) > 10
+    assert max(drawn) < 512
 
 
 def test_a_named_checkpoint_is_another_model(run_folder: Path) -> None:
