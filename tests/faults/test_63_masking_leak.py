@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from support.attention_loop import cpu_backends, loop_backend
 from support.batches import make_batch
-from support.model_options import GEMMA2, GPT2, OLMO3, stirred
+from support.model_options import FAMILIES, stirred
 
 from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import init_parameters
 
 CONFIG = DecoderConfig(vocab_size=64, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2)
-FAMILIES: dict[str, dict[str, Any]] = {"GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2}
 LENGTHS = [[30, 1, 17, 48], [96], [50, 46]]
 BOUNDS = [[0, 30, 31, 48, 96], [0, 96], [0, 50, 96]]
 

@@ -24,8 +24,9 @@ OLMO3: dict[str, Any] = {
 }  # fmt: skip
 GEMMA2: dict[str, Any] = {
     "block": "peri_norm", "feed_forward": "geglu", "sliding_window": (7, 3), "embed_scale": 5.7,
-    "logit_softcap": 0.1, "tie_embeddings": True, "vocab_multiple": 128,
+    "logit_softcap": 2.0, "tie_embeddings": True, "vocab_multiple": 128,
 }  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {"GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2}
 OPTIONS: list[dict[str, Any]] = [
     {"n_kv_heads": 4},
     {"n_kv_heads": 1},

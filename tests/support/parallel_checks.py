@@ -6,12 +6,14 @@ They stand here, and run in one call, because starting processes is what costs t
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from support.model_options import FAMILIES
 from support.training import MODEL, build, digest, full, micro_batches, train
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,6 +58,10 @@ def all_checks(folder: str) -> dict[str, Any]:
         results[strategy, "eval"] = _evaluate(strategy, world)
     for name, optim in OPTIMIZERS.items():
         results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
+    for name, change in FAMILIES.items():
+        for strategy in ("fsdp", "ddp"):
+            model = replace(MODEL, **change)
+            results[strategy, name] = train(build(strategy, world=world, model=model), [2, 2])
     results["shares"] = _shares(world)
     return results
 

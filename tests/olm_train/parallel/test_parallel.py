@@ -5,6 +5,7 @@ All checks of two ranks run in one pair of processes (support/parallel_checks.py
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.distributed import run_ranks
+from support.model_options import FAMILIES
 from support.parallel_checks import MICRO_BATCHES, OPTIMIZERS, all_checks
 from support.training import MODEL, ROWS, Run, build, digest, full, micro_batches, train
 
@@ -63,6 +65,19 @@ def test_losses_norms_and_weights_follow_those_of_one_rank(
     assert first.norms == pytest.approx(single.norms, rel=1e-4)
     for name, weight in single.weights.items():
         torch.testing.assert_close(first.weights[name], weight, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_starts_with_the_same_bits_and_trains_alike(
+    family: str, ranks: list[dict[Any, Run]]
+) -> None:
+    alone = train(build(model=replace(MODEL, **FAMILIES[family])), [ROWS])
+    assert alone.losses[-1] < 0.95 * alone.losses[0]
+    for strategy in STRATEGIES:
+        first, second = (rank[strategy, family] for rank in ranks)
+        assert first.initial == second.initial == alone.initial
+        assert first.losses == second.losses == pytest.approx(alone.losses, rel=1e-4)
+        assert digest(first.weights) == digest(second.weights)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
