@@ -150,6 +150,7 @@ class TrainerConfig:
             save folder has no checkpoint yet.
         load_trainer_state: from load_path, take step, data position and callbacks' state too.
         load_optim_state: from load_path, take the optimiser's state too.
+        max_rewinds: bad steps a start of the run goes back for, with non_finite=rewind.
         callbacks: what happens around the steps.
     """
 
@@ -162,6 +163,7 @@ class TrainerConfig:
     load_path: FilePath | None = None
     load_trainer_state: bool = True
     load_optim_state: bool = True
+    max_rewinds: int = 3
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
@@ -263,6 +265,7 @@ class RunConfig:
             hard_stop=trainer.hard_stop,
             metrics_collect_interval=trainer.metrics_collect_interval,
             load=trainer.load_policy(),
+            max_rewinds=trainer.max_rewinds,
             callbacks=trainer.callbacks.build(),
             config=self.as_dict(),
         )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.errors import UsageError, ValidationError
 from olm_train.flops import attention_pairs
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.head import Head
@@ -34,29 +34,11 @@ from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
 from olm_train.parallel.config import DataParallelConfig
+from olm_train.stability import NON_FINITE, SKIPPED, FiniteGate, NonFinite, take_step
 from olm_train.world import World
 
 if TYPE_CHECKING:
     from olm_train.data.batch import Batch
-
-
-class NonFiniteError(OlmError):
-    """The loss or the gradient norm is NaN or infinite; the step was not taken.
-
-    Attributes:
-        step: the step that was about to be taken.
-        rows: global row ids of the whole global batch, ascending.
-    """
-
-    def __init__(self, step: int, rows: list[int], *, loss: float, grad_norm: float) -> None:
-        self.step, self.rows = step, rows
-        super().__init__(
-            f"step {step}: loss {loss}, gradient norm {grad_norm}",
-            where=f"rows {_ranges(rows)}",
-            why="the step was not taken on any rank; the weights are those of the step before",
-            fix="look at the rows with `olm-data peek LOCK --row N`; lower optim.lr, or add the "
-            "rows to data_loader.skip and resume",
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +53,7 @@ class TransformerTrainModuleConfig:
         dp_config: data parallelism and precision.
         loss: cross entropy, its implementation and the z-loss.
         compile_model: compile each block.
+        non_finite: what happens where loss or gradient is NaN or infinite.
     """
 
     rank_microbatch_size: int
@@ -80,6 +63,7 @@ class TransformerTrainModuleConfig:
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     compile_model: bool = False
+    non_finite: NonFinite = NonFinite.halt
 
     def __post_init__(self) -> None:
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
@@ -127,6 +111,7 @@ class TransformerTrainModule:
         )
         self.optimizer = config.optim.build(self.model)
         self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)
+        self._gate = FiniteGate(config.non_finite, world.device)
 
     def train_step(
         self,
@@ -150,10 +135,9 @@ class TransformerTrainModule:
             label, "optim/total grad norm" fp32 before
             clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
             "train/attention pairs" (queries times the keys each sees, mean over layers) int64,
-            "train/sequence length" tokens of a row.
-
-        Raises:
-            NonFiniteError: on each rank, before the weights change.
+            "train/sequence length" tokens of a row. "optim/non-finite" fp32 is 1 where loss or
+            norm is NaN or infinite: nothing was changed by this step, nor is by later ones unless
+            the policy is `skip` or a state is loaded.
         """
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
@@ -179,18 +163,13 @@ class TransformerTrainModule:
 
         norm = total_norm(self.model.parameters())
         grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
-        # Loss and norm are the same bits on each rank, so all of them stop or none does.
-        if not torch.isfinite(loss + grad_norm):
-            raise NonFiniteError(
-                step, self._global_rows(batches), loss=float(loss), grad_norm=float(grad_norm)
-            )
+        bad, blocked = self._gate.judge(loss, grad_norm)
         clip_gradients(self.optimizer, norm, self.config.max_grad_norm)
-        skipped = {}
         if self._guard is not None:
             self._guard.push(loss, grad_norm)
-            skipped = {"optim/step skipped": self._guard.skipped()}
         lr = self._set_lr(step, max_steps, tokens)
-        self.optimizer.step()
+        take_step(self.optimizer, blocked)
+        skipped = {} if self._guard is None else {SKIPPED: self._guard.skipped()}
         return {
             "train/CE loss": loss,
             **extra,
@@ -201,6 +180,7 @@ class TransformerTrainModule:
             "train/labels": labels,
             "train/attention pairs": pairs,
             "train/sequence length": batches[0].max_seqlen,
+            NON_FINITE: bad,
         }
 
     @torch.no_grad()
@@ -257,6 +237,7 @@ class TransformerTrainModule:
                 target.copy_(source)
             else:
                 assign(target, source)
+        self._gate.open()
 
     def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
         return self._forward(
@@ -283,10 +264,6 @@ class TransformerTrainModule:
             group["lr"] = group["peak_lr"] * factor
         return self.config.optim.lr * factor
 
-    def _global_rows(self, batches: Sequence[Batch]) -> list[int]:
-        own = [row for batch in batches for row in batch.rows.tolist()]
-        return sorted({row for rows in self.world.gather(own) for row in rows})
-
 
 def _paired(
     own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str
@@ -305,14 +282,3 @@ def _paired(
             fix="use the model configuration the state was saved with",
         )
     return ((own[name], given[name]) for name in own)
-
-
-def _ranges(rows: Sequence[int]) -> str:
-    """Ascending integers as "3-5, 9"."""
-    spans: list[list[int]] = []
-    for row in rows:
-        if spans and row == spans[-1][1] + 1:
-            spans[-1][1] = row
-        else:
-            spans.append([row, row])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.errors import ConflictError, OlmError, UsageError
-from olm_data.mixture.skip import clip_ranges
+from olm_data.mixture.skip import Range, clip_ranges
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, absolute
+from olm_train.bad_step import NonFiniteError, check_finite, leave_out_recorded, rewind
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
 from olm_train.checkpoint.logs import default_work_dir, fetch_logs, run_logs
@@ -48,6 +49,7 @@ class Trainer:
         hard_stop: stop there already, on the schedule of `max_duration`.
         metrics_collect_interval: steps between reads of the metrics from the device.
         load: where to begin: with checkpoints in `save_folder`, or with another run's.
+        max_rewinds: bad steps that `fit` goes back for, where the train module's policy says so.
         callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
             checkpointer are added unless one of that class, or None under that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
@@ -57,6 +59,7 @@ class Trainer:
         max_steps, stop_step: length of the schedule; step at which this run ends.
         resumed: whether `fit` went on from a checkpoint.
         origin: path, step and digest of the checkpoint of another run that this one began with.
+        rewinds, bad_rows: how often it went back for a bad step; the rows of the last one.
         checkpoints: kind of each checkpoint in the save folder, by step.
 
     Raises:
@@ -74,6 +77,7 @@ class Trainer:
         hard_stop: Duration | None = None,
         metrics_collect_interval: int = 5,
         load: LoadPolicy | None = None,
+        max_rewinds: int = 3,
         callbacks: Mapping[str, Callback | None] | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -94,6 +98,8 @@ class Trainer:
         self.step = 0
         self.resumed = False
         self.origin: dict[str, Any] | None = None
+        self.max_rewinds, self.rewinds = max_rewinds, 0
+        self.bad_rows: tuple[Range, ...] = ()
         self.checkpoints: dict[int, Kind] = {}
         self.paused_seconds = 0.0
         self._buffer = MetricsBuffer()
@@ -109,28 +115,38 @@ class Trainer:
             Preempted: a signal asked to stop; the checkpoint is on disk.
             ValidationError: the checkpoint belongs to another mixture, model or batch size.
             ConflictError: another process trains into this folder, or `never` found a checkpoint.
+            NonFiniteError: loss or gradient is no number; nothing changed since the step before.
         """
         with self._exclusive(), self._preemption:
             fetch_logs(self.save_folder, self.work_dir, self.world)
+            leave_out_recorded(self)
             restore(self)
-            if self.step >= self.stop_step:
-                self.say(f"already finished at step {self.step:,}: nothing to do")
-                return
-            if self.main:
-                plain = json.dumps(self.config, indent=1).encode() + b"\n"
-                write_durable(self.work_dir / CONFIG, plain)
-            try:
-                self._train()
-            except BaseException as error:
-                self._call("on_error", error)
-                raise
-            finally:
-                self._call("close")
-                self.data_loader.close()
+            while self.step < self.stop_step:
+                try:
+                    self._start()
+                    return
+                except NonFiniteError as error:
+                    rewind(self, error)
+            self.say(f"already finished at step {self.step:,}: nothing to do")
 
-    def _train(self) -> None:
+    def _start(self) -> None:
+        """Train from the step reached, with everything around it opened and closed."""
+        if self.main:
+            plain = json.dumps(self.config, indent=1).encode() + b"\n"
+            write_durable(self.work_dir / CONFIG, plain)
         optimizer = self.train_module.optimizer
         hook = optimizer.register_step_pre_hook(lambda *_: self._call("pre_optim_step"))
+        try:
+            self._train()
+        except BaseException as error:
+            self._call("on_error", error)
+            raise
+        finally:
+            hook.remove()
+            self._call("close")
+            self.data_loader.close()
+
+    def _train(self) -> None:
         self._call("pre_train")
         self._stop_if_asked()
         steps = iter(self.data_loader)
@@ -151,7 +167,6 @@ class Trainer:
                 self.flush_metrics()
             self._call("post_step")
             self._stop_if_asked()
-        hook.remove()
         self.flush_metrics()
         self._call("post_train")
 
@@ -205,6 +220,7 @@ class Trainer:
     def flush_metrics(self) -> None:
         """Read all metrics from the device and hand them to the callbacks, step by step."""
         for step, metrics in self._buffer.collect():
+            check_finite(self, step, metrics)
             self._call("pre_log_metrics", step, metrics)
             self._call("log_metrics", step, metrics)
 

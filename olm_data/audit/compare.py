@@ -39,7 +39,7 @@ class Account:
         epoch: how often the source was gone through before, from 0.
         planned: rows of it in the whole lock.
         due: rows of it up to the last row reached.
-        skipped: due rows left out on purpose.
+        skipped: due rows left out on purpose, or of a step that was not taken.
         trained: rows trained, a repeated one each time.
     """
 
@@ -65,7 +65,9 @@ class Audit:
         run, lock: the run's folder, the lock's digest.
         sequence_length: tokens of a row.
         steps, tokens: steps logged, and the tokens in them as counted on the devices.
-        reached: one past the last row that was trained.
+        not_taken: steps that left the weights as they were: their loss or gradient was a spike or
+            no number. Their rows count as skipped.
+        reached: one past the last row of the steps logged.
         accounts: in the order of stages, sources and epochs.
         starts: all starts of the run; `rewound` says how many steps were trained again.
         problems: how the log differs from the plan, in words; none if it agrees.
@@ -76,6 +78,7 @@ class Audit:
     sequence_length: int
     steps: int
     tokens: int
+    not_taken: list[int]
     reached: int
     accounts: list[Account]
     starts: list[Start]
@@ -128,18 +131,24 @@ def audit(lock: Lock, log: RunLog) -> Audit:
     problems += _in_words("neither trained nor skipped", missed)
     problems += _in_words("trained though the run skips them", against)
 
+    not_taken = [step for step in log.steps if not step.taken]
+    idle = clip_ranges(
+        [item for step in not_taken for item in _without(step.rows, step.skipped)], 0, total
+    )
     names = stage_names(lock)  # several parts of one stage are one
     whole = [names.index(name) for name in names]
-    planned, due, trained, left_out = (
+    planned, due, trained, left_out, without_effect = (
         _tally(schedule, whole, ranges)
-        for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped)
+        for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped, idle)
     )
+    trained, left_out = trained - without_effect, left_out + without_effect
     return Audit(
         run=str(log.folder),
         lock=lock.digest,
         sequence_length=lock.sequence_length,
         steps=len(log.steps),
-        tokens=sum(step.trained or 0 for step in log.steps),
+        tokens=sum(step.trained or 0 for step in log.steps if step.taken),
+        not_taken=[step.step for step in not_taken],
         reached=reached,
         accounts=[
             Account(

@@ -22,7 +22,9 @@ from olm_data.mixture.skip import Range
 STARTS = "starts.jsonl"
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Start(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A start of a run, one line of `starts.jsonl`.
 
     Attributes:
@@ -32,6 +34,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         global_batch_size: tokens of a step.
         world_size: ranks.
         skip: ranges of global rows left out, in the past and in the future of the run.
+        bad: rows of a step whose loss or gradient was no number. The run went back to this start
+            to leave them out; they are among `skip`.
     """
 
     step: int
@@ -40,6 +44,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     global_batch_size: int
     world_size: int
     skip: tuple[Range, ...]
+    bad: tuple[Range, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

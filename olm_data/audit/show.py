@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from olm_data.audit.compare import Audit
+from olm_data.audit.compare import MOST_SHOWN, Audit
 
 _COLUMNS = ("epoch", "planned", "due so far", "skipped", "trained", "difference")
 
@@ -48,9 +48,22 @@ def print_audit(found: Audit, console: Console) -> None:
     ]
     if rewound:
         lines.append(
-            f"{rewound:,} steps were trained again: a kill had lost their weights, and they count "
-            "once"
+            f"{rewound:,} steps were trained again: a kill or a rewind had lost their weights, and "
+            "they count once"
         )
+    if found.not_taken:
+        steps = ", ".join(f"{step:,}" for step in found.not_taken[:MOST_SHOWN])
+        more = ", ..." if len(found.not_taken) > MOST_SHOWN else ""
+        lines.append(
+            f"{len(found.not_taken):,} steps left the weights as they were: loss or gradient was a "
+            f"spike or no number (step {steps}{more}); their rows count as skipped"
+        )
+    lines += [
+        f"step {start.step + 1:,}: went back and left out rows "
+        f"{', '.join(f'[{a:,}, {b:,})' for a, b in start.bad)}: loss or gradient was no number"
+        for start in found.starts
+        if start.bad
+    ]
     lines += [f"differs: {problem}" for problem in found.problems]
     if found.agrees:
         lines.append("agrees: each row due was trained once or skipped")

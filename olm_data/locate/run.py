@@ -33,6 +33,7 @@ class LoggedStep:
         skipped: ranges inside `rows` that were left out.
         order: the order digest, or None in logs without.
         trained: tokens of the step as counted on the devices, or None in logs without.
+        taken: whether the weights moved: a spike, or a loss that is no number, may be left out.
     """
 
     line: int
@@ -42,6 +43,7 @@ class LoggedStep:
     skipped: tuple[Range, ...]
     order: str | None
     trained: int | None = None
+    taken: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,8 @@ def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
     skipped = merge_ranges(entry.get("skipped", []))
     if clip_ranges(skipped, first, end) != skipped:
         raise ValueError("skipped rows are not among those of the step")
-    return LoggedStep(number, step, tokens, (first, end), skipped, order, trained)
+    taken = not entry.get("optim/step skipped")
+    return LoggedStep(number, step, tokens, (first, end), skipped, order, trained, taken)
 
 
 def _malformed(path: Path, why: str) -> ValidationError:

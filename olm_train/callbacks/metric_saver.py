@@ -3,16 +3,17 @@
     {"step": 12, "tokens": 6144, "rows": [88, 96], "order": "9f2c...", "train/CE loss": 5.1, ...}
     {"step": 12, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, "tokens": 4080}}}
 
-Numbers are written so that reading them gives the same float64 back. `rows` is the half-open range
-of the schedule's rows that the step was made of, without the ranges in `skipped` if there are any;
-`order` is their digest (`olm_data.mixture.steps`). A resumed run first removes the lines beyond the
-step of its checkpoint, so kills leave no step twice and none out; `starts.jsonl` beside it says how
-many they were (`olm_data.audit.run_log`).
+Numbers are written so that reading them gives the same float64 back; NaN and infinity are null.
+`rows` is the half-open range of the schedule's rows that the step was made of, without the ranges
+in `skipped` if there are any; `order` is their digest (`olm_data.mixture.steps`). A resumed run
+first removes the lines beyond the step of its checkpoint, so kills leave no step twice and none
+out; `starts.jsonl` beside it says how many they were (`olm_data.audit.run_log`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,14 +89,23 @@ class MetricSaverCallback(Callback):
             global_batch_size=loader.global_batch_size,
             world_size=trainer.world.size,
             skip=loader.skip,
+            bad=trainer.bad_rows,
         )
         starts = [*read_starts(trainer.work_dir), start]
         _replace(trainer.work_dir / STARTS, encode_starts(starts))
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+            plain = {name: _plain(value) for name, value in line.items()}
+            self._file.write(json.dumps(plain, allow_nan=False) + "\n")
             self._file.flush()
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value with null for what is no number: JSON has none."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def keep_until(path: Path, step: int) -> int:

@@ -63,6 +63,9 @@ class SpeedMonitorCallback(Callback):
         self._window: tuple[int, float, float, float] | None = None
         self._pairs = self._tokens = 0.0
 
+    def pre_train(self) -> None:
+        self._window = None  # a run may go back and start again
+
     def post_step(self) -> None:
         if self._window is None:
             self._open_window()

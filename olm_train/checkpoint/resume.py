@@ -71,11 +71,15 @@ class LoadPolicy:
             )
 
 
-def restore(trainer: Trainer) -> None:
+def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
     """Put a trainer where its newest good checkpoint left off; every rank calls it.
 
     Of a run that has ended, only the step is read. Where the save folder has no checkpoint, begin
     with that of `load_path`.
+
+    Args:
+        trainer: the trainer.
+        policy: instead of the trainer's own.
 
     Raises:
         ConflictError: there is a checkpoint and the strategy is `never`.
@@ -83,7 +87,8 @@ def restore(trainer: Trainer) -> None:
             strategy is `always`, `load_path` has none, or it belongs to another mixture, model or
             batch size.
     """
-    folder, world, policy = trainer.save_folder, trainer.world, trainer.load_policy
+    folder, world = trainer.save_folder, trainer.world
+    policy = policy or trainer.load_policy
     world.on_main(lambda: remove_partial(folder))
     found = world.on_main(lambda: candidates(folder))
     if found and policy.strategy is LoadStrategy.never:

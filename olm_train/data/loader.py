@@ -15,7 +15,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.phases import Phase, find_phases, phase_of
-from olm_data.mixture.skip import KeptRows, clip_ranges, merge_ranges
+from olm_data.mixture.skip import KeptRows, Range, clip_ranges, merge_ranges
 from olm_data.mixture.steps import order_digest, rows_of_tokens
 from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
@@ -236,6 +236,15 @@ class DataLoader:
             )
         self.close()
         self._kept, self.step = kept, step
+
+    def leave_out(self, rows: Iterable[Range]) -> None:
+        """Add ranges of global rows to `skip`; `load_state_dict` then says where it goes on.
+
+        Raises:
+            UsageError: a range is malformed or reaches beyond the schedule.
+        """
+        self.close()
+        self._kept = KeptRows(self._reader.total_rows, [*self.skip, *rows])
 
     def close(self) -> None:
         """Stop the background thread; the state stays and the loader can be iterated again."""

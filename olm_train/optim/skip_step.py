@@ -4,9 +4,9 @@
     last n (without the step's own) --mean + sigma_factor * deviation--> step factor 1 or 0
 
 A step is left out if its loss or its gradient norm is above the mean of the last ones by more than
-`sigma_factor` standard deviations. What is left out still enters the history, so that a lasting
-change of level is not left out for ever. The history is a part of a checkpoint: a resumed run
-decides as an undisturbed one.
+`sigma_factor` standard deviations, or is no number. A spike that is left out still enters the
+history, so that a lasting change of level is not left out for ever; what is no number does not.
+The history is a part of a checkpoint: a resumed run decides as an undisturbed one.
 """
 
 from __future__ import annotations
@@ -77,11 +77,16 @@ class StepGuard:
         variance = (self._rings - mean[:, None]).where(seen, 0).square().sum(1)
         deviation = (variance / (number - 1).clamp(min=1)).sqrt()
         usual = (latest - mean <= self.options.sigma_factor * deviation).all()
-        self._factor.copy_(usual | (self._count < max(2, length // 2)))
+        finite = latest.isfinite().all()
+        self._factor.copy_(finite & (usual | (self._count < max(2, length // 2))))
         place = torch.arange(length, device=latest.device) == self._count % length
-        self._rings.copy_(torch.where(place, latest[:, None], self._rings))
-        self._count += 1
+        self._rings.copy_(torch.where(place & finite, latest[:, None], self._rings))
+        self._count += finite
         return self._factor
+
+    def block(self, blocked: Tensor) -> None:
+        """Leave the step out also if `blocked`, an fp32 scalar, is 1."""
+        self._factor.mul_(1 - blocked.to(self._factor.device))
 
     def skipped(self) -> Tensor:
         """Return fp32 scalar: 1 if the last step that was asked about is left out, else 0."""

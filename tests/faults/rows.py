@@ -181,7 +181,11 @@ ROWS: dict[int, Row] = {
     54: Row("a checkpoint is damaged", "never loaded; the one before it is, and it is said"),
     55: Row("the disk is full while saving", "training goes on and tries again", LATER),
     56: Row("a checkpoint of another version", "migrated, or refused with the numbers", LATER),
-    57: Row("loss or gradient is no number", "all ranks stop before the step", LATER),
+    57: Row(
+        "loss or gradient is no number",
+        "no rank takes the step; its documents are named; the run ends, goes on, or goes back and "
+        "leaves the rows out, as asked; log and audit say so",
+    ),
     58: Row("steps are skipped by hand", "recorded, and the same wherever it is repeated", LATER),
     59: Row("one rank's parameters differ", "found, and the rank is named", LATER),
     60: Row("a restart does not repeat the last steps", "found by replaying them", LATER),
