@@ -1,26 +1,47 @@
-"""What a run would do, in text: configuration, mixture, schedule, size. Trains nothing."""
+"""What a run would do, in text: configuration, mixture, schedule, size, memory, time, first rows.
+
+Made on one process without a GPU: the model is built on the meta device. Never: trains, or writes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import yaml
 
 from olm_data.mixture.lock import Lock
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
+from olm_train.first_rows import first_rows
 from olm_train.flops import document_pairs, num_flops_per_token
+from olm_train.gpus import GPUS, Gpu
+from olm_train.memory import memory_of_step
 from olm_train.run_config import RunConfig
 from olm_train.trainer import run_length
 from olm_train.world import World
 
 
-def describe(config: RunConfig, world_size: int) -> str:
-    """Return the description of a run on `world_size` ranks, made on one, without a GPU.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the time and memory are planned for.
+
+    Attributes:
+        gpu: the accelerator of each rank.
+        mfu: share of its peak that model FLOPs are expected to reach.
+    """
+
+    gpu: Gpu = GPUS["h100"]
+    mfu: float = 0.4
+
+
+def describe(config: RunConfig, world_size: int, plan: Plan | None = None) -> str:
+    """Return the description of a run on `world_size` ranks.
 
     Raises:
         OlmError: what the run itself would refuse at its start: sizes, lengths, missing data.
     """
+    plan = plan or Plan()
     microbatch = config.train_module.rank_microbatch_size
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch, world=World(rank=0, size=world_size)
@@ -30,7 +51,9 @@ def describe(config: RunConfig, world_size: int) -> str:
             "# configuration\n" + yaml.safe_dump(config.as_dict(), sort_keys=False),
             "# mixture\n" + "\n".join(_mixture(loader.lock)) + "\n",
             "# schedule\n" + "\n".join(_schedule(config, loader, world_size)) + "\n",
-            "# model\n" + "\n".join(_model(config, loader)),
+            "# model\n" + "\n".join(_model(config, loader, world_size, plan)) + "\n",
+            "# memory of a rank\n" + "\n".join(_memory(config, loader, world_size, plan)) + "\n",
+            "# first rows\n" + "\n".join(first_rows(loader.lock, loader.rows_of_step(0).tolist())),
         ]
         held_out = list(_held_out(config, loader.lock))
     if held_out:
@@ -91,7 +114,7 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         yield f"lr at step {step:>{len(str(max_steps))}}: {lr:.3e}"
 
 
-def _model(config: RunConfig, loader: DataLoader) -> Iterator[str]:
+def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
     _, stop_step = run_length(loader, config.trainer.max_duration, config.trainer.hard_stop)
     pairs = sum(
         max(0, min(phase.stop, stop_step) - phase.first)
@@ -115,6 +138,33 @@ def _model(config: RunConfig, loader: DataLoader) -> Iterator[str]:
         config.model, microbatch=module.rank_microbatch_size, compiling=module.compile_model
     )
     yield f"attention {config.model.attention}; loss {loss.name}: {loss.why}"
+    rate = plan.gpu.peak_flops * plan.mfu * world_size
+    yield (
+        f"{_days(flops * tokens / rate)} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
+        f"their peak (--gpu, --mfu): {rate / flops:,.0f} tokens a second"
+    )
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86_400:.3g} days" if seconds >= 86_400 else f"{seconds / 3600:.2g} hours"
+
+
+def _memory(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
+    memory = memory_of_step(
+        config.model,
+        config.train_module,
+        sequence_length=loader.lock.sequence_length,
+        world_size=world_size,
+    )
+    for name, size in memory.by_component().items():
+        yield f"{name:<12} {size / 1e9:>10.4g} GB"
+    share = memory.total / plan.gpu.memory
+    yield f"{'total':<12} {memory.total / 1e9:>10.4g} GB: {share:.1%} of the {plan.gpu.name}'s"
+    if memory.total > plan.gpu.budget:
+        yield (
+            f"more than the {plan.gpu.budget / 1e9:.0f} GB to plan with: lower "
+            "train_module.rank_microbatch_size, or use more ranks with dp_config.name: fsdp"
+        )
 
 
 def _held_out(config: RunConfig, lock: Lock) -> Iterator[str]:

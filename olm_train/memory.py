@@ -17,12 +17,16 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.base import OptimConfig
+
+if TYPE_CHECKING:
+    from olm_train.train_module import TransformerTrainModuleConfig
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _FP32 = 4
@@ -103,7 +107,8 @@ class TrainingTensors:
         param_dtype: str = "float32",
         kept: float = 1.0,
         loss_tokens: int | None = None,
-        reshard_after_forward: bool = True,
+        reshard_after_forward: bool | int = True,
+        offload: bool = False,
     ) -> Memory:
         """Return what one rank needs.
 
@@ -117,7 +122,8 @@ class TrainingTensors:
                 checkpointing, 0 if each block keeps its input only.
             loss_tokens: tokens whose logits exist at once; None: the whole micro-batch.
             reshard_after_forward: FSDP frees a block's whole weights between its forward and
-                backward.
+                backward; a number: keeps them cut over so many ranks.
+            offload: weights, gradients and optimiser state live in the host's memory.
         """
         model, size = self.model, _ITEMSIZE[param_dtype]
         own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
@@ -125,21 +131,25 @@ class TrainingTensors:
         blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
         if kept < 1:
             blocks += per_block - block_input  # the block that is being recomputed
-        around = size * 2 * model.d_model + _FP32 * model.head_size  # last norm; rotary table
+        around = size * 2 * model.d_model  # the last norm
+        if model.positions == "rope":
+            around += _FP32 * model.head_size  # the table of cosines and sines
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
+        here = 0 if offload else 1
         return Memory(
-            weights=_FP32 * sum(own.values()),
-            gradients=_FP32 * sum(own.values()),
-            optimizer=sum(
+            weights=here * _FP32 * sum(own.values()),
+            gradients=here * _FP32 * sum(own.values()),
+            optimizer=here
+            * sum(
                 same * own[name] // math.prod(self.parameters[name]) + other
                 for name, (same, other) in self.state.items()
             ),
             gathered=self._gathered(shards, size, reshard=reshard_after_forward),
             activations=round(microbatch * (blocks + around)),
-            logits=loss * model.vocab_size * LOGITS_BYTES,
+            logits=loss * model.padded_vocab_size * LOGITS_BYTES,
         )
 
-    def _gathered(self, shards: int, size: int, *, reshard: bool) -> int:
+    def _gathered(self, shards: int, size: int, *, reshard: bool | int) -> int:
         """Bytes of whole weights beside the rank's own part."""
         blocks: dict[str, int] = {}
         root = table = 0
@@ -155,8 +165,39 @@ class TrainingTensors:
         if shards == 1:  # each matrix product keeps its cast weight; a look-up casts nothing
             return 0 if size == _FP32 else size * (sum(largest) + root)
         # One block computes while the next is gathered, and the last one's gradients are reduced.
-        at_once = sum(largest[:2]) if reshard else sum(largest)
-        return size * (at_once + root + table) + _FP32 * largest[0]
+        kept = 0 if reshard is True else sum(largest[2:]) // max(int(reshard), 1)
+        return size * (sum(largest[:2]) + kept + root + table) + _FP32 * largest[0]
+
+
+def memory_of_step(
+    model: DecoderConfig,
+    module: TransformerTrainModuleConfig,
+    *,
+    sequence_length: int,
+    world_size: int,
+    nodes: int = 1,
+) -> Memory:
+    """Return what one rank of a run needs, as its `train_module` is configured.
+
+    Args:
+        sequence_length: tokens of a row, the longest of the run.
+        world_size: ranks of the run.
+        nodes: machines they are on.
+
+    Raises:
+        UsageError: the parallel degrees do not fit the world.
+    """
+    dp, microbatch = module.dp_config, module.rank_microbatch_size
+    loss = module.loss.choose(model, microbatch=microbatch, compiling=module.compile_model)
+    return TrainingTensors.count(model, module.optim).memory(
+        microbatch=microbatch,
+        sequence_length=sequence_length,
+        loss_tokens=loss.chunk_size,
+        shards=dp.degrees(world_size, nodes)[1] if world_size > 1 else 1,
+        param_dtype=dp.param_dtype,
+        reshard_after_forward=dp.reshard_after_forward,
+        offload=dp.cpu_offload and world_size > 1,
+    )
 
 
 def block_bytes(
@@ -170,16 +211,16 @@ def block_bytes(
     size = _ITEMSIZE[param_dtype]
     heads, kv_heads, head = model.n_heads, model.kv_heads, model.head_size
     attention = (heads + 2 * kv_heads) * head  # values are a view into this product
-    attention += (heads + kv_heads) * head  # rotated queries and keys
     attention += heads * head  # output
-    if model.qk_norm:
-        attention += (heads + kv_heads) * head
+    for changed in (model.positions == "rope", model.qk_norm is not None):
+        attention += changed * (heads + kv_heads) * head  # queries and keys anew
     if model.attention == "sdpa":
         attention += sequence_length  # a row of the mask, as the kernel wants it
-    feed_forward = 4 * model.ffn_size  # gate and up, silu(gate), their product
-    norms = 4 * model.d_model  # input and output of both
-    statistics = _FP32 * (heads + 2)
-    kept = size * (attention + feed_forward + norms) + statistics
+    hidden = 2 if model.feed_forward == "gelu" else 4  # gate and up, act(gate), their product
+    norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
+    streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
+    statistics = _FP32 * (heads + 2 * norms)
+    kept = size * (attention + hidden * model.ffn_size + streams) + statistics
     return float(kept), float(size * model.d_model)
 
 

@@ -14,8 +14,12 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown, suggest
+
+if TYPE_CHECKING:
+    from olm_train.dry_run import Plan
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -23,12 +27,20 @@ Train from a configuration file; run the same command again to go on where it st
   torchrun --nproc-per-node=2 -m olm_train.run train.yaml --train_module.optim.lr=3e-4
   python -m olm_train.run train.yaml --dry-run
 
-Usage: python -m olm_train.run [CONFIG] [--name.of.field=value ...] [--dry-run] [--debug]
+Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
+                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--debug]
 
   CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
+  --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
   --name.of.field=value   replaces one field; the value is YAML, such as 3e-4, true or
                           '{value: 100, unit: steps}'. Paths count from the current folder.
-  --dry-run               print configuration, mixture, schedule and size; train nothing
+                          --name.of.list[0]= is an item, --name.of.mapping["key"]= any key.
+  --dry-run               print configuration, mixture, schedule, size, memory of a rank, days and
+                          first rows; train nothing. Set WORLD_SIZE for that many ranks.
+  --gpu NAME              for --dry-run: the accelerator to plan for; default: h100
+  --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
+  --config-diff RUN       print what differs from the configuration of the run (or checkpoint) in
+                          that folder; train nothing
   --debug                 show the traceback of an error
   --help                  show this
 
@@ -38,6 +50,7 @@ the same command again), 130 interrupted. torchrun itself turns every code but 0
 """
 
 FLAGS = ("--dry-run", "--debug", "--help", "-h")
+OPTIONS = ("--preset", "--gpu", "--mfu", "--config-diff")
 
 
 @dataclass
@@ -47,23 +60,29 @@ class Arguments:
     config: str | None = None
     overrides: list[str] = field(default_factory=list)
     flags: set[str] = field(default_factory=set)
+    options: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def split(cls, argv: list[str]) -> Arguments:
         """Split the arguments.
 
         Raises:
-            UsageError: an option that is no flag and has no value, or a second file.
+            UsageError: an option that is no flag and has no value, or is given twice; a second
+                file.
         """
         arguments = cls()
-        for text in argv:
-            if text in FLAGS:
+        rest = iter(argv)
+        for text in rest:
+            name, _, value = text.partition("=")
+            if name in OPTIONS:
+                arguments._take(name, value if "=" in text else next(rest, ""))
+            elif text in FLAGS:
                 arguments.flags.add("--help" if text == "-h" else text)
             elif text.startswith("-"):
                 if "=" not in text:
                     raise UsageError(
                         f"unknown option {text}",
-                        fix=f"{suggest(text, FLAGS)} A field is set with {text}=value",
+                        fix=f"{suggest(text, (*FLAGS, *OPTIONS))} A field is set with {text}=value",
                     )
                 arguments.overrides.append(text)
             elif arguments.config is not None:
@@ -73,7 +92,18 @@ class Arguments:
                 )
             else:
                 arguments.config = text
+        plans = "--dry-run" in arguments.flags
+        for name in ("--gpu", "--mfu"):
+            if name in arguments.options and not plans:
+                raise UsageError(f"{name} has no effect without --dry-run", where=name)
         return arguments
+
+    def _take(self, name: str, value: str) -> None:
+        if not value or value.startswith("--"):
+            raise UsageError(f"{name} needs a value", fix=f"write {name}=...")
+        if name in self.options:
+            raise UsageError(f"{name} is given twice", fix="give it once")
+        self.options[name] = value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -107,6 +137,9 @@ def _run(arguments: Arguments) -> int:
     from olm_train.config import Values
 
     values = Values.read(arguments.config or _default_config())
+    if "--preset" in arguments.options:
+        values.override("--model=null")  # whatever the file's model says
+        values.override(f"--model.preset={arguments.options['--preset']}")
     for override in arguments.overrides:
         values.override(override)
 
@@ -120,7 +153,14 @@ def _run(arguments: Arguments) -> int:
         if _rank() == 0:
             from olm_train.dry_run import describe
 
-            print(describe(config, int(os.environ.get("WORLD_SIZE", "1"))))
+            print(describe(config, int(os.environ.get("WORLD_SIZE", "1")), _plan(arguments)))
+        return 0
+    if "--config-diff" in arguments.options:
+        if _rank() == 0:
+            from olm_train.config_diff import config_diff
+
+            lines = config_diff(arguments.options["--config-diff"], config)
+            print("\n".join(lines) if lines else "no difference")
         return 0
     world = World.start()
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
@@ -133,6 +173,25 @@ def _run(arguments: Arguments) -> int:
         code = stop.exit_code
     world.stop()
     return code
+
+
+def _plan(arguments: Arguments) -> Plan:
+    """Return what `--gpu` and `--mfu` say.
+
+    Raises:
+        UsageError: an unknown accelerator, or no share of its peak.
+    """
+    from olm_train.dry_run import Plan
+    from olm_train.gpus import gpu_named
+
+    text = arguments.options.get("--mfu", "0.4")
+    try:
+        mfu = float(text)
+    except ValueError:
+        mfu = 0.0
+    if not 0 < mfu <= 1:
+        raise UsageError(f"--mfu is a number above 0, at most 1, not {text}", where="--mfu")
+    return Plan(gpu=gpu_named(arguments.options.get("--gpu", "h100")), mfu=mfu)
 
 
 def _default_config() -> str:

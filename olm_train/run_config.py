@@ -25,7 +25,7 @@ from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.model.decoder import DecoderConfig
-from olm_train.model.presets import preset_fields
+from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 from olm_train.world import World
@@ -198,8 +198,8 @@ class RunConfig:
 
     Attributes:
         seed: of the initial weights; the order of the data has its own, in the lock.
-        model: shape of the decoder; `vocab_size` comes from the lock unless given, `preset` names a
-            shape whose fields can be overridden beside it.
+        model: shape of the decoder; `vocab_size` comes from the lock unless given. `preset` names
+            a shape, `depth` derives one from the number of blocks; fields beside it override it.
         data_loader: rows.
         train_module: the step.
         trainer: the loop.
@@ -222,9 +222,7 @@ class RunConfig:
         model = values.data.get("model")
         lock = None
         if isinstance(model, dict):
-            if "preset" in model:
-                name = model.pop("preset")
-                values.data["model"] = model = preset_fields(str(name)) | model
+            values.data["model"] = model = _named_shape(model, values) | model
             if isinstance(values.data.get("data_loader"), dict):
                 lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
                 model.setdefault("vocab_size", lock.tokenizer.vocab_size)
@@ -282,3 +280,30 @@ class RunConfig:
         """Return plain JSON values; reading them back gives the same configuration."""
         plain: dict[str, Any] = as_dict(self)
         return plain
+
+
+def _named_shape(model: dict[str, Any], values: Values) -> dict[str, Any]:
+    """Return the fields that `preset` or `depth` stands for, and take it out of `model`.
+
+    Raises:
+        UsageError: both are given, or one has no meaning.
+    """
+    given = [name for name in ("preset", "depth") if name in model]
+    if len(given) == 2:
+        raise UsageError(
+            "model.preset and model.depth each give the shape",
+            where=values.where(("model", "depth")),
+            fix="remove one of the two",
+        )
+    if not given:
+        return {}
+    where = values.where(("model", given[0]))
+    value = model.pop(given[0])
+    try:
+        if given[0] == "preset":
+            return preset_fields(str(value))
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UsageError(f"model.depth is an integer, not {value!r}")
+        return depth_fields(value)
+    except UsageError as error:
+        raise UsageError(error.what, where=where, fix=error.fix) from error

@@ -1,43 +1,223 @@
-"""Named model sizes, as data. A preset fixes the shape; the vocabulary comes from the data.
+"""Named shapes, as data: published families and our own sizes, and one dial for small studies.
 
-The name is nominal: within a tenth, it lies between the parameters without embeddings and the
-parameters with a tied table of 50,304 entries.
+    model: {preset: olmo2-1b} | {depth: 12} --preset_fields, depth_fields--> fields of DecoderConfig
+
+A preset fixes the shape that a family was pre-trained with; the vocabulary comes from the data.
+Never: how the model is trained or spread over devices (`recipe.py`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import UsageError, suggest
 from olm_train.model.decoder import DecoderConfig
+from olm_train.model.rope import Llama3Scaling
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "olm-1m": {"d_model": 128, "n_layers": 5, "n_heads": 4},
-    "olm-4m": {"d_model": 256, "n_layers": 5, "n_heads": 4},
-    "olm-10m": {"d_model": 320, "n_layers": 8, "n_heads": 5},
-    "olm-30m": {"d_model": 512, "n_layers": 9, "n_heads": 8},
-    "olm-60m": {"d_model": 640, "n_layers": 12, "n_heads": 10},
-    "olm-125m": {"d_model": 768, "n_layers": 12, "n_heads": 12},
-    "olm-350m": {"d_model": 1024, "n_layers": 24, "n_heads": 8},
-    "olm-760m": {"d_model": 1536, "n_layers": 24, "n_heads": 12},
-    "olm-1b": {"d_model": 2048, "n_layers": 16, "n_heads": 16, "n_kv_heads": 8,
-               "hidden_size": 8192, "rope_theta": 500_000.0},
-}  # fmt: skip
+Fields = dict[str, Any]
 
 
-def preset_fields(name: str) -> dict[str, Any]:
-    """The `DecoderConfig` fields that preset `name` sets.
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A shape and what is known of it.
+
+    Attributes:
+        fields: what it sets of `DecoderConfig`.
+        vocab_size: entries of the published model's table; of ours: those the name goes by.
+        parameters: as published, with that vocabulary; None for ours.
+        sequence_length: tokens of a row it was pre-trained on.
+        source: the published configuration.
+    """
+
+    fields: Fields
+    vocab_size: int
+    parameters: int | None = None
+    sequence_length: int = 4096
+    source: str = "this project"
+
+
+def _shape(layers: int, width: int, heads: int, **fields: Any) -> Fields:
+    return {"d_model": width, "n_layers": layers, "n_heads": heads, **fields}
+
+
+def _family(
+    source: str, common: Fields, sizes: dict[str, tuple[str, Fields, int]], **known: Any
+) -> dict[str, Preset]:
+    """Return the presets of `sizes`: by name, the name in `source`, own fields, parameters."""
+    return {
+        name: Preset(
+            fields={**common, **own},
+            parameters=parameters,
+            source=f"huggingface.co/{source.format(published)}/config.json",
+            **known,
+        )
+        for name, (published, own, parameters) in sizes.items()
+    }
+
+
+_GPT2 = _family(
+    "openai-community/{}",
+    {
+        "positions": "learned", "max_positions": 1024, "norm": "layer_norm", "norm_bias": True,
+        "norm_eps": 1e-5, "bias": "all", "feed_forward": "gelu", "tie_embeddings": True,
+    },
+    {
+        "gpt2-small": ("gpt2", _shape(12, 768, 12), 124_439_808),
+        "gpt2-medium": ("gpt2-medium", _shape(24, 1024, 16), 354_823_168),
+        "gpt2-large": ("gpt2-large", _shape(36, 1280, 20), 774_030_080),
+        "gpt2-xl": ("gpt2-xl", _shape(48, 1600, 25), 1_557_611_200),
+    },
+    vocab_size=50_257, sequence_length=1024,
+)  # fmt: skip
+
+_LLAMA2 = _family(
+    "meta-llama/Llama-2-{}-hf",
+    {"norm_eps": 1e-5},
+    {
+        "llama2-7b": ("7b", _shape(32, 4096, 32, hidden_size=11_008), 6_738_415_616),
+        "llama2-13b": ("13b", _shape(40, 5120, 40, hidden_size=13_824), 13_015_864_320),
+        "llama2-70b": (
+            "70b",
+            _shape(80, 8192, 64, n_kv_heads=8, hidden_size=28_672),
+            68_976_648_192,
+        ),
+    },
+    vocab_size=32_000,
+)
+
+_LLAMA3 = _family(
+    "meta-llama/Meta-Llama-3-{}",
+    {"norm_eps": 1e-5, "rope_theta": 500_000.0, "n_kv_heads": 8},
+    {
+        "llama3-8b": ("8B", _shape(32, 4096, 32, hidden_size=14_336), 8_030_261_248),
+        "llama3-70b": ("70B", _shape(80, 8192, 64, hidden_size=28_672), 70_553_706_496),
+    },
+    vocab_size=128_256, sequence_length=8192,
+)  # fmt: skip
+
+_LLAMA32 = _family(
+    "meta-llama/Llama-3.2-{}",
+    {
+        "norm_eps": 1e-5, "rope_theta": 500_000.0, "n_kv_heads": 8, "hidden_size": 8192,
+        "tie_embeddings": True,
+        "rope_scaling": Llama3Scaling(factor=32.0, old_context_len=8192),
+    },
+    {
+        "llama3.2-1b": ("1B", _shape(16, 2048, 32), 1_235_814_400),
+        "llama3.2-3b": ("3B", _shape(28, 3072, 24), 3_212_749_824),
+    },
+    vocab_size=128_256, sequence_length=8192,
+)  # fmt: skip
+
+_OLMO: Fields = {"block": "reordered_norm", "qk_norm": "full", "rope_theta": 500_000.0}
+_OLMO_7B = _shape(32, 4096, 32, hidden_size=11_008)
+_OLMO_32B = _shape(64, 5120, 40, n_kv_heads=8, hidden_size=27_648)
+
+_OLMO2 = _family(
+    "allenai/OLMo-2-{}",
+    _OLMO,
+    {
+        "olmo2-1b": ("0425-1B", _shape(16, 2048, 16, hidden_size=8192), 1_484_916_736),
+        "olmo2-7b": ("1124-7B", _OLMO_7B, 7_298_617_344),
+        "olmo2-13b": ("1124-13B", _shape(40, 5120, 40, hidden_size=13_824), 13_716_198_400),
+        "olmo2-32b": ("0325-32B", _OLMO_32B, 32_234_279_936),
+    },
+    vocab_size=100_352,
+)
+
+# As pre-trained on rows of 8,192 tokens; the published long-context stage adds rope_scaling:
+# {name: yarn, factor: 8, old_context_len: 8192} on the layers without a window.
+_OLMO3 = _family(
+    "allenai/Olmo-3-1025-{}",
+    {**_OLMO, "sliding_window": (4096, 4096, 4096, -1)},
+    {"olmo3-7b": ("7B", _OLMO_7B, 7_298_011_136), "olmo3-32b": ("32B", _OLMO_32B, 32_233_522_176)},
+    vocab_size=100_278, sequence_length=8192,
+)  # fmt: skip
+
+_TIED = {"tie_embeddings": True}
+_QWEN3 = _family(
+    "Qwen/Qwen3-{}-Base",
+    {"qk_norm": "head", "rope_theta": 1_000_000.0, "n_kv_heads": 8, "head_dim": 128},
+    {
+        "qwen3-0.6b": ("0.6B", _shape(28, 1024, 16, hidden_size=3072, **_TIED), 596_049_920),
+        "qwen3-1.7b": ("1.7B", _shape(28, 2048, 16, hidden_size=6144, **_TIED), 1_720_574_976),
+        "qwen3-4b": ("4B", _shape(36, 2560, 32, hidden_size=9728, **_TIED), 4_022_468_096),
+        "qwen3-8b": ("8B", _shape(36, 4096, 32, hidden_size=12_288), 8_190_735_360),
+        "qwen3-14b": ("14B", _shape(40, 5120, 40, hidden_size=17_408), 14_768_307_200),
+        "qwen3-32b": ("32B", _shape(64, 5120, 64, hidden_size=25_600), 32_762_123_264),
+    },
+    vocab_size=151_936,
+)
+
+_OURS = {
+    # Nominal: within a tenth, the name lies between the parameters without embeddings and the
+    # parameters with a tied table of 50,304 entries.
+    "olm-1m": _shape(5, 128, 4),
+    "olm-4m": _shape(5, 256, 4),
+    "olm-10m": _shape(8, 320, 5),
+    "olm-30m": _shape(9, 512, 8),
+    "olm-60m": _shape(12, 640, 10),
+    "olm-125m": _shape(12, 768, 12),
+    "olm-350m": _shape(24, 1024, 8),
+    "olm-760m": _shape(24, 1536, 12),
+    "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, rope_theta=500_000.0),
+}
+
+PRESETS: dict[str, Preset] = {
+    **{
+        name: Preset(fields=fields, vocab_size=50_304, sequence_length=2048)
+        for name, fields in _OURS.items()
+    },
+    **_GPT2,
+    **_LLAMA2,
+    **_LLAMA3,
+    **_LLAMA32,
+    **_OLMO2,
+    **_OLMO3,
+    **_QWEN3,
+}
+
+
+def preset_fields(name: str) -> Fields:
+    """The `DecoderConfig` fields that preset `name` sets, as plain values.
 
     Raises:
         UsageError: there is no preset of that name.
     """
-    if name not in PRESETS:
-        raise UsageError(
-            f"unknown model preset {name!r}", where="model.preset", fix=suggest(name, PRESETS)
-        )
-    return dict(PRESETS[name])
+    return {field: _plain(value) for field, value in _named(name).fields.items()}
+
+
+def depth_fields(depth: int) -> Fields:
+    """The shape that one number decides: `depth` blocks, all else in proportion to it.
+
+    Heads have 128 places; the width is 64 times the depth, rounded up to whole heads. So the
+    ratio of width to depth, which the optimum hardly depends on, stays the same over all sizes.
+
+    Raises:
+        UsageError: depth is less than 1.
+    """
+    if depth < 1:
+        raise UsageError(f"model.depth: {depth} is less than 1", where="model.depth")
+    heads = -(-64 * depth // 128)
+    return _shape(depth, 128 * heads, heads)
 
 
 def preset(name: str, *, vocab_size: int, **overrides: Any) -> DecoderConfig:
     """The config of preset `name` for a vocabulary, with any field replaced."""
-    return DecoderConfig(**{**preset_fields(name), "vocab_size": vocab_size, **overrides})
+    return DecoderConfig(**{**_named(name).fields, "vocab_size": vocab_size, **overrides})
+
+
+def _named(name: str) -> Preset:
+    if name not in PRESETS:
+        raise UsageError(
+            f"unknown model preset {name!r}", where="model.preset", fix=suggest(name, PRESETS)
+        )
+    return PRESETS[name]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return list(value) if isinstance(value, tuple) else value

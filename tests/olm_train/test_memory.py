@@ -27,8 +27,17 @@ from olm_train.train_module import TransformerTrainModuleConfig
 SHAPES = {
     "grouped": {"d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
     "tied": {"d_model": 96, "n_layers": 2, "n_heads": 3, "tie_embeddings": True},
+    "gpt2": {
+        "d_model": 64, "n_layers": 2, "n_heads": 4, "norm": "layer_norm", "bias": "all",
+        "feed_forward": "gelu", "positions": "learned", "max_positions": 192,
+    },
+    "olmo2": {
+        "d_model": 64, "n_layers": 2, "n_heads": 4, "block": "reordered_norm", "qk_norm": "full",
+    },
+    "qwen3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "qk_norm": "head"},
+    "gemma3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "block": "peri_norm"},
     "wide": {"d_model": 32, "n_layers": 2, "n_heads": 2, "head_dim": 32, "hidden_size": 320},
-}
+}  # fmt: skip
 OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]
 
 

@@ -26,4 +26,4 @@ def fields(config: Any, prefix: str = "") -> set[str]:
 def test_page_and_dataclasses_agree(repository: Path) -> None:
     page = (repository / "docs" / "reference" / "train-config.md").read_text()
     documented = set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE))
-    assert documented - {"model.preset"} == fields(RunConfig)
+    assert documented - {"model.preset", "model.depth"} == fields(RunConfig)

@@ -1,0 +1,49 @@
+"""What differs between this configuration and that of a run: `--config-diff RUN`.
+
+RUN/config.json --defaults filled in--> plain values --+
+train.yaml + options --resolve--> RunConfig ----------> differences, one line each
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from olm_data.errors import InputError, UsageError, ValidationError
+from olm_train.checkpoint.manifest import CONFIG
+from olm_train.config import Values, differences, parse
+from olm_train.run_config import RunConfig
+
+
+def config_diff(run: str, config: RunConfig) -> list[str]:
+    """Return one line for each field that differs, `a.b: value of the run -> value here`.
+
+    Fields that the run's release did not know count with the default of this one. If the saved
+    configuration no longer fits, its values are compared as they are, and the first line says so.
+
+    Args:
+        run: folder of a run or of one of its checkpoints, or a config.json.
+        config: the configuration to compare it with.
+
+    Raises:
+        InputError: there is no saved configuration.
+        ValidationError: what is there is no JSON object.
+    """
+    path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
+    try:
+        saved = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(
+            f"no saved configuration: {error.strerror}",
+            where=str(path),
+            fix=f"give the folder of a run or of a checkpoint; it holds {CONFIG}",
+        ) from error
+    except ValueError as error:
+        raise ValidationError("the saved configuration is no JSON", where=str(path)) from error
+    if not isinstance(saved, dict):
+        raise ValidationError("the saved configuration is no JSON object", where=str(path))
+    try:
+        old, notes = parse(RunConfig, Values(saved, file=str(path))).as_dict(), []
+    except UsageError as error:
+        old, notes = saved, [f"(saved by another release: {error.what})"]
+    return notes + differences(old, config.as_dict())

@@ -1,0 +1,172 @@
+"""`--dry-run`, `--preset`, `--config-diff`: what a run would be, in seconds, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from support.runs import config_values, write_config
+
+from olm_data.mixture.lock import Lock
+from olm_train.config import Values
+from olm_train.dry_run import Plan, describe
+from olm_train.first_rows import first_rows
+from olm_train.flops import num_flops_per_token
+from olm_train.gpus import GPUS
+from olm_train.memory import memory_of_step
+from olm_train.model.presets import PRESETS
+from olm_train.run import main
+from olm_train.run_config import RunConfig
+from olm_train.world import World
+
+
+@pytest.fixture
+def config(tiny_mixture: Path, tmp_path: Path) -> Path:
+    return write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
+
+
+def resolved(lock: Path, tmp_path: Path, *options: str) -> RunConfig:
+    values = Values(config_values(lock, tmp_path / "run"))
+    for option in options:
+        values.override(option)
+    return RunConfig.resolve(values)
+
+
+def test_memory_is_listed_by_component_and_adds_up(tiny_mixture: Path, tmp_path: Path) -> None:
+    config = resolved(tiny_mixture, tmp_path, "--model={preset: olm-125m}")
+    text = describe(config, 4).partition("# memory of a rank\n")[2].partition("\n#")[0]
+    listed = dict(re.findall(r"^(\w+) +([\d.e-]+) GB", text, re.MULTILINE))
+    expected = memory_of_step(
+        config.model, config.train_module, sequence_length=32, world_size=4
+    ).by_component()
+    assert list(listed) == [*expected, "total"]
+    for name, size in expected.items():
+        assert float(listed[name]) == pytest.approx(size / 1e9, rel=1e-3)
+    assert float(listed["total"]) == pytest.approx(sum(expected.values()) / 1e9, rel=1e-3)
+
+
+def test_days_follow_from_flops_ranks_and_the_stated_mfu(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    config = resolved(tiny_mixture, tmp_path)
+    text = describe(config, 4, Plan(gpu=GPUS["h200"], mfu=0.25))
+    found = re.search(r"on 4 x h200 at 25% of their peak.*: ([\d,]+) tokens a second", text)
+    assert found is not None
+    flops = num_flops_per_token(config.model, pairs_per_token=(32 + 1) / 2)
+    rate = int(found[1].replace(",", ""))
+    assert rate == pytest.approx(4 * 0.25 * GPUS["h200"].peak_flops / flops, rel=1e-2)
+
+
+def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Path) -> None:
+    lock = Lock.read(tiny_mixture)
+    lines = list(first_rows(lock, list(range(8))))
+    heads = [line for line in lines if line.startswith("row ")]
+    assert [head.split(":")[0] for head in heads] == ["row 0", "row 1"]
+    assert any(re.match(r"    document \d+, \d+ tokens: \S", line) for line in lines)
+    assert lines[-1] == "... and 6 more rows in this step"
+
+
+def test_rows_whose_text_cannot_be_shown_do_not_fail_the_dry_run(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_mixture.parent, tmp_path / "mixture")
+    for file in (tmp_path / "mixture").rglob("tokenizer.json"):
+        file.unlink()
+    lock = Lock.read(tmp_path / "mixture" / tiny_mixture.name)
+    lines = list(first_rows(lock, [0]))
+    assert "tokenizer.json is missing" in lines[0]
+
+
+def test_a_70b_model_is_described_without_allocating_it(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main([str(config), "--dry-run", "--preset=llama3-70b", "--gpu", "h200"]) == 0
+    out = capsys.readouterr().out
+    assert "n_layers: 80" in out
+    assert "more than the 127 GB to plan with" in out  # 70B on 4 ranks
+
+
+def test_preset_replaces_the_files_model_and_fields_after_it_count(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(config), "--dry-run", "--preset", "olmo2-1b", "--model.n_layers=2"]
+    assert main(arguments) == 0
+    model = yaml.safe_load(capsys.readouterr().out.partition("# mixture")[0])["model"]
+    wanted = PRESETS["olmo2-1b"].fields
+    assert model["d_model"] == wanted["d_model"]
+    assert (model["n_layers"], model["block"], model["vocab_size"]) == (2, "reordered_norm", 512)
+
+
+def test_depth_is_the_one_dial(tiny_mixture: Path, tmp_path: Path) -> None:
+    for depth, width in ((1, 128), (4, 256), (12, 768), (20, 1280)):
+        config = resolved(tiny_mixture, tmp_path, f"--model={{depth: {depth}}}").model
+        assert (config.n_layers, config.d_model, config.head_size) == (depth, width, 128)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--preset", "olmo2-1bb"], "did you mean 'olmo2-1b'?"),
+        (["--preset"], "--preset needs a value"),
+        (["--preset=olm-1m", "--preset=olm-4m"], "--preset is given twice"),
+        (["--prest", "olm-1m"], "--preset"),
+        (["--dry-run", "--gpu=h1000"], "did you mean 'h100'?"),
+        (["--dry-run", "--mfu=40"], "--mfu is a number above 0, at most 1"),
+        (["--gpu=h100"], "--gpu has no effect without --dry-run"),
+        (["--dry-run", "--model={depth: 4, preset: olm-1m}"], "each give the shape"),
+        (["--dry-run", "--model={depth: four}"], "model.depth is an integer"),
+        (["--dry-run", "--model={depth: 0}"], "less than 1"),
+        (["--config-diff=none"], "no saved configuration"),
+    ],
+)
+def test_a_mistake_in_an_option_is_refused(
+    config: Path, capsys: pytest.CaptureFixture[str], options: list[str], says: str
+) -> None:
+    assert main([str(config), *options]) in (2, 4)
+    assert says in capsys.readouterr().err
+
+
+def test_config_diff_names_the_fields_that_differ_from_a_run(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = Values.read(config)
+    for option in ("--trainer.hard_stop={value: 1, unit: steps}", "--seed=7"):
+        values.override(option)
+    RunConfig.resolve(values).build(World()).fit()
+    folder = tmp_path / "run"
+    assert main([str(config), "--config-diff", str(folder), "--train_module.optim.lr=0.5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "seed: 7 -> 1",
+        "train_module.optim.lr: 0.01 -> 0.5",
+        "trainer.hard_stop: {'value': 1, 'unit': 'steps'} -> None",
+    ]
+    checkpoint = next(folder.glob("step*"))  # saved with each checkpoint too
+    same = [
+        f"--config-diff={checkpoint}",
+        "--seed=7",
+        "--trainer.hard_stop={value: 1, unit: steps}",
+    ]
+    assert main([str(config), *same]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+
+def test_config_diff_takes_what_an_older_release_did_not_save_as_the_default(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = RunConfig.resolve(Values.read(config)).as_dict()
+    del saved["train_module"]["compile_model"]
+    (tmp_path / "old.json").write_text(json.dumps(saved))
+    assert main([str(config), f"--config-diff={tmp_path / 'old.json'}"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+    saved["gone"] = 3
+    (tmp_path / "old.json").write_text(json.dumps(saved))
+    assert main([str(config), f"--config-diff={tmp_path / 'old.json'}"]) == 0
+    out = capsys.readouterr().out
+    assert "saved by another release: unknown field gone" in out
+    assert "gone: 3 -> None" in out
