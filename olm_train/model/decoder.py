@@ -57,7 +57,7 @@ class DecoderConfig:
         rope_theta: base of the rotary wave lengths.
         rope_scaling: stretches the rotary waves.
         rope_scaling_windowed: false: layers with a window keep the waves as they were.
-        no_rope_layer_interval: every so manieth layer has no positions at all.
+        no_rope_layer_interval: n: every n-th layer has no positions at all.
         sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
             the layers, -1 is no limit.
         attention: name of the attention back-end: sdpa, varlen, flex or flash.
