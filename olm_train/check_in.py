@@ -78,7 +78,9 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
 def _meet(
     store: dist.Store, rank: int, size: int, timeout: timedelta, *, hosts: bool
 ) -> dist.Store:
-    met = dist.PrefixStore("check-in", store)
+    # torchrun starts the ranks of a failed run again, at the same store.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    met = dist.PrefixStore(f"check-in {attempt}", store)
     number = met.add("processes", 1)
     problem = _arrive(met, rank, size)
     if problem:
@@ -96,7 +98,7 @@ def _meet(
         ) from error
     outcome = bytes(met.get(_OUTCOME))
     if not problem and outcome == _ALL_HERE:
-        return dist.PrefixStore("run", store)
+        return dist.PrefixStore(f"run {attempt}", store)
     _leave(met, number, max(size, met.add("processes", 0)) if hosts else 0)
     raise UsageError(
         problem or outcome.decode(),

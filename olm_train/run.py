@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,7 +163,7 @@ def _run(arguments: Arguments) -> int:
             lines = config_diff(arguments.options["--config-diff"], config)
             print("\n".join(lines) if lines else "no difference")
         return 0
-    world = World.start()
+    world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
     trainer = config.build(world)
     try:
@@ -241,8 +242,6 @@ def _first_to_fail() -> bool:
         return True
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return _rank() == 0
-    from datetime import timedelta
-
     from torch.distributed import DistError, TCPStore
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -26,6 +26,7 @@ from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.parallel.waiting import CommConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 from olm_train.world import World
@@ -203,6 +204,7 @@ class RunConfig:
         data_loader: rows.
         train_module: the step.
         trainer: the loop.
+        comm: how long ranks wait for each other.
     """
 
     seed: int = 0
@@ -210,6 +212,7 @@ class RunConfig:
     data_loader: DataLoaderConfig
     train_module: TransformerTrainModuleConfig
     trainer: TrainerConfig
+    comm: CommConfig = field(default_factory=CommConfig)
 
     @classmethod
     def resolve(cls, values: Values) -> RunConfig:
@@ -266,6 +269,7 @@ class RunConfig:
             max_rewinds=trainer.max_rewinds,
             callbacks=trainer.callbacks.build(),
             config=self.as_dict(),
+            comm=self.comm,
         )
 
     def lock_digest(self) -> str:

@@ -32,6 +32,7 @@ from olm_train.config import as_dict
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.metrics import MetricsBuffer
+from olm_train.parallel.waiting import CommConfig, Waiting
 from olm_train.preempt import Preempted, Preemption
 from olm_train.train_module import TransformerTrainModule
 
@@ -53,6 +54,7 @@ class Trainer:
         callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
             checkpointer are added unless one of that class, or None under that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
+        comm: how long ranks wait for each other.
 
     Attributes:
         step: optimiser steps done.
@@ -80,6 +82,7 @@ class Trainer:
         max_rewinds: int = 3,
         callbacks: Mapping[str, Callback | None] | None = None,
         config: Mapping[str, Any] | None = None,
+        comm: CommConfig | None = None,
     ) -> None:
         self.train_module, self.data_loader = train_module, data_loader
         self.world = train_module.world
@@ -105,6 +108,9 @@ class Trainer:
         self._buffer = MetricsBuffer()
         self._preemption = Preemption(self.world.control_group)
         self._stop_signal = 0
+        self._waiting = Waiting(
+            self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
+        )
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -116,8 +122,9 @@ class Trainer:
             ValidationError: the checkpoint belongs to another mixture, model or batch size.
             ConflictError: another process trains into this folder, or `never` found a checkpoint.
             NonFiniteError: loss or gradient is no number; nothing changed since the step before.
+            RanksLostError: other ranks hang or died; names them and each rank's last step.
         """
-        with self._exclusive(), self._preemption:
+        with self._waiting, self._exclusive(), self._preemption:
             fetch_logs(self.save_folder, self.work_dir, self.world)
             leave_out_recorded(self)
             restore(self)
@@ -161,6 +168,7 @@ class Trainer:
                 tokens=(self.tokens_at(self.step + 1), self.tokens_at(self.max_steps)),
             )
             self.step += 1
+            self._waiting.reached(self.step)
             self._buffer.record(self.step, metrics)
             self._stop_signal = self._preemption.agreed()
             if self.step % self.metrics_collect_interval == 0:

@@ -41,6 +41,7 @@ class World:
         neighbours: ranks of this machine; None where only this one is known.
         control_group: gloo group of the agreement on preemption, None at size 1.
         exchange_group: gloo group of the other small exchanges, None at size 1.
+        store: key-value store of the ranks, None at size 1.
     """
 
     rank: int = 0
@@ -49,6 +50,7 @@ class World:
     neighbours: range | None = None
     control_group: dist.ProcessGroup | None = None
     exchange_group: dist.ProcessGroup | None = None
+    store: dist.Store | None = None
 
     @classmethod
     def start(cls, *, timeout: timedelta = START_TIMEOUT) -> World:
@@ -57,7 +59,7 @@ class World:
         CUDA and nccl where this machine has a CUDA device, else CPU and gloo.
 
         Args:
-            timeout: the longest wait for the other ranks.
+            timeout: the longest wait for the other ranks, here and in each exchange.
 
         Raises:
             UsageError: there are CUDA devices, but fewer than local processes; or the ranks are not
@@ -70,19 +72,22 @@ class World:
             torch.cuda.set_device(device)
         if size == 1:
             return cls(device=device)
+        store = check_in(rank, size, timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=check_in(rank, size, timeout),
+            store=dist.PrefixStore("groups", store),
             rank=rank,
             world_size=size,
+            timeout=timeout,
         )
         return cls(
             rank=rank,
             size=size,
             device=device,
             neighbours=_neighbours(rank, size),
-            control_group=dist.new_group(backend="gloo"),
-            exchange_group=dist.new_group(backend="gloo"),
+            control_group=dist.new_group(backend="gloo", timeout=timeout),
+            exchange_group=dist.new_group(backend="gloo", timeout=timeout),
+            store=dist.PrefixStore("ranks", store),
         )
 
     @property

@@ -5,6 +5,8 @@ One call for all of it: starting four processes is what costs time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from support.parallel_checks import Traffic
 from support.training import MODEL, Run, build, micro_batches, train
 
 from olm_data.errors import UsageError
+from olm_train.parallel.waiting import RanksLostError, Waiting
 from olm_train.train_module import TransformerTrainModule
 from olm_train.world import World
 
@@ -54,6 +57,7 @@ def all_checks(folder: str) -> dict[Any, Any]:
         results[name, "asked"] = _asked(module)
     results["meshes"] = _meshes(world)
     results["refused"] = _refused(world)
+    results["lost"] = _lost(world)  # the last one: the group is broken after it
     return results
 
 
@@ -123,3 +127,29 @@ def _refused(world: World) -> list[str]:
         except UsageError as error:
             said.append(str(error))
     return said
+
+
+def _lost(world: World) -> str:
+    """Rank 2, a step behind, does not come; what do the others say?"""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True) if world.main else None
+    (port, *_) = world.gather(store.port if store else None)
+    store = store or dist.TCPStore("127.0.0.1", port)
+    world = replace(world, store=store)
+    module = build("hsdp", world=world, sharing=STRATEGIES["hsdp"])
+    waiting = Waiting(world, module.model, timeout=2, grace=timedelta(seconds=3))
+    module.train_step(micro_batches(1, CUT, world), 1, 6)
+    waiting.reached(3 if world.rank == 2 else 4)
+    world.barrier()
+    if world.rank == 2:
+        store.wait([f"over {rank}" for rank in (0, 1, 3)], timedelta(minutes=1))
+        return ""
+    try:
+        with waiting:
+            module.train_step(micro_batches(2, CUT, world), 2, 6)
+    except RanksLostError as error:
+        return str(error)
+    finally:
+        store.set(f"over {world.rank}", "")
+        if world.main:  # it hosts the store: the last to go
+            store.wait(["over 1", "over 3"], timedelta(minutes=1))
+    return "the step was taken"

@@ -122,3 +122,13 @@ def test_degrees_that_do_not_fit_the_ranks_are_refused_with_those_that_do(
     assert "one of 1, 2, 4" in number
     assert "4 replicas of 4 ranks are not 4 ranks" in both
     assert "reshard_after_forward 3 does not divide the 4 ranks" in reshard
+
+
+def test_a_rank_that_does_not_come_is_named_with_the_last_step_of_each(
+    ranks: list[dict[Any, Any]],
+) -> None:
+    for rank in (0, 1, 3):
+        said = ranks[rank]["lost"]
+        assert f"rank {rank} waited in vain for other ranks" in said
+        assert "silent: rank 2; ranks 0-1, 3: 4 steps done; rank 2: 3 steps done" in said
+        assert "comm.train_timeout_seconds" in said
