@@ -82,15 +82,19 @@ def _mixture(lock: Lock) -> Iterator[str]:
 def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterator[str]:
     trainer, module = config.trainer, config.train_module
     max_steps, stop_step = run_length(loader, trainer.max_duration, trainer.hard_stop)
-    micro = loader.global_batch_size // (module.rank_microbatch_size * world_size)
-    yield (
-        f"{stop_step:,} steps of {loader.global_batch_size:,} tokens: "
-        f"{stop_step * loader.global_batch_size:,} tokens"
-    )
-    yield (
-        f"each step: {world_size} rank{'s' if world_size > 1 else ''} x {micro} micro-batch"
-        f"{'es' if micro > 1 else ''} of {module.rank_microbatch_size:,} tokens"
-    )
+    loader.check_sizes(0)
+    stretches = list(loader.batch_sizes.stretches(range(stop_step)))
+    sizes = ", then ".join(f"{size:,}" for _, size in stretches)
+    yield f"{stop_step:,} steps of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
+    for steps, size in stretches:
+        when = "each step"
+        if len(stretches) > 1:
+            when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
+        micro = size // (module.rank_microbatch_size * world_size)
+        yield (
+            f"{when}: {world_size} rank{'s' if world_size > 1 else ''} x {micro} micro-batch"
+            f"{'es' if micro > 1 else ''} of {module.rank_microbatch_size:,} tokens"
+        )
     phases = loader.phases()
     for phase in phases if len(phases) > 1 else []:
         rows = module.rank_microbatch_size // phase.sequence_length
@@ -102,10 +106,10 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         yield f"hard stop at step {stop_step:,} of {max_steps:,}"
     if loader.leftover_rows and max_steps == loader.steps:
         yield f"{loader.leftover_rows:,} rows at the end do not fill a step and are not trained on"
-    size = loader.global_batch_size
+    tokens = loader.tokens_before
 
     def factor(step: int) -> float:
-        return module.scheduler.factor((step, max_steps), (step * size, max_steps * size))
+        return module.scheduler.factor((step, max_steps), (tokens(step), tokens(max_steps)))
 
     peak = [step for step in range(1, min(max_steps, 100_000) + 1) if factor(step) == 1.0]
     shown = {1, max_steps, *(max_steps * quarter // 4 for quarter in (1, 2, 3)), *peak[:1]}
@@ -116,14 +120,15 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
 
 def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
     _, stop_step = run_length(loader, config.trainer.max_duration, config.trainer.hard_stop)
+    tokens = loader.tokens_before(stop_step)
     pairs = sum(
-        max(0, min(phase.stop, stop_step) - phase.first)
+        (loader.tokens_before(min(phase.stop, stop_step)) - loader.tokens_before(phase.first))
         * document_pairs(config.model, phase.sequence_length)
         / phase.sequence_length
         for phase in loader.phases()
+        if phase.first < stop_step
     )
-    flops = num_flops_per_token(config.model, pairs_per_token=pairs / stop_step)
-    tokens = stop_step * loader.global_batch_size
+    flops = num_flops_per_token(config.model, pairs_per_token=pairs / tokens)
     yield (
         f"{config.model.num_params:,} parameters, "
         f"{config.model.num_non_embedding_params:,} without embeddings"

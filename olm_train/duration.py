@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from olm_data.errors import UsageError
+from olm_data.mixture.steps import StepSizes
 
 
 class DurationUnit(StrEnum):
@@ -54,17 +55,17 @@ class Duration:
         """Return a duration of `value` passes over the lock's schedule."""
         return cls(value=value, unit=DurationUnit.epochs)
 
-    def to_steps(self, *, tokens_per_step: int, steps_per_epoch: int) -> int:
+    def to_steps(self, *, batch_sizes: StepSizes, steps_per_epoch: int) -> int:
         """Return this duration in whole steps, rounded up.
 
         Args:
-            tokens_per_step: the global batch size in tokens.
+            batch_sizes: tokens of each step.
             steps_per_epoch: the steps that the lock's schedule holds.
         """
         if self.unit is DurationUnit.steps:
             return self.value
         if self.unit is DurationUnit.tokens:
-            return -(-self.value // tokens_per_step)
+            return batch_sizes.steps_to(self.value)
         return self.value * steps_per_epoch
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.steps import BatchSizeChange
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
@@ -75,7 +76,9 @@ class DataLoaderConfig:
     Attributes:
         mixture: the lock that `olm-data mix` wrote.
         global_batch_size: tokens of one step over all ranks; a multiple of the lock's
-            sequence length, the longest of its stages.
+            sequence length, the longest of its stages. The first one, if there is a schedule.
+        batch_size_schedule: later global batch sizes, each with the tokens or the step from
+            which on it holds.
         prefetch: steps prepared ahead by a background thread; 0: none.
         verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`.
         skip: ranges `[first, one past the last]` of the schedule's rows that are left out.
@@ -84,6 +87,7 @@ class DataLoaderConfig:
 
     mixture: FilePath
     global_batch_size: int
+    batch_size_schedule: list[BatchSizeChange] = field(default_factory=list)
     prefetch: int = 2
     verify: Literal["lazy", "full", "off"] = "lazy"
     skip: list[list[int]] = field(default_factory=list)
@@ -103,6 +107,7 @@ class DataLoaderConfig:
             skip=self.skip,
             cache=self.cache.build(),
             neighbours=world.neighbours,
+            batch_size_schedule=self.batch_size_schedule,
         )
 
 

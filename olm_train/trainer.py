@@ -206,7 +206,7 @@ class Trainer:
 
     def tokens_at(self, step: int) -> int:
         """Return the tokens trained on after `step` steps."""
-        return step * self.data_loader.global_batch_size
+        return self.data_loader.tokens_before(step)
 
     def rows_of(self, step: int) -> tuple[int, int]:
         """Return the half-open range of schedule rows that step `step` (from 1) was made of."""
@@ -290,7 +290,7 @@ class Trainer:
         return {
             "step": self.step,
             "max_steps": self.max_steps,
-            "global_batch_size": self.data_loader.global_batch_size,
+            **self.data_loader.batch_sizes.record(),
             "world_size": self.world.size,
             "lock_folder": self.data_loader.lock.folder,
             "data_loader": self.data_loader.state_dict(),
@@ -326,9 +326,9 @@ def run_length(
     Raises:
         UsageError: the lock holds fewer steps than `max_duration` asks for.
     """
-    available, tokens = data_loader.steps, data_loader.global_batch_size
+    available, sizes = data_loader.steps, data_loader.batch_sizes
     wanted = max_duration or Duration.epochs(1)
-    steps = wanted.to_steps(tokens_per_step=tokens, steps_per_epoch=available)
+    steps = wanted.to_steps(batch_sizes=sizes, steps_per_epoch=available)
     if steps > available or not available:
         raise UsageError(
             f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
@@ -339,4 +339,4 @@ def run_length(
         )
     if hard_stop is None:
         return steps, steps
-    return steps, min(steps, hard_stop.to_steps(tokens_per_step=tokens, steps_per_epoch=available))
+    return steps, min(steps, hard_stop.to_steps(batch_sizes=sizes, steps_per_epoch=available))

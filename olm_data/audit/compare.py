@@ -22,6 +22,7 @@ from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.order import Schedule
 from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+from olm_data.mixture.steps import StepSizes
 from olm_data.mixture.whole_stage import stage_names
 
 Key = tuple[int, int, int]
@@ -113,7 +114,7 @@ def audit(lock: Lock, log: RunLog) -> Audit:
         for digest in dict.fromkeys(start.lock for start in log.starts)
         if digest != lock.digest
     ]
-    problems += _step_problems(log, latest.global_batch_size, lock.sequence_length)
+    problems += _step_problems(log, latest.batch_sizes, lock.sequence_length)
     pieces = sorted(piece for step in log.steps for piece in _without(step.rows, step.skipped))
     beyond = [(max(a, total), b) for a, b in pieces if b > total]
     problems += _in_words("not in the lock", beyond)
@@ -184,16 +185,16 @@ def find_lock(log: RunLog, given: str | None) -> Lock:
     return Lock.read(given or copies[-1])
 
 
-def _step_problems(log: RunLog, batch_tokens: int, length: int) -> list[str]:
+def _step_problems(log: RunLog, batch_sizes: StepSizes, length: int) -> list[str]:
     """Return what is wrong with single steps: numbers, rows, tokens; the first few of each kind."""
-    rows_wanted = batch_tokens // length
     numbers, rows, tokens = [], [], []
     for expected, step in enumerate(log.steps, start=1):
         count = step.rows[1] - step.rows[0] - sum(b - a for a, b in step.skipped)
         if step.step != expected:
             numbers.append(f"step {step.step:,} stands where step {expected:,} should")
-        if count != rows_wanted:
-            rows.append(f"step {step.step:,} has {count:,} rows, not {rows_wanted:,}")
+        batch_tokens = batch_sizes.size(step.step - 1)
+        if count != batch_tokens // length:
+            rows.append(f"step {step.step:,} has {count:,} rows, not {batch_tokens // length:,}")
         if step.trained is not None and step.trained != batch_tokens:
             tokens.append(
                 f"step {step.step:,} trained on {step.trained:,} tokens, not {batch_tokens:,}"

@@ -18,6 +18,7 @@ import msgspec
 from olm_data.errors import InputError, ValidationError
 from olm_data.locate.run import LOG, LoggedStep, read_steps
 from olm_data.mixture.skip import Range
+from olm_data.mixture.steps import StepSizes
 
 STARTS = "starts.jsonl"
 
@@ -31,7 +32,8 @@ class Start(
         step: steps done before, by the checkpoint it went on from; 0 for a new run.
         rewound: logged steps beyond that, whose weights are lost and which are trained again.
         lock: digest of the mixture.
-        global_batch_size: tokens of a step.
+        global_batch_size: tokens of a step, of the first one where the size changes.
+        batch_size_changes: later sizes: (first step, counted from 1, tokens).
         world_size: ranks.
         skip: ranges of global rows left out, in the past and in the future of the run.
         bad: rows of a step whose loss or gradient was no number. The run went back to this start
@@ -45,6 +47,12 @@ class Start(
     world_size: int
     skip: tuple[Range, ...]
     bad: tuple[Range, ...] = ()
+    batch_size_changes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def batch_sizes(self) -> StepSizes:
+        """Tokens of each step."""
+        return StepSizes.recorded(self.global_batch_size, self.batch_size_changes)
 
 
 @dataclass(frozen=True, kw_only=True)

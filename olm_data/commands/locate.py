@@ -142,15 +142,19 @@ def _batches(lock: Lock, asked: Asked) -> Batches | None:
     """Return the steps of the run, or of the sizes given; None where there are neither."""
     from olm_data.locate.locate import Batches
     from olm_data.locate.run import Run
+    from olm_data.mixture.steps import StepSizes
 
     run = Run.read(asked.run) if asked.run is not None else None
-    size = run.global_batch_size if run else asked.global_batch
-    if size is None:
+    if run is not None:
+        sizes = run.batch_sizes
+    elif asked.global_batch is not None:
+        sizes = StepSizes.constant(asked.global_batch)
+    else:
         return None
     microbatch = asked.micro_batch_size or (run.microbatch_size if run else None)
     return Batches(
         lock,
-        global_batch_size=size,
+        batch_sizes=sizes,
         world_size=asked.world,
         microbatch_size=microbatch,
         skip=run.skip() if run else [_range(text) for text in asked.skip],

@@ -19,7 +19,15 @@ from olm_data.locate.run import LOG, Run
 from olm_data.locate.sightings import Sighting, document_number, parse_address, sightings
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.skip import Range
-from olm_data.mixture.steps import LEFT_OVER, SKIPPED, Split, Steps, order_digest, rows_of_tokens
+from olm_data.mixture.steps import (
+    LEFT_OVER,
+    SKIPPED,
+    Split,
+    Steps,
+    StepSizes,
+    order_digest,
+    rows_of_tokens,
+)
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.peek.find import Hit, Watch, find_id, find_text
 from olm_data.peek.views import (
@@ -39,40 +47,36 @@ TRAINED, TO_COME = "trained", "to come"
 
 
 class Batches:
-    """The steps of a lock at one global batch, and how they are dealt out.
+    """The steps of a lock at some batch sizes, and how they are dealt out.
 
     Args:
         lock: the lock.
-        global_batch_size: tokens of a step.
+        batch_sizes: tokens of each step.
         world_size: ranks, None if it does not matter.
         microbatch_size: tokens of a micro-batch of a rank, None if it does not matter.
         skip: ranges of rows left out.
         run: the run whose log says what is past.
 
     Raises:
-        UsageError: sizes that do not divide each other, or malformed ranges.
+        UsageError: sizes that are no multiple of the sequence length, or malformed ranges.
     """
 
     def __init__(
         self,
         lock: Lock,
         *,
-        global_batch_size: int,
+        batch_sizes: StepSizes,
         world_size: int | None = None,
         microbatch_size: int | None = None,
         skip: Sequence[Range] = (),
         run: Run | None = None,
     ) -> None:
-        self.lock, self.run, self.global_batch_size = lock, run, global_batch_size
+        self.lock, self.run, self.batch_sizes = lock, run, batch_sizes
         length = lock.sequence_length
-        step_rows = rows_of_tokens("the global batch", global_batch_size, length)
-        self.steps = Steps(lock.total_rows, step_rows, skip)
-        self.split = None
-        if world_size is not None:
-            size = None
-            if microbatch_size is not None:
-                size = rows_of_tokens("the micro-batch", microbatch_size, length)
-            self.split = Split(step_rows=step_rows, world_size=world_size, microbatch_rows=size)
+        self.steps = Steps(lock.total_rows, batch_sizes.per(length), skip)
+        self._world_size, self._microbatch_rows = world_size, None
+        if world_size is not None and microbatch_size is not None:
+            self._microbatch_rows = rows_of_tokens("the micro-batch", microbatch_size, length)
 
     def state(self, step: int) -> str | None:
         """Return whether step `step` (from 1) is past; None without a run."""
@@ -80,13 +84,32 @@ class Batches:
             return None
         return TRAINED if step <= self.run.last_step else TO_COME
 
-    def who(self, place: int) -> dict[str, int]:
-        """Return the rank, and if known the micro-batch, that has row `place` of a step."""
-        if self.split is None:
+    def split(self, step: int) -> Split | None:
+        """Return how step `step` (from 1) is dealt out; None where no world size is known.
+
+        Raises:
+            UsageError: the step does not divide so.
+        """
+        if self._world_size is None:
+            return None
+        return Split(
+            step_rows=self.steps.sizes.size(step - 1),
+            world_size=self._world_size,
+            microbatch_rows=self._microbatch_rows,
+        )
+
+    def who(self, step: int, place: int) -> dict[str, int]:
+        """Return the rank, and if known the micro-batch, that has row `place` of a step (from 1).
+
+        Raises:
+            UsageError: the step does not divide so.
+        """
+        split = self.split(step)
+        if split is None:
             return {}
-        rank, microbatch = self.split.rank_of(place)
+        rank, microbatch = split.rank_of(place)
         return {"rank": rank} | (
-            {} if self.split.microbatch_rows is None else {"micro_batch": microbatch}
+            {} if split.microbatch_rows is None else {"micro_batch": microbatch}
         )
 
 
@@ -188,8 +211,9 @@ def locate_step(
         counts[names[stage], batches.lock.sources[source].name] += 1
     places = list(range(len(rows)))
     if rank is not None:
-        assert batches.split is not None
-        places = list(batches.split.places(rank, microbatch))
+        split = batches.split(step)
+        assert split is not None
+        places = list(split.places(rank, microbatch))
     places = places[:most]
     return StepView(
         step=step,
@@ -197,7 +221,7 @@ def locate_step(
         order=order,
         sources=dict(counts),
         places=places,
-        who=[batches.who(place) for place in places],
+        who=[batches.who(step, place) for place in places],
         rows=(shown.view(int(rows[place])) for place in places),
     )
 
@@ -284,7 +308,7 @@ def _when(batches: Batches, step: int, place: int, row: int) -> dict[str, Any]:
     return (
         {"step": step + 1}
         | ({} if state is None else {"state": state})
-        | {"row_of_step": place, **batches.who(place)}
+        | {"row_of_step": place, **batches.who(step + 1, place)}
     )
 
 

@@ -23,7 +23,10 @@ def step_lines(
     """Yield a step as lines, each row as soon as it is read."""
     state = "" if view.state is None else f", {view.state}"
     rows = sum(view.sources.values())
-    yield f"step {view.step:,} of {batches.steps.count:,}{state}: {rows:,} rows, {_sizes(batches)}"
+    tokens = batches.batch_sizes.size(view.step - 1)
+    yield (
+        f"step {view.step:,} of {batches.steps.count:,}{state}: {rows:,} rows, {tokens:,} tokens"
+    )
     for (stage, source), count in view.sources.items():
         yield f"  stage {printable(stage)}, source {printable(source)}: {count:,} rows"
     yield f"  order {view.order}"
@@ -93,7 +96,3 @@ def _who(who: dict[str, Any]) -> str:
     parts = [f"rank {who['rank']}"] if "rank" in who else []
     parts += [f"micro-batch {who['micro_batch']}"] if "micro_batch" in who else []
     return "".join(f", {part}" for part in parts)
-
-
-def _sizes(batches: Batches) -> str:
-    return f"{batches.global_batch_size:,} tokens"

@@ -1,6 +1,6 @@
 """What a run folder says of the order it trained in: batch sizes, skipped rows, logged steps.
 
-    config.json   -> global batch, micro-batch, `skip`
+    config.json   -> global batch sizes, micro-batch, `skip`
     metrics.jsonl -> LoggedStep, ...: rows, skipped ranges, order digest
 
 Ranges may have been added to `skip`, and taken out again, while the run went on; what was skipped
@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+from olm_data.mixture.steps import BatchSizeChange, StepSizes
 
 LOG, CONFIG = "metrics.jsonl", "config.json"
 
@@ -52,14 +54,14 @@ class Run:
 
     Attributes:
         folder: the `save_folder`.
-        global_batch_size: tokens of a step.
+        batch_sizes: tokens of each step.
         microbatch_size: tokens of a micro-batch of a rank, None if not recorded.
         configured_skip: `skip` of the configuration of the latest start.
         steps: the logged ones, in the order of the file; empty without a log.
     """
 
     folder: Path
-    global_batch_size: int
+    batch_sizes: StepSizes
     microbatch_size: int | None
     configured_skip: tuple[Range, ...]
     steps: list[LoggedStep]
@@ -99,26 +101,34 @@ class Run:
             )
         loader = (config or {}).get("data_loader") or {}
         module = (config or {}).get("train_module") or {}
-        size = loader.get("global_batch_size")
-        if size is None and steps and steps[0].step:
-            size = steps[0].tokens // steps[0].step
-        if not isinstance(size, int) or size < 1:
+        try:
+            skip = merge_ranges(loader.get("skip") or [])
+            sizes = _batch_sizes(loader, steps)
+        except (UsageError, TypeError) as error:
+            raise _malformed(folder / CONFIG, str(error)) from error
+        if sizes is None:
             raise InputError(
                 "the run does not say its global batch size",
                 where=str(folder / CONFIG),
                 fix="say it: --global-batch TOKENS, instead of --run",
             )
-        try:
-            skip = merge_ranges(loader.get("skip") or [])
-        except UsageError as error:
-            raise _malformed(folder / CONFIG, error.what) from error
         return cls(
             folder=folder,
-            global_batch_size=size,
+            batch_sizes=sizes,
             microbatch_size=module.get("rank_microbatch_size"),
             configured_skip=skip,
             steps=steps,
         )
+
+
+def _batch_sizes(loader: dict[str, Any], steps: list[LoggedStep]) -> StepSizes | None:
+    """Return the tokens of each step by the configuration, else by the log; None by neither."""
+    size = loader.get("global_batch_size")
+    if size is not None:
+        changes = [BatchSizeChange(**item) for item in loader.get("batch_size_schedule") or []]
+        return StepSizes.scheduled(size, changes)
+    tokens = [0, *(step.tokens for step in steps)]
+    return StepSizes(tuple(enumerate(b - a for a, b in pairwise(tokens)))) if steps else None
 
 
 def _config(path: Path) -> dict[str, Any] | None:

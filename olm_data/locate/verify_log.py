@@ -19,7 +19,7 @@ from olm_data.errors import InputError, ValidationError
 from olm_data.locate.run import LOG, LoggedStep, Run
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.skip import KeptRows, Range, clip_ranges
-from olm_data.mixture.steps import order_digest, rows_of_tokens
+from olm_data.mixture.steps import order_digest
 
 Watch = Callable[[int, int], None]
 """`watch(steps checked, steps in all)`."""
@@ -60,10 +60,10 @@ def verify_log(lock: Lock, run: Run, *, watch: Watch | None = None) -> LogReport
             where=str(where),
             fix="train first; trainer.callbacks.metric_saver writes the log",
         )
-    size = rows_of_tokens("the run's global batch", run.global_batch_size, lock.sequence_length)
+    sizes = run.batch_sizes.per(lock.sequence_length)
     consumed = 0
     for count, step in enumerate(run.steps, start=1):
-        reason = _difference(lock, run, step, count, consumed, size)
+        reason = _difference(lock, run, step, count, consumed, sizes.size(count - 1))
         if reason is not None:
             raise ValidationError(
                 f"the log differs from the lock at step {count:,}",
@@ -89,8 +89,8 @@ def _difference(
         return f"the line is of step {step.step:,}: steps are missing, repeated or out of order"
     if step.order is None:
         return "the line has no order digest"
-    if step.tokens != number * run.global_batch_size:
-        return f"{step.tokens:,} tokens, not {number * run.global_batch_size:,}"
+    if step.tokens != run.batch_sizes.before(number):
+        return f"{step.tokens:,} tokens, not {run.batch_sizes.before(number):,}"
     if first < consumed:
         return f"its rows begin at {first:,}; the step before ended at {consumed:,}"
     if end > lock.total_rows:

@@ -1,6 +1,6 @@
 """Sequence-length phases: which steps of a run see rows of which length. Pure.
 
-    stages of a lock, kept rows, rows of a step -> phases: stretches of steps with one length
+    stages of a lock, kept rows, sizes of steps -> phases: stretches of steps with one length
 
 The schedule counts rows of the longest sequence length throughout; a step of a stage with a shorter
 one cuts each of its rows into several. So a step's tokens and the state of a run do not depend on
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.skip import KeptRows
+from olm_data.mixture.steps import StepSizes
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Phase:
     sequence_length: int
 
 
-def find_phases(lock: Lock, kept: KeptRows, step_rows: int) -> list[Phase]:
+def find_phases(lock: Lock, kept: KeptRows, sizes: StepSizes) -> list[Phase]:
     """Return the phases of a run in order; together they hold each step once.
 
     A step belongs to the stage of its first row, also where it reaches into the next stage.
@@ -39,12 +40,12 @@ def find_phases(lock: Lock, kept: KeptRows, step_rows: int) -> list[Phase]:
     Args:
         lock: the mixture.
         kept: its rows without the skipped ones.
-        step_rows: rows of a global batch.
+        sizes: rows of each step.
     """
-    steps, first_row = kept.count // step_rows, 0
+    steps, first_row = sizes.count(kept.count), 0
     beginnings = []  # of each stage: the first step whose first row is in it or after it
     for stage in lock.stages:
-        beginnings.append(min(steps, -(-kept.before(first_row) // step_rows)))
+        beginnings.append(min(steps, sizes.steps_to(kept.before(first_row))))
         first_row += stage.rows
     phases: list[Phase] = []
     spans = zip(beginnings, [*beginnings[1:], steps], lock.sequence_lengths, strict=True)

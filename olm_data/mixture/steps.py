@@ -1,17 +1,21 @@
 """Which rows a step, a rank and a micro-batch are made of, and back. Pure.
 
-    step -> kept rows [step * G, (step + 1) * G) -> rank r: the r-th of W equal slices
-                                                 -> micro-batches of b rows, one after another
+    step -> StepSizes: kept rows [before, before + G) -> rank r: the r-th of W equal slices
+                                                      -> micro-batches of b rows, one after another
 
-G, W and b decide who reads when, never what stands where in the order. Steps count from 0 here;
-logs and commands count them from 1. Never: files, or which documents a row holds.
+G, W and b decide who reads when, never what stands where in the order. G is one number for a whole
+run, or follows a schedule of batch sizes. Steps count from 0 here; logs and commands count them
+from 1. Never: files, or which documents a row holds.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,12 +38,193 @@ def order_digest(lock_digest: str, rows: NDArray[np.int64]) -> str:
     return hashlib.sha256(lock_digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class BatchSizeChange:
+    """An entry of a batch-size schedule: from when on steps have another size.
+
+    Attributes:
+        global_batch_size: tokens of one step over all ranks from then on.
+        from_tokens: the first step that begins at or after this many tokens of the run has it.
+        from_step: this step has it, counted from 1 as in the log; one of the two is given.
+
+    Raises:
+        UsageError: neither or both are given, or the entry would be the run's first size.
+    """
+
+    global_batch_size: int
+    from_tokens: int | None = None
+    from_step: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.from_tokens is None) == (self.from_step is None):
+            raise UsageError(
+                "a change of the batch size begins at from_tokens or at from_step",
+                fix="give one of the two",
+            )
+        early = self.from_tokens is not None and self.from_tokens < 1
+        if early or (self.from_step is not None and self.from_step < 2):
+            raise UsageError(
+                "the first step has data_loader.global_batch_size already",
+                fix="let the schedule begin with the first change: from_step 2 or later, or "
+                "from_tokens above 0",
+            )
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """How much each step of a run holds: one size, or a few, one after another.
+
+    Counts rows or tokens, whatever its sizes are in; `per(S)` turns tokens into rows.
+
+    Attributes:
+        pieces: (first step of the piece from 0, size of its steps), ascending, no two neighbours
+            of one size.
+
+    Raises:
+        UsageError: a size below 1, or pieces that are not in order.
+    """
+
+    pieces: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        firsts, sizes = [step for step, _ in self.pieces], [size for _, size in self.pieces]
+        if min(sizes, default=0) < 1:
+            raise UsageError(
+                f"a step of {min(sizes, default=0)} rows or tokens", fix="give a step one or more"
+            )
+        if firsts[0] != 0 or any(a >= b for a, b in pairwise(firsts)):
+            raise UsageError(
+                "the changes of the batch size are not one after another: they come to steps "
+                + ", ".join(f"{step + 1:,}" for step in firsts),
+                fix="order data_loader.batch_size_schedule, and leave at least one step between "
+                "two changes",
+            )
+        different = tuple(
+            piece for n, piece in enumerate(self.pieces) if not n or piece[1] != sizes[n - 1]
+        )
+        object.__setattr__(self, "pieces", different)
+
+    @classmethod
+    def constant(cls, size: int) -> StepSizes:
+        """Return steps of one size."""
+        return cls(((0, size),))
+
+    @classmethod
+    def scheduled(cls, size: int, changes: Iterable[BatchSizeChange]) -> StepSizes:
+        """Return steps of `size` tokens up to the first of `changes`, and so on.
+
+        Raises:
+            UsageError: a size below 1, or changes that are not in order.
+        """
+        sizes = cls.constant(size)
+        for change in changes:
+            if change.from_step is not None:
+                first = change.from_step - 1
+            else:
+                first = sizes.steps_to(change.from_tokens or 0)
+            sizes = cls((*sizes.pieces, (first, change.global_batch_size)))
+        return sizes
+
+    @property
+    def changes(self) -> tuple[tuple[int, int], ...]:
+        """The sizes after the first one: (first step that has it, counted from 1, size)."""
+        return tuple((first + 1, size) for first, size in self.pieces[1:])
+
+    def record(self) -> dict[str, Any]:
+        """Return what a checkpoint and `starts.jsonl` hold; `recorded` reads it.
+
+        A run of one size has no `batch_size_changes`.
+        """
+        changes = {"batch_size_changes": self.changes} if self.changes else {}
+        return {"global_batch_size": self.size(0), **changes}
+
+    @classmethod
+    def recorded(cls, size: int, changes: Iterable[Sequence[int]]) -> StepSizes:
+        """Return the sizes that begin with `size` and have these `changes`."""
+        return cls(((0, size), *((step - 1, then) for step, then in changes)))
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        return [step for step, _ in self.pieces]
+
+    @cached_property
+    def _befores(self) -> list[int]:
+        """What the steps before each piece hold together."""
+        befores = [0]
+        for (first, size), (stop, _) in pairwise(self.pieces):
+            befores.append(befores[-1] + (stop - first) * size)
+        return befores
+
+    def size(self, step: int) -> int:
+        """Return how much step `step` holds."""
+        return self.pieces[bisect_right(self._firsts, step) - 1][1]
+
+    def before(self, step: int) -> int:
+        """Return how much the steps before `step` hold together."""
+        piece = bisect_right(self._firsts, step) - 1
+        first, size = self.pieces[piece]
+        return self._befores[piece] + (step - first) * size
+
+    def steps_to(self, amount: int) -> int:
+        """Return the fewest first steps that hold `amount` or more together.
+
+        That is also the first step that begins at or after `amount`.
+        """
+        piece = max(0, bisect_left(self._befores, amount) - 1)
+        first, size = self.pieces[piece]
+        return first - (self._befores[piece] - max(amount, 0)) // size
+
+    def count(self, total: int) -> int:
+        """Return how many whole steps `total` fills; also the step that holds number `total`."""
+        return self.steps_to(total + 1) - 1
+
+    def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the step int64 [m] that holds each number int64 [m], from 0, and its place in it.
+
+        Numbers below 0 come out as some number of a negative step.
+        """
+        befores, pieces = np.array(self._befores), np.array(self.pieces)
+        piece = np.maximum(np.searchsorted(befores, numbers, side="right") - 1, 0)
+        step, place = np.divmod(numbers - befores[piece], pieces[piece, 1])
+        return step + pieces[piece, 0], place
+
+    def stretches(self, steps: range) -> Iterator[tuple[range, int]]:
+        """Yield the longest parts of `steps` whose steps have one size, and that size."""
+        for (first, size), stop in zip(self.pieces, [*self._firsts[1:], steps.stop], strict=True):
+            part = range(max(first, steps.start), min(stop, steps.stop))
+            if part:
+                yield part, size
+
+    def until(self, step: int) -> StepSizes:
+        """Return the sizes without the changes at `step` or later, those of the steps before it."""
+        return StepSizes(tuple(piece for piece in self.pieces if piece[0] < max(step, 1)))
+
+    def per(self, length: int) -> StepSizes:
+        """Return sizes in tokens as sizes in rows of `length` tokens.
+
+        Raises:
+            UsageError: one of them is no multiple of the length.
+        """
+        names = ("global_batch_size", "global_batch_size of batch_size_schedule")
+        return StepSizes(
+            tuple(
+                (first, rows_of_tokens(names[bool(first)], size, length))
+                for first, size in self.pieces
+            )
+        )
+
+    def __str__(self) -> str:
+        first, *rest = (f"{size:,} tokens" for _, size in self.pieces)
+        changes = zip(self._firsts[1:], rest, strict=True)
+        return ", ".join([first, *(f"{size} from step {step + 1:,}" for step, size in changes)])
+
+
 class Steps:
     """The steps of a schedule.
 
     Args:
         total_rows: rows of the schedule.
-        step_rows: G, rows of a step over all ranks.
+        sizes: G, rows of each step over all ranks.
         skip: half-open ranges of global rows that are left out.
 
     Attributes:
@@ -47,14 +232,19 @@ class Steps:
         kept: the rows that are not skipped.
 
     Raises:
-        UsageError: a step has no rows, or a skipped range is malformed.
+        UsageError: a skipped range is malformed.
     """
 
-    def __init__(self, total_rows: int, step_rows: int, skip: Iterable[Sequence[int]] = ()) -> None:
-        if step_rows < 1:
-            raise UsageError(f"a step of {step_rows} rows", fix="give a step one row or more")
-        self.kept, self.step_rows = KeptRows(total_rows, skip), step_rows
-        self.count = self.kept.count // step_rows
+    def __init__(
+        self, total_rows: int, sizes: StepSizes, skip: Iterable[Sequence[int]] = ()
+    ) -> None:
+        self.kept, self.sizes = KeptRows(total_rows, skip), sizes
+        self.count = sizes.count(self.kept.count)
+
+    @property
+    def leftover(self) -> int:
+        """Kept rows at the end that fill no step."""
+        return self.kept.count - self.sizes.before(self.count)
 
     def rows(self, step: int) -> NDArray[np.int64]:
         """Return the global rows int64 [G] of a step, in order.
@@ -63,15 +253,15 @@ class Steps:
             UsageError: there is no such step.
         """
         if not 0 <= step < self.count:
+            size = self.sizes.size(self.count)
             raise UsageError(
                 f"there is no step {step + 1:,}",
-                fix=f"steps of {self.step_rows:,} rows are numbered from 1 to {self.count:,}"
+                fix=f"steps of {self._sizes()} rows are numbered from 1 to {self.count:,}"
                 if self.count
-                else f"the schedule has {self.kept.count:,} rows, fewer than a step's "
-                f"{self.step_rows:,}",
+                else f"the schedule has {self.kept.count:,} rows, fewer than a step's {size:,}",
             )
-        first = step * self.step_rows
-        return self.kept.rows(np.arange(first, first + self.step_rows, dtype=np.int64))
+        first, stop = self.sizes.before(step), self.sizes.before(step + 1)
+        return self.kept.rows(np.arange(first, stop, dtype=np.int64))
 
     def step_of(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the step int64 [m] of global rows [m], and the place int64 [m] of each in it.
@@ -79,10 +269,14 @@ class Steps:
         The step is `SKIPPED` or `LEFT_OVER` for a row that no step has.
         """
         index = self.kept.index(np.asarray(rows, dtype=np.int64))
-        step, place = np.divmod(index, self.step_rows)
+        step, place = self.sizes.locate(index)
         step[step >= self.count] = LEFT_OVER
         step[index < 0] = SKIPPED
         return step, place
+
+    def _sizes(self) -> str:
+        used = dict.fromkeys(size for _, size in self.sizes.stretches(range(self.count)))
+        return ", then ".join(f"{size:,}" for size in used)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.speed_monitor import (
     DATA_WAIT_SHARE,
     MFU,
-    STEP_SECONDS,
     TOKENS_PER_SECOND,
 )
 from olm_train.checkpoint.manifest import step_of
@@ -62,11 +61,14 @@ class ConsoleLoggerCallback(Callback):
         trainer.say(f"attention {model.attention}; loss {loss.name}: {loss.why}")
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        trainer, sizes = self.trainer, self.trainer.data_loader.batch_sizes
         self._speed |= {name: v for name, v in metrics.items() if name.startswith("throughput/")}
-        last = step == self.trainer.stop_step
+        if any(step == first for first, _ in sizes.changes):
+            trainer.say(f"the global batch is {sizes.size(step - 1):,} tokens from step {step:,}")
+        last = step == trainer.stop_step
         if step % self.config.log_interval and not last and step != 1:
             return
-        total = f"{self.trainer.stop_step:,}"
+        total = f"{trainer.stop_step:,}"
         parts = [
             f"step {step:>{len(total)},}/{total}",
             f"loss {metrics[CE_LOSS]:.4f}",
@@ -74,14 +76,15 @@ class ConsoleLoggerCallback(Callback):
             f"grad norm {metrics[GRAD_NORM]:.2f}",
         ]
         if self._speed:
-            seconds_left = (self.trainer.stop_step - step) * self._speed[STEP_SECONDS]
+            left = trainer.tokens_at(trainer.stop_step) - trainer.tokens_at(step)
+            seconds_left = left / self._speed[TOKENS_PER_SECOND]
             parts.append(f"{count(self._speed[TOKENS_PER_SECOND])} tok/s")
             parts.append(f"wait {self._speed[DATA_WAIT_SHARE]:.1%}")
             if MFU in self._speed:
                 parts.append(f"MFU {self._speed[MFU]:.1%}")
             if not last:
                 parts.append(f"ETA {duration(seconds_left)}")
-        self.trainer.say("   ".join(parts))
+        trainer.say("   ".join(parts))
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         for name, result in results.items():

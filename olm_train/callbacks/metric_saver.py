@@ -86,7 +86,7 @@ class MetricSaverCallback(Callback):
             step=trainer.step,
             rewound=rewound,
             lock=loader.lock.digest,
-            global_batch_size=loader.global_batch_size,
+            **loader.batch_sizes.record(),
             world_size=trainer.world.size,
             skip=loader.skip,
             bad=trainer.bad_rows,

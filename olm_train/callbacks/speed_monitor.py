@@ -79,7 +79,7 @@ class SpeedMonitorCallback(Callback):
         steps = step - first
         seconds = time.monotonic() - start - (self.trainer.paused_seconds - paused)
         wait = self.trainer.data_loader.data_wait_seconds - waited
-        tokens = steps * self.trainer.data_loader.global_batch_size
+        tokens = self.trainer.tokens_at(step) - self.trainer.tokens_at(first)
         metrics[TOKENS_PER_SECOND] = tokens / seconds
         metrics[STEP_SECONDS] = seconds / steps
         metrics[DATA_WAIT_SECONDS] = wait

@@ -1,6 +1,6 @@
 """Where a run begins: the newest good checkpoint of its own, else another run's, else step 0.
 
-    clean partial folders -> newest that verifies -> same lock, model and batch? -> loader, tensors,
+    clean partial folders -> newest that verifies -> same lock, model, batches?  -> loader, tensors,
                           -> none: load_path      -> all of its state, or weights   callbacks, step
 
 Never: go on after a damaged checkpoint without a word, or begin anew where a run was to go on.
@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.mixture.steps import StepSizes
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint
 from olm_train.checkpoint.manifest import Kind, Manifest
@@ -157,8 +158,9 @@ def _load_tensors(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool
 
 def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
     state = checkpoint.state()
+    _refuse_other_sizes(trainer, checkpoint, state)
     trainer.data_loader.load_state_dict(state["data_loader"])
-    _refuse_changes(trainer, checkpoint, state)
+    _refuse_changes(trainer, checkpoint)
     if state["step"] < trainer.stop_step:
         _load_tensors(trainer, checkpoint, optim_state=optim_state)
         for name, callback_state in state["callbacks"].items():
@@ -174,16 +176,26 @@ def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> N
     trainer.origin = state.get("origin")
 
 
-def _refuse_changes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
-    old = {
-        "model": as_dict(model_config(checkpoint)),
-        "data_loader": {"global_batch_size": state["global_batch_size"]},
-    }
-    new = {
-        "model": trainer.config["model"],
-        "data_loader": {"global_batch_size": trainer.data_loader.global_batch_size},
-    }
-    changed = differences(old, new)
+def _refuse_other_sizes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
+    """Refuse batch sizes that differ in the past; those of steps to come may change."""
+    step = state["step"]
+    sizes = StepSizes.recorded(state["global_batch_size"], state.get("batch_size_changes", ()))
+    old, new = sizes.until(step), trainer.data_loader.batch_sizes.until(step)
+    changed = differences(
+        {"data_loader": {"global_batch_size": old.size(0)}},
+        {"data_loader": {"global_batch_size": new.size(0)}},
+    )
+    if not changed and old != new:
+        changed = [f"data_loader.batch_size_schedule up to step {step:,}: {old} -> {new}"]
+    _refuse(changed, checkpoint)
+
+
+def _refuse_changes(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    old = {"model": as_dict(model_config(checkpoint))}
+    _refuse(differences(old, {"model": trainer.config["model"]}), checkpoint)
+
+
+def _refuse(changed: list[str], checkpoint: Checkpoint) -> None:
     if changed:
         raise ValidationError(
             f"the checkpoint belongs to another configuration: {'; '.join(changed)}",

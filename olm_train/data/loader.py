@@ -1,12 +1,13 @@
 """Batches of a mixture, the same rows in the same order for any number of ranks.
 
-    lock -> rows of step t: kept rows [t * G, (t + 1) * G)           G = global batch in rows
+    lock -> rows of step t: kept rows [before(t), before(t) + G)     G = global batch in rows
          -> rank r of W: the r-th of W equal slices                  who reads, never what is read
          -> micro-batches of `rank_microbatch_size` tokens -> [thread] -> list[Batch] a step
             (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
-The state is the lock's digest and one integer, counted in rows *handed out*: how far the thread has
-run ahead never shows. Never: worker processes, a clock or a random number, an epoch boundary.
+G is one number, or follows a schedule (`mixture.steps.StepSizes`). The state is the lock's digest
+and one integer, counted in rows *handed out*: how far the thread has run ahead never shows. Never:
+worker processes, a clock or a random number, an epoch boundary.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,22 +28,23 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.phases import Phase, find_phases, phase_of
-from olm_data.mixture.skip import KeptRows, Range, clip_ranges, merge_ranges
-from olm_data.mixture.steps import order_digest, rows_of_tokens
+from olm_data.mixture.phases import Phase, find_phases
+from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
+from olm_data.mixture.steps import (
+    BatchSizeChange,
+    Steps,
+    StepSizes,
+    order_digest,
+    rows_of_tokens,
+)
 from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
 from olm_train.data.batch import Batch
 from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
+from olm_train.data.read_steps import Slice, read_steps
 
 log = logging.getLogger(__name__)
-
-_LOCATED_AHEAD = 8192
-"""Rows located at once, so that computing the order costs nothing a batch."""
-
-_FORESEEN = 1 << 16
-"""Rows of this machine whose shards are known beyond those located."""
 
 _EVAL_AHEAD = 2
 """Batches an `EvalLoader` prepares ahead."""
@@ -66,15 +68,18 @@ class DataLoader:
         skip: ranges [first, one past the last] of global rows that are left out.
         cache: where whole shards of remote datasets go; None: remote rows are read one by one.
         neighbours: the ranks of this machine, which share the cache; default: this one.
+        batch_size_schedule: changes of the global batch size, in order.
 
     Attributes:
         step: steps handed out so far.
-        steps: steps the schedule holds, floor(kept rows / rows of a step).
+        batch_sizes: tokens of each step over all ranks.
+        steps: whole steps that the schedule holds.
         leftover_rows: rows at the end of the schedule that do not fill a step and are not trained.
         data_wait_seconds: seconds callers have waited for batches (monotonic clock).
 
     Raises:
-        UsageError: sizes that do not divide each other, or a malformed `skip`.
+        UsageError: sizes that do not divide each other, or a malformed `skip`. A batch size of the
+            schedule only has to fit when it is used, see `check_sizes`.
         ValidationError: the lock or a dataset is not what its digest says.
     """
 
@@ -92,6 +97,7 @@ class DataLoader:
         skip: Sequence[Sequence[int]] = (),
         cache: CacheOptions | None = None,
         neighbours: range | None = None,
+        batch_size_schedule: Sequence[BatchSizeChange] = (),
     ) -> None:
         _check_rank(rank, world_size)
         if prefetch < 0:
@@ -103,21 +109,13 @@ class DataLoader:
         self.lock = self._reader.lock
         length = self._reader.sequence_length
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
-        self.global_batch_size, self.rank_microbatch_size = global_batch_size, rank_microbatch_size
+        self.batch_sizes = StepSizes.scheduled(global_batch_size, batch_size_schedule)
+        self.rank_microbatch_size = rank_microbatch_size
         self.device = None if device is None else torch.device(device)
         self._microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
-        self._step_rows = rows_of_tokens("global_batch_size", global_batch_size, length)
-        unit = world_size * self._microbatch_rows
-        if self._step_rows % unit:
-            low = self._step_rows // unit * unit * length
-            near = " or ".join(f"{v:,}" for v in (low, low + unit * length) if v)
-            raise UsageError(
-                f"global_batch_size {global_batch_size:,} does not divide into micro-batches of "
-                f"{rank_microbatch_size:,} tokens on {world_size} ranks",
-                fix=f"set global_batch_size to {near}, or change rank_microbatch_size",
-            )
-        self._kept = KeptRows(self._reader.total_rows, skip)
+        self._steps = Steps(self._reader.total_rows, self.batch_sizes.per(length), skip)
         self.step = 0
+        self.check_sizes(self.batch_sizes.pieces[-1][0])
         self._waited = 0.0
         self._running: Prefetcher[list[Batch]] | None = None
         self._items: Iterator[list[Batch]] | None = None  # the iterator that may hand out steps
@@ -129,50 +127,68 @@ class DataLoader:
 
     def phases(self) -> list[Phase]:
         """Return the steps of each sequence length, in the order of the run."""
-        return find_phases(self.lock, self._kept, self._step_rows)
+        return find_phases(self.lock, self._steps.kept, self._steps.sizes)
 
     @property
     def steps(self) -> int:
         """Steps the schedule holds in all."""
-        return self._kept.count // self._step_rows
+        return self._steps.count
 
     @property
     def leftover_rows(self) -> int:
         """Rows at the end of the schedule that do not fill a step."""
-        return self._kept.count % self._step_rows
+        return self._steps.leftover
 
     @property
     def skip(self) -> tuple[tuple[int, int], ...]:
         """Ranges of global rows left out, in the past and in the future of this run."""
-        return self._kept.skip
+        return self._steps.kept.skip
 
     @property
     def data_wait_seconds(self) -> float:
         """Seconds callers have waited for batches so far."""
         return self._waited + (self._running.wait_seconds if self._running else 0.0)
 
+    def tokens_before(self, step: int) -> int:
+        """Return the tokens of the first `step` steps over all ranks."""
+        return self.batch_sizes.before(step)
+
     def rows_of_step(self, step: int) -> NDArray[np.int64]:
         """Return the global rows int64 [G] of a step over all ranks, in order."""
-        first = step * self._step_rows
-        return self._kept.rows(np.arange(first, first + self._step_rows, dtype=np.int64))
+        return self._steps.rows(step)
 
     def order_digest(self, step: int) -> str:
         """Return `steps.order_digest` of a step's rows over all ranks, for the log."""
         return order_digest(self.lock.digest, self.rows_of_step(step))
 
+    def check_sizes(self, first: int) -> None:
+        """Refuse batch sizes of step `first` or later that these ranks cannot share.
+
+        A size of the past may be one that they could not: the run may have had fewer ranks.
+
+        Raises:
+            UsageError: which size, and the nearest that would do.
+        """
+        unit = self.world_size * self.rank_microbatch_size
+        for piece, size in self.batch_sizes.stretches(range(first, max(first + 1, self.steps))):
+            if size % unit:
+                since = f" from step {piece.start + 1:,}" if self.batch_sizes.changes else ""
+                low = size // unit * unit
+                near = " or ".join(f"{v:,}" for v in (low, low + unit) if v)
+                raise UsageError(
+                    f"global_batch_size {size:,}{since} does not divide into micro-batches of "
+                    f"{self.rank_microbatch_size:,} tokens on {self.world_size} ranks",
+                    fix=f"set global_batch_size to {near}{since}, or change rank_microbatch_size",
+                )
+
     def __iter__(self) -> Iterator[list[Batch]]:
         self.close()
-        items = _read_steps(
+        self.check_sizes(self.step)
+        items = read_steps(
             self._reader,
-            self._kept,
+            self._steps,
             range(self.step, self.steps),
-            _Slice(
-                self._step_rows,
-                self._microbatch_rows,
-                self.rank,
-                self.world_size,
-                self._neighbours,
-            ),
+            Slice(self._microbatch_rows, self.rank, self.world_size, self._neighbours),
             self.phases(),
             pin=self.device is not None and self.device.type == "cuda",
         )
@@ -189,8 +205,7 @@ class DataLoader:
         `rows_consumed` counts rows of the schedule, skipped ones included; `lock` says in words
         what the digest stands for, so that a refusal can show what differs.
         """
-        kept = self.step * self._step_rows
-        last = int(self._kept.rows(np.array([kept - 1]))[0]) if kept else -1
+        last = int(self._steps.rows(self.step - 1)[-1]) if self.step else -1
         return {
             "lock_digest": self.lock.digest,
             "rows_consumed": last + 1,
@@ -206,8 +221,8 @@ class DataLoader:
 
         Raises:
             ValidationError: the state belongs to another lock.
-            UsageError: `skip` names rows that were trained on, or the global batch size changed to
-                one that the consumed rows are no multiple of.
+            UsageError: `skip` names rows that were trained on, or no step of these batch sizes
+                ends where the state was taken.
         """
         older = [lock.digest for lock in self.lock.extends]  # their rows are the first of ours
         if state["lock_digest"] not in (self.lock.digest, *older):
@@ -226,16 +241,18 @@ class DataLoader:
                     f"{consumed:,}",
                     fix="resume from an earlier checkpoint, or remove the range",
                 )
-        kept = KeptRows(total, [*history, *clip_ranges(self.skip, consumed, total)])
-        step, rest = divmod(kept.before(consumed), self._step_rows)
-        if rest:
+        sizes = self._steps.sizes
+        steps = Steps(total, sizes, [*history, *clip_ranges(self.skip, consumed, total)])
+        done = steps.kept.before(consumed)
+        step = sizes.count(done)
+        if sizes.before(step) != done:
             raise UsageError(
-                f"the checkpoint has consumed {kept.before(consumed):,} rows, which is no whole "
-                f"number of steps of {self._step_rows:,} rows",
+                f"the checkpoint has consumed {done:,} rows, which is no whole number of steps of "
+                f"{sizes.size(step):,} rows",
                 fix="keep the global_batch_size of the run, or a divisor of it",
             )
         self.close()
-        self._kept, self.step = kept, step
+        self._steps, self.step = steps, step
 
     def leave_out(self, rows: Iterable[Range]) -> None:
         """Add ranges of global rows to `skip`; `load_state_dict` then says where it goes on.
@@ -244,7 +261,8 @@ class DataLoader:
             UsageError: a range is malformed or reaches beyond the schedule.
         """
         self.close()
-        self._kept = KeptRows(self._reader.total_rows, [*self.skip, *rows])
+        skip = [*self.skip, *rows]
+        self._steps = Steps(self._reader.total_rows, self._steps.sizes, skip)
 
     def close(self) -> None:
         """Stop the background thread; the state stays and the loader can be iterated again."""
@@ -277,7 +295,7 @@ class DataLoader:
                 "the schedule ended after %d steps; %d rows were left over, fewer than a step's %d",
                 self.steps,
                 self.leftover_rows,
-                self._step_rows,
+                self._steps.sizes.size(self.steps),
             )
 
     def _timed(self, items: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
@@ -345,65 +363,8 @@ class EvalLoader:
             self._running = None
 
 
-@dataclass(frozen=True)
-class _Slice:
-    """Which rows of a step one rank reads, and in what pieces; all in rows."""
-
-    step_rows: int
-    microbatch_rows: int
-    rank: int
-    world_size: int
-    neighbours: range
-
-
-# The background thread runs the two generators below. They hold what they read from, and never the
-# loader: a loader nobody holds is collected, and its thread ends.
-
-
-def _read_steps(
-    reader: RowReader,
-    kept: KeptRows,
-    steps: range,
-    part: _Slice,
-    phases: Sequence[Phase],
-    *,
-    pin: bool,
-) -> Iterator[list[Batch]]:
-    """Read the micro-batches of one rank for each of `steps`."""
-    per_rank, size = part.step_rows // part.world_size, part.microbatch_rows
-    ahead = max(1, _LOCATED_AHEAD // per_rank)
-    mine = part.rank * per_rank + np.arange(per_rank, dtype=np.int64)
-    for chunk in range(steps.start, steps.stop, ahead):
-        first = np.arange(chunk, min(chunk + ahead, steps.stop)) * part.step_rows
-        # [steps, 1] + [rows of the rank] -> [steps * rows of the rank]
-        windows = reader.prepare(kept.rows((first[:, None] + mine).reshape(-1)))
-        if reader.remote is not None:
-            _foresee(reader, kept, range(chunk, steps.stop), ahead, part)
-        for begin in range(0, len(windows), per_rank):
-            if reader.remote is not None:
-                reader.remote.reached(chunk + begin // per_rank)
-            phase = phase_of(phases, chunk + begin // per_rank)
-            parts = reader.sequence_length // phase.sequence_length
-            batches = [
-                Batch.from_rows(windows.read(i, i + size, parts))
-                for i in range(begin, begin + per_rank, size)
-            ]
-            yield [batch.pin_memory() for batch in batches] if pin else batches
-
-
-def _foresee(reader: RowReader, kept: KeptRows, steps: range, ahead: int, part: _Slice) -> None:
-    """Tell the reader which rows all ranks of this machine need in the next `ahead` steps and on.
-
-    The look ahead goes on behind these steps, so that what they do not need is fetched in time.
-    """
-    per_rank = part.step_rows // part.world_size
-    rows = per_rank * len(part.neighbours)
-    ahead += max(1, _FORESEEN // rows)
-    near = np.arange(steps.start, min(steps.stop, steps.start + ahead), dtype=np.int64)
-    ours = part.neighbours.start * per_rank + np.arange(rows, dtype=np.int64)
-    # [steps, 1] + [rows of the machine] -> [steps * rows of the machine]
-    foreseen = kept.rows((near[:, None] * part.step_rows + ours).reshape(-1))
-    reader.foresee(np.repeat(near, rows), foreseen)
+# The background thread runs `read_steps` and this generator. They hold what they read from, and
+# never the loader: a loader nobody holds is collected, and its thread ends.
 
 
 def _read_evaluation(rows: DatasetRows, first: int, size: int, count: int) -> Iterator[Batch]:

@@ -7,18 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
+from olm_data.mixture.steps import StepSizes
 from olm_train.duration import Duration, DurationUnit
 
 
 @given(st.integers(1, 10**15), st.integers(1, 10**9))
 def test_tokens_round_up_to_whole_steps(tokens: int, batch: int) -> None:
-    steps = Duration.tokens(tokens).to_steps(tokens_per_step=batch, steps_per_epoch=1)
+    steps = Duration.tokens(tokens).to_steps(
+        batch_sizes=StepSizes.constant(batch), steps_per_epoch=1
+    )
     assert (steps - 1) * batch < tokens <= steps * batch
 
 
 def test_steps_and_epochs_are_exact() -> None:
-    assert Duration.steps(7).to_steps(tokens_per_step=10, steps_per_epoch=3) == 7
-    assert Duration.epochs(2).to_steps(tokens_per_step=10, steps_per_epoch=3) == 6
+    assert Duration.steps(7).to_steps(batch_sizes=StepSizes.constant(10), steps_per_epoch=3) == 7
+    assert Duration.epochs(2).to_steps(batch_sizes=StepSizes.constant(10), steps_per_epoch=3) == 6
 
 
 @pytest.mark.parametrize("value", [0, -1])

@@ -14,6 +14,7 @@ from olm_data.cli import cli
 from olm_data.errors import OlmError, UsageError
 from olm_data.locate.locate import Batches, locate_documents, locate_step
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.steps import StepSizes
 from olm_data.peek.views import LockRows
 
 S = 64
@@ -133,7 +134,7 @@ def test_rows_that_no_step_has_are_said_to_be_skipped_or_left_over(
 ) -> None:
     lock = Lock.read(lock_of("concat"))
     size = lock.total_rows - 1
-    batches = Batches(lock, global_batch_size=size // 2 * S, skip=[(0, 1)])
+    batches = Batches(lock, batch_sizes=StepSizes.constant(size // 2 * S), skip=[(0, 1)])
     rest = lock.total_rows - 1 - size // 2 * 2
     rows = LockRows(lock)
     states = set()
@@ -211,6 +212,6 @@ def test_what_cannot_be_answered_is_refused(
 
 def test_a_part_of_a_step_reads_only_its_rows(lock_of: Callable[[str], Path]) -> None:
     lock = Lock.read(lock_of("concat"))
-    view = locate_step(Batches(lock, global_batch_size=8 * S), 2, most=3)
+    view = locate_step(Batches(lock, batch_sizes=StepSizes.constant(8 * S)), 2, most=3)
     assert [row.row for row in view.rows] == [8, 9, 10]
     assert sum(view.sources.values()) == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
 from olm_data.mixture.skip import KeptRows
-from olm_data.mixture.steps import LEFT_OVER, SKIPPED, Steps, order_digest
+from olm_data.mixture.steps import (
+    LEFT_OVER,
+    SKIPPED,
+    BatchSizeChange,
+    Steps,
+    StepSizes,
+    order_digest,
+)
 
 TOTAL = 60
 ranges = st.lists(
@@ -20,9 +28,17 @@ ranges = st.lists(
 )
 
 
-@given(ranges, st.integers(1, 20))
-def test_every_row_is_in_its_step_skipped_or_left_over(skip, size):
-    steps = Steps(TOTAL, size, skip)
+@st.composite
+def piecewise(draw: st.DrawFn) -> StepSizes:
+    gaps = draw(st.lists(st.integers(1, 6), max_size=4))
+    firsts = np.cumsum([0, *gaps]).tolist()
+    return StepSizes(tuple((first, draw(st.integers(1, 9))) for first in firsts))
+
+
+@given(data=st.data(), skip=ranges)
+def test_every_row_is_in_its_step_skipped_or_left_over(skip, data):
+    sizes = data.draw(piecewise() | st.builds(StepSizes.constant, st.integers(1, 20)))
+    steps = Steps(TOTAL, sizes, skip)
     wanted = {int(r): (t, i) for t in range(steps.count) for i, r in enumerate(steps.rows(t))}
     step, place = steps.step_of(np.arange(TOTAL))
     for row in range(TOTAL):
@@ -32,20 +48,21 @@ def test_every_row_is_in_its_step_skipped_or_left_over(skip, size):
             assert step[row] == SKIPPED
         else:
             assert step[row] == LEFT_OVER
-    assert len(wanted) == KeptRows(TOTAL, skip).count // size * size
+    assert len(wanted) == KeptRows(TOTAL, skip).count - steps.leftover
+    assert 0 <= steps.leftover < sizes.size(steps.count)
 
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are():
-    steps = Steps(TOTAL, 8, [(8, 16)])
+    steps = Steps(TOTAL, StepSizes.constant(8), [(8, 16)])
     assert steps.rows(1).tolist() == list(range(16, 24))
     with pytest.raises(UsageError, match="numbered from 1 to 6"):
         steps.rows(6)
     with pytest.raises(UsageError, match="no step 0"):
         steps.rows(-1)
     with pytest.raises(UsageError, match="fewer than a step's 61"):
-        Steps(TOTAL, 61).rows(0)
+        Steps(TOTAL, StepSizes.constant(61)).rows(0)
     with pytest.raises(UsageError, match="a step of 0 rows"):
-        Steps(TOTAL, 0)
+        StepSizes.constant(0)
 
 
 def test_the_order_digest_is_the_documented_one_and_names_the_lock():
@@ -55,3 +72,72 @@ def test_the_order_digest_is_the_documented_one_and_names_the_lock():
     assert order_digest(lock, rows) == hashlib.sha256(raw).hexdigest()
     assert order_digest("cd" * 32, rows) != order_digest(lock, rows)
     assert order_digest(lock, rows[::-1]) != order_digest(lock, rows)
+
+
+@given(piecewise(), st.integers(0, 200))
+def test_each_number_is_in_exactly_one_step_and_the_sizes_know_it_both_ways(sizes, total):
+    held = [step for step in range(210) for _ in range(sizes.size(step))]
+    firsts = [held.index(step) for step in range(200)]
+    assert [sizes.before(step) for step in range(200)] == firsts
+    step, place = sizes.locate(np.arange(200))
+    assert step.tolist() == held[:200]
+    assert place.tolist() == [n - firsts[held[n]] for n in range(200)]
+    assert sizes.count(total) == held[total]
+    assert sizes.steps_to(total) == next(t for t in range(210) if sizes.before(t) >= total)
+
+
+@given(piecewise(), st.integers(0, 12), st.integers(0, 12))
+def test_stretches_are_the_parts_of_one_size_in_order(sizes, start, length):
+    parts = list(sizes.stretches(range(start, start + length)))
+    assert [t for part, _ in parts for t in part] == list(range(start, start + length))
+    assert all(sizes.size(t) == size for part, size in parts for t in part)
+    assert all(a != b for (_, a), (_, b) in pairwise(parts))
+
+
+@given(piecewise(), st.integers(0, 30))
+def test_sizes_until_a_step_say_all_of_its_past_and_nothing_else(sizes, step):
+    other = StepSizes((*sizes.until(step).pieces, (max(step, 100), 10)))
+    assert other.until(step) == sizes.until(step)
+    steps = range(step + 1)
+    assert [other.before(t) for t in steps] == [sizes.before(t) for t in steps]
+    record = sizes.record()
+    assert StepSizes.recorded(
+        record["global_batch_size"], record.get("batch_size_changes", ())
+    ) == (sizes)
+
+
+def change(size: int, **when: int) -> BatchSizeChange:
+    return BatchSizeChange(global_batch_size=size, **when)
+
+
+def test_a_change_comes_with_the_first_step_that_begins_at_or_after_its_tokens():
+    for tokens, first in ((1, 1), (8, 1), (9, 2), (16, 2), (17, 3)):
+        assert StepSizes.scheduled(8, [change(24, from_tokens=tokens)]).pieces == (
+            (0, 8),
+            (first, 24),
+        )
+    sizes = StepSizes.scheduled(8, [change(24, from_step=3), change(8, from_tokens=17)])
+    assert sizes.pieces == ((0, 8), (2, 24), (3, 8))
+    assert str(sizes.per(8)) == "1 tokens, 3 tokens from step 3, 1 tokens from step 4"
+    assert StepSizes.scheduled(8, [change(8, from_step=3)]) == StepSizes.constant(8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([{"from_tokens": 8, "from_step": 2}], "at from_tokens or at from_step"),
+        ([{}], "at from_tokens or at from_step"),
+        ([{"from_step": 1}], "the first step has data_loader.global_batch_size already"),
+        ([{"from_tokens": 0}], "the first step has data_loader.global_batch_size already"),
+        ([{"from_step": 9}, {"from_tokens": 16}], "they come to steps 1, 9, 3"),
+        ([{"from_tokens": 17}, {"from_tokens": 24}], "they come to steps 1, 4, 4"),
+    ],
+)
+def test_a_schedule_that_is_no_schedule_is_refused(changes, says):
+    with pytest.raises(UsageError, match=says):
+        StepSizes.scheduled(8, [change(16 * 2**n, **when) for n, when in enumerate(changes)])
+
+
+def test_a_size_that_is_no_whole_number_of_rows_is_refused_by_its_name():
+    with pytest.raises(UsageError, match="global_batch_size of batch_size_schedule is 20 tokens"):
+        StepSizes(((0, 8), (3, 20))).per(8)

@@ -1,0 +1,140 @@
+"""A run whose batch grows: trained, resumed in both parts, audited, located; changed half-way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from support.runs import build_trainer, config_values
+
+from olm_data.audit.compare import audit
+from olm_data.audit.run_log import RunLog
+from olm_data.cli import cli
+from olm_data.errors import ValidationError
+from olm_data.locate.run import Run
+from olm_data.mixture.lock import Lock
+from olm_train.config import Values
+from olm_train.dry_run import describe
+from olm_train.run_config import RunConfig
+
+GROWING = (
+    "--data_loader.batch_size_schedule="
+    "[{from_tokens: 1100, global_batch_size: 512}, {from_step: 9, global_batch_size: 1024}]"
+)
+SIZES = [256] * 5 + [512] * 3 + [1024] * 3
+
+
+def train(lock: Path, folder: Path, *overrides: str) -> None:
+    build_trainer(lock, folder, "--trainer.callbacks.lm_evaluator=null", *overrides).fit()
+
+
+def stop(step: int) -> str:
+    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The steps of a log without what depends on the clock."""
+    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in entry.items() if not key.startswith("throughput/")}
+        for entry in entries
+        if "eval" not in entry
+    ]
+
+
+@pytest.fixture(scope="module")
+def grown(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("grown") / "run"
+    train(tiny_mixture, folder, GROWING)
+    return folder
+
+
+def test_the_batch_grows_at_its_steps_and_each_step_is_logged_with_its_tokens(grown: Path) -> None:
+    log = lines(grown)
+    assert [entry["train/tokens"] for entry in log] == SIZES
+    assert [entry["tokens"] for entry in log] == [sum(SIZES[: n + 1]) for n in range(len(SIZES))]
+    ends = [entry["rows"][1] for entry in log]
+    assert [entry["rows"][0] for entry in log] == [0, *ends[:-1]]
+    assert log[-1]["optim/lr"] < log[4]["optim/lr"]  # the curve ends with the last step
+
+
+@pytest.mark.parametrize("at", [4, 5, 6])
+def test_a_resumed_run_is_the_same_to_the_bit_before_at_and_after_a_change(
+    grown: Path, tiny_mixture: Path, tmp_path: Path, at: int
+) -> None:
+    train(tiny_mixture, tmp_path, GROWING, stop(at))
+    train(tiny_mixture, tmp_path, GROWING)
+    assert lines(tmp_path) == lines(grown)
+
+
+def test_audit_verify_log_and_locate_know_the_size_of_each_step(
+    grown: Path, tiny_mixture: Path
+) -> None:
+    found = audit(Lock.read(tiny_mixture), RunLog.read(grown))
+    assert found.agrees, found.problems
+    assert (found.steps, found.tokens) == (len(SIZES), sum(SIZES))
+
+    def olm_data(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, [*arguments], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "steps 1 to 11" in olm_data("locate", str(tiny_mixture), "--verify-log", str(grown))
+    for step, rows in ((5, 8), (6, 16), (9, 32)):
+        command = ["locate", str(tiny_mixture), "--step", str(step), "--run", str(grown)]
+        view = json.loads(olm_data(*command, "--world", "2", "--json"))
+        logged = lines(grown)[step - 1]
+        assert (view["order"], view["rows_of_step"]) == (logged["order"], rows)
+        dealt = [(row["rank"], row["micro_batch"]) for row in view["rows"]]
+        assert dealt == [(n // (rows // 2), n % (rows // 2) // 2) for n in range(rows)]
+        said = olm_data(*command, "--first", "1").splitlines()[0]
+        assert said == f"step {step} of 11, trained: {rows} rows, {rows * 32:,} tokens"
+
+
+def test_a_log_of_other_sizes_differs(grown: Path, tiny_mixture: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes((grown / "metrics.jsonl").read_bytes())
+    starts = (grown / "starts.jsonl").read_text()
+    assert '"batch_size_changes":[[6,512],[9,1024]]' in starts
+    (tmp_path / "starts.jsonl").write_text(starts.replace("[6,512]", "[7,512]"))
+    found = audit(Lock.read(tiny_mixture), RunLog.read(tmp_path))
+    assert found.problems[:2] == [
+        "step 6 has 16 rows, not 8",
+        "step 6 trained on 512 tokens, not 256",
+    ]
+    # without a configuration the sizes of the past are those of the log
+    assert [Run.read(str(tmp_path)).batch_sizes.size(n) for n in range(len(SIZES))] == SIZES
+
+
+def test_the_past_of_a_schedule_is_fixed_and_its_future_may_change(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    train(tiny_mixture, tmp_path, GROWING, stop(6))
+    for other in ("[]", "[{from_step: 5, global_batch_size: 512}]"):
+        with pytest.raises(ValidationError, match="batch_size_schedule up to step 6: 256 tokens, "):
+            train(tiny_mixture, tmp_path, f"--data_loader.batch_size_schedule={other}")
+    other = "[{from_step: 6, global_batch_size: 512}, {from_step: 8, global_batch_size: 256}]"
+    train(tiny_mixture, tmp_path, f"--data_loader.batch_size_schedule={other}", stop(9))
+    assert [entry["train/tokens"] for entry in lines(tmp_path)] == [256] * 5 + [512] * 2 + [256] * 2
+    assert audit(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees
+    starts = RunLog.read(tmp_path).starts
+    assert [start.batch_sizes.changes for start in starts] == [
+        ((6, 512), (9, 1024)),
+        ((6, 512), (8, 256)),
+    ]
+    assert Run.read(str(tmp_path)).batch_sizes == starts[-1].batch_sizes
+
+
+def test_durations_in_tokens_and_the_dry_run_count_what_each_step_holds(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    values = Values(config_values(tiny_mixture, tmp_path))
+    for override in (GROWING, "--trainer.max_duration={value: 3000, unit: tokens}"):
+        values.override(override)
+    config = RunConfig.resolve(values)
+    text = describe(config, 2)
+    assert "9 steps of 256, then 512, then 1,024 tokens: 3,840 tokens" in text
+    assert "steps 1 to 5, 256 tokens each: 2 ranks x 2 micro-batches of 64 tokens" in text
+    assert "steps 9 to 9, 1,024 tokens each: 2 ranks x 8 micro-batches of 64 tokens" in text
