@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,9 @@ from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
+from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.stability import NON_FINITE, SKIPPED, FiniteGate, NonFinite, take_step
 from olm_train.world import World
@@ -52,7 +54,11 @@ class TransformerTrainModuleConfig:
         max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
         dp_config: data parallelism and precision.
         loss: cross entropy, its implementation and the z-loss.
-        compile_model: compile each block.
+        ac_config: activation checkpointing.
+        compile_model: compile each block, and the loss if that is left to "auto".
+        compile_config: how blocks are compiled.
+        float32_matmul_precision: of matrix products of fp32 tensors: "highest" is fp32, "high"
+            allows TF32, "medium" bf16, where the device has them. A setting of the process.
         non_finite: what happens where loss or gradient is NaN or infinite.
     """
 
@@ -62,10 +68,20 @@ class TransformerTrainModuleConfig:
     max_grad_norm: float | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
     compile_model: bool = False
+    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
     non_finite: NonFinite = NonFinite.halt
 
     def __post_init__(self) -> None:
+        self.ac_config.check(compiling=self.compile_model)
+        if not self.compile_model and self.compile_config != CompileConfig():
+            raise UsageError(
+                "compile_config has no effect without compile_model",
+                where="train_module.compile_config",
+                fix="set compile_model: true, or leave it out",
+            )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise UsageError(
                 f"max_grad_norm: {self.max_grad_norm} is not positive",
@@ -101,13 +117,19 @@ class TransformerTrainModule:
     ) -> None:
         self.config = config
         self.world = world
+        torch.set_float32_matmul_precision(config.float32_matmul_precision)
         self.loss = config.loss.choose(
             model, microbatch=config.rank_microbatch_size, compiling=config.compile_model
         )
         self._loss = self.loss.build()
         self.model: Decoder = model.build(device="meta", dtype=torch.float32)
         self._forward = parallelize(
-            self.model, config.dp_config, world, seed=seed, compile_model=config.compile_model
+            self.model,
+            config.dp_config,
+            world,
+            seed=seed,
+            checkpointing=config.ac_config,
+            compiling=config.compile_config if config.compile_model else None,
         )
         self.optimizer = config.optim.build(self.model)
         self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)

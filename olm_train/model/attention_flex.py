@@ -51,7 +51,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
 
 
 def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    return _compiled(function) if device.type == "cuda" else function
+    # Inside a compiled block it becomes part of that block's graph.
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return function
+    return _compiled(function)
 
 
 @cache

@@ -30,11 +30,15 @@ MAX_HEAD_DIM = 256
 
 
 class Offsets(NamedTuple):
-    """The context of a layer: the documents' offsets and the layer's window in tokens."""
+    """The context of a layer: the documents' offsets, the layer's window in tokens, the kernel.
+
+    The kernel is looked up here, outside the blocks: compiled, they could not look at signatures.
+    """
 
     cu_seqlens: Tensor
     max_seqlen: int
     window: int | None
+    kernel: Kernel
 
 
 def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
@@ -107,19 +111,23 @@ def kernel_backend(
     """A back-end around a kernel that is loaded when it is first used.
 
     Args:
-        load: the kernel; called again and again, so cached.
+        load: the kernel; called for each micro-batch, so cached.
         unavailable: why this installation has no such kernel, None: it has one.
     """
 
+    def prepare(layout: DocumentLayout) -> Offsets:
+        return Offsets(*layout.offsets(), layout.window, load())
+
     def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets) -> Tensor:
         q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]
-        out = load()(q_flat, k_flat, v_flat, *context)
+        cu_seqlens, max_seqlen, window, kernel = context
+        out = kernel(q_flat, k_flat, v_flat, cu_seqlens, max_seqlen, window)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 
     def refusal(use: Use) -> Refusal | None:
         return unavailable() or kernel_refusal(use)
 
-    return AttentionBackend(_prepare, attend, refusal)
+    return AttentionBackend(prepare, attend, refusal)
 
 
 def kernel_refusal(use: Use) -> Refusal | None:
@@ -137,10 +145,6 @@ def kernel_refusal(use: Use) -> Refusal | None:
             "change model.head_dim, or use flex",
         )
     return None
-
-
-def _prepare(layout: DocumentLayout) -> Offsets:
-    return Offsets(*layout.offsets(), layout.window)
 
 
 def _window_size(window: int | None) -> tuple[int, int]:

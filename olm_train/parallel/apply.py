@@ -1,6 +1,7 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
-    compute dtype -> compile each block -> FSDP2 each block, then the root -> initial weights -> DDP
+    compute dtype -> activation checkpointing -> compile each block
+                  -> FSDP2 each block, then the root -> initial weights -> DDP
 
 At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions.
 
@@ -30,6 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.parallel.mesh import shard_mesh
 from olm_train.world import World
@@ -41,12 +44,14 @@ def parallelize(
     world: World,
     *,
     seed: int,
-    compile_model: bool = False,
+    checkpointing: ActivationCheckpointingConfig | None = None,
+    compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
     """Prepare `model`, built on the meta device, for training.
 
-    Its parameters are sharded in place or left whole, put on the device and given their initial
-    values, the same bits for every strategy and world size.
+    `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
+    in place or left whole, put on the device and given their initial values, the same bits for
+    every strategy and world size.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -65,11 +70,11 @@ def parallelize(
         )
     model.compute_dtype = DTYPES[config.param_dtype]
     model.require_attention(world.device, model.compute_dtype, training=True)
-    if compile_model:
-        for block in model.blocks:
-            # The forward function and not the module: FSDP's hooks stay outside the graph and
-            # parameter names stay as they are.
-            block.forward = torch.compile(block.forward, dynamic=False)
+    checkpointing = checkpointing or ActivationCheckpointingConfig()
+    checkpointing.check(compiling=compiling is not None)
+    checkpointing.apply(model.blocks)
+    if compiling is not None:
+        compiling.apply(model.blocks, checkpointing)
     if world.size > 1 and config.shards:
         _fully_shard(model, config, world)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)

@@ -25,5 +25,5 @@ def fields(config: Any, prefix: str = "") -> set[str]:
 
 def test_page_and_dataclasses_agree(repository: Path) -> None:
     page = (repository / "docs" / "reference" / "train-config.md").read_text()
-    documented = set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE))
+    documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", page, re.MULTILINE))
     assert documented - {"model.preset", "model.depth"} == fields(RunConfig)

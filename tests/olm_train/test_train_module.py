@@ -240,6 +240,15 @@ def test_compiled_blocks_train_alike_under_the_same_names() -> None:
     assert got.norms == pytest.approx(expected.norms, rel=1e-4)
 
 
+def test_precision_of_fp32_products_is_set_to_what_the_configuration_says() -> None:
+    try:
+        for precision in ("medium", "high", "highest"):
+            build(float32_matmul_precision=precision)
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize(("step", "parts"), [(0, [ROWS]), (STEPS + 1, [ROWS]), (1, [])])
 def test_steps_outside_the_run_and_empty_batches_are_refused(step: int, parts: list[int]) -> None:
     module = build()

@@ -290,3 +290,21 @@ def test_gpu_backend_agrees_with_sdpa(name: str, kv_heads: int, window: int | No
     )
     for one, other in zip(ours, sdpa, strict=True):
         torch.testing.assert_close(one.float(), other, rtol=2e-2, atol=2e-2)
+
+
+def test_a_block_on_varlen_is_one_graph() -> None:
+    """Traced without running: a block calls torch's operator, and nothing breaks the graph."""
+    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2)
+    model = replace(config, attention="varlen").build(dtype=torch.bfloat16)
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    context = attention_backend("varlen").prepare(layout._replace(window=7))
+    names: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda *_: (torch.zeros(3, 64, 32, dtype=torch.bfloat16),)
+
+    block = torch.compile(model.blocks[0], fullgraph=True, backend=backend)
+    with torch.no_grad():
+        block(torch.zeros(3, 64, 32, dtype=torch.bfloat16), None, context)
+    assert sum("_varlen_attn" in name for name in names) == 1

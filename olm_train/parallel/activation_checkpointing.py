@@ -1,0 +1,108 @@
+"""Keep fewer activations for the backward pass and compute them again: memory for time.
+
+    block.forward -> checkpointed block.forward          before it is compiled, before FSDP2
+
+What is computed again has the same bits, so the gradients do not change. Parameter names stay: the
+forward function is replaced and not the module.
+
+Never: random numbers. Blocks draw none, so their generators are not saved either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from olm_data.errors import UsageError, suggest
+
+MODES = ("none", "full", "selected_blocks", "selected_ops", "budget")
+DEAR = ("mm", "addmm", "bmm", "baddbmm")
+"""Matrix products: dear to compute for the memory of their result, so are the attentions."""
+ATTENTION = ("attention", "flash_attn", "_varlen_attn", "flex_attention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointingConfig:
+    """Activation checkpointing.
+
+    Attributes:
+        mode: "none"; "full": each block keeps its input only; "selected_blocks": every so manieth
+            block; "selected_ops": results of matrix products and attention are kept, all else is
+            computed again; "budget": the compiler chooses under a budget.
+        block_interval: "selected_blocks": the 1st, this plus 1st, ... block; 2 is every other one.
+        activation_memory_budget: "budget": share of the activations that may be kept, 0 to 1.
+    """
+
+    mode: Literal["none", "full", "selected_blocks", "selected_ops", "budget"] = "none"
+    block_interval: int | None = None
+    activation_memory_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            what = f"there is no mode {self.mode!r}"
+            raise _refusal("mode", what, suggest(self.mode, MODES))
+        needs = {"block_interval": "selected_blocks", "activation_memory_budget": "budget"}
+        for field, mode in needs.items():
+            given = getattr(self, field) is not None
+            if given and self.mode != mode:
+                raise _refusal(field, f"has no effect with mode {self.mode}", f"use mode: {mode}")
+            if not given and self.mode == mode:
+                raise _refusal(field, f"mode {mode} needs it", f"give {field}")
+        if self.block_interval is not None and self.block_interval < 1:
+            raise _refusal("block_interval", f"{self.block_interval} is less than 1", None)
+        budget = self.activation_memory_budget
+        if budget is not None and not 0 <= budget <= 1:
+            raise _refusal("activation_memory_budget", f"{budget} is not between 0 and 1", None)
+
+    def check(self, *, compiling: bool) -> None:
+        """Check that the blocks are compiled where the compiler is to choose.
+
+        Raises:
+            UsageError: they are not.
+        """
+        if self.mode == "budget" and not compiling:
+            raise _refusal("mode", "a budget needs compiled blocks", "set compile_model: true")
+
+    def apply(self, blocks: nn.ModuleList) -> None:
+        """Replace the forward function of the blocks; not for "budget", see `around_compiled`."""
+        if self.mode in ("none", "budget"):
+            return
+        options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.mode == "selected_ops":
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_dear)
+        for block in list(blocks)[:: self.block_interval or 1]:
+            block.forward = partial(checkpoint, block.forward, **options)
+
+    def around_compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Let the compiler of `forward` know the budget, while it is called and no longer."""
+        budget = self.activation_memory_budget
+        if budget is None:
+            return forward
+
+        def with_budget(*args: Any, **kwargs: Any) -> Any:
+            with torch._functorch.config.patch(activation_memory_budget=budget):
+                return forward(*args, **kwargs)
+
+        return with_budget
+
+
+def _keep_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    name = str(getattr(operator, "_opname", operator))
+    if name in DEAR or any(part in name for part in ATTENTION):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _refusal(field: str, what: str, fix: str | None) -> UsageError:
+    where = f"train_module.ac_config.{field}"
+    return UsageError(f"{where}: {what}", where=where, fix=fix)

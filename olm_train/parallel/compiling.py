@@ -1,0 +1,52 @@
+"""torch.compile for each block: static shapes, one graph a kind of block.
+
+Blocks and not the whole model: blocks alike share one compilation, and FSDP2's hooks stay between
+the graphs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from olm_data.errors import UsageError, suggest
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+
+MODES = ("default", "max-autotune-no-cudagraphs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """How blocks are compiled, with compile_model.
+
+    Attributes:
+        mode: torch.compile's. "max-autotune-no-cudagraphs" tries kernels out: a longer start.
+        fullgraph: refuse a block that does not compile as one graph, instead of running parts of
+            it uncompiled.
+    """
+
+    mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
+    fullgraph: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UsageError(
+                f"train_module.compile_config.mode: there is no mode {self.mode!r}",
+                where="train_module.compile_config.mode",
+                fix=suggest(self.mode, MODES),
+            )
+
+    def apply(self, blocks: nn.ModuleList, checkpointing: ActivationCheckpointingConfig) -> None:
+        """Replace the forward function of the blocks, whatever it is by now, by a compiled one.
+
+        The forward function and not the module: FSDP's hooks stay outside the graph and parameter
+        names stay as they are.
+        """
+        for block in blocks:
+            compiled = torch.compile(
+                block.forward, dynamic=False, fullgraph=self.fullgraph, mode=self.mode
+            )
+            block.forward = checkpointing.around_compiled(compiled)
