@@ -29,7 +29,8 @@ Train from a configuration file; run the same command again to go on where it st
   python -m olm_train.run train.yaml --dry-run
 
 Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
-                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--debug]
+                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--strict-env]
+                               [--debug]
 
   CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
   --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
@@ -42,6 +43,7 @@ Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value .
   --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
   --config-diff RUN       print what differs from the configuration of the run (or checkpoint) in
                           that folder; train nothing
+  --strict-env            refuse to go on with a run made with other versions or devices
   --debug                 show the traceback of an error
   --help                  show this
 
@@ -50,7 +52,7 @@ Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 inpu
 the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
 """
 
-FLAGS = ("--dry-run", "--debug", "--help", "-h")
+FLAGS = ("--dry-run", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu", "--config-diff")
 
 
@@ -143,6 +145,8 @@ def _run(arguments: Arguments) -> int:
         values.override(f"--model.preset={arguments.options['--preset']}")
     for override in arguments.overrides:
         values.override(override)
+    if "--strict-env" in arguments.flags:
+        values.override("--trainer.callbacks.environment.strict=true")
 
     from olm_train.preempt import Preempted
     from olm_train.run_config import RunConfig

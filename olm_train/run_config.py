@@ -17,10 +17,13 @@ from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.callbacks.console_logger import ConsoleLoggerConfig
+from olm_train.callbacks.environment import EnvironmentConfig
 from olm_train.callbacks.evaluator import LMEvaluatorConfig
 from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
 from olm_train.callbacks.metric_saver import MetricSaverConfig
+from olm_train.callbacks.replica_checker import ReplicaCheckerConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
+from olm_train.callbacks.watchdog import WatchdogConfig
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
 from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.loader import DataLoader
@@ -113,7 +116,7 @@ class DataLoaderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbacksConfig:
-    """Callbacks by name; all but the evaluator are there unless `enabled: false`.
+    """Callbacks by name; all but evaluator and checkers are there unless `enabled: false`.
 
     Attributes:
         checkpointer: saves checkpoints.
@@ -121,7 +124,10 @@ class CallbacksConfig:
         metric_saver: writes metrics.jsonl.
         speed_monitor: measures throughput.
         garbage_collector: collects Python's garbage at fixed steps.
+        environment: saves versions and devices, and compares them at a resume.
+        watchdog: ends a run that hangs.
         lm_evaluator: loss and perplexity on held-out data sets.
+        replica_checker: compares what several ranks hold.
     """
 
     checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
@@ -129,7 +135,10 @@ class CallbacksConfig:
     metric_saver: MetricSaverConfig = field(default_factory=MetricSaverConfig)
     speed_monitor: SpeedMonitorConfig = field(default_factory=SpeedMonitorConfig)
     garbage_collector: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     lm_evaluator: LMEvaluatorConfig | None = None
+    replica_checker: ReplicaCheckerConfig | None = None
 
     def build(self) -> dict[str, Callback | None]:
         """Return the callbacks by name, None for one that is switched off."""

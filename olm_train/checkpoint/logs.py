@@ -1,6 +1,6 @@
 """The logs of a run whose save folder is remote: written locally, kept beside the checkpoints.
 
-    work_dir/metrics.jsonl, starts.jsonl, config.json --each save, before its manifest--> s3://...
+    work_dir/metrics.jsonl, starts.jsonl, config.json, ... --each save, before its manifest--> s3://...
                                                      <--each start, unless ahead of it--
 
 So a checkpoint never outlives the lines of its steps, and a run that goes on upon another machine
@@ -19,7 +19,8 @@ from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.world import World
 
-LOGS = (LOG, STARTS, CONFIG)
+ENVIRONMENT = "environment.json"
+LOGS = (LOG, STARTS, CONFIG, ENVIRONMENT)
 DEFAULT_FOLDER = "~/.cache/olm/runs"
 
 

@@ -186,10 +186,10 @@ ROWS: dict[int, Row] = {
         "no rank takes the step; its documents are named; the run ends, goes on, or goes back and "
         "leaves the rows out, as asked; log and audit say so",
     ),
-    58: Row("steps are skipped by hand", "recorded, and the same wherever it is repeated", LATER),
-    59: Row("one rank's parameters differ", "found, and the rank is named", LATER),
+    58: Row("steps are skipped by hand", "recorded; the digests change, the same way always"),
+    59: Row("one rank's parameters differ", "found and named, before anything is saved"),
     60: Row("a restart does not repeat the last steps", "found by replaying them", LATER),
-    61: Row("a rank hangs", "stacks are shown and all stop in bounded time", LATER),
-    62: Row("software changed between runs", "said at resume; --strict-env refuses", LATER),
+    61: Row("a rank hangs", "stacks and last steps are shown; all stop in bounded time"),
+    62: Row("software changed between runs", "said at resume; --strict-env refuses"),
     63: Row("documents leak into each other", "other documents' logits keep their bits"),
 }

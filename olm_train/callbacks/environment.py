@@ -1,0 +1,104 @@
+"""Versions, device and driver: what a run is made with besides its configuration.
+
+    packages, Python, device, driver -> environment.json <-compared at each start-> this start's
+
+Other versions may give other numbers without any error, so a difference is said, and refused with
+`strict`. Never: hosts, paths, times, environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from olm_data.errors import UsageError, ValidationError
+from olm_data.storage.disk import write_durable
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.logs import ENVIRONMENT
+
+DRIVER = Path("/proc/driver/nvidia/version")
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """Versions of packages, Python, device and driver, saved with the run.
+
+    Attributes:
+        enabled: false: neither save nor compare.
+        strict: refuse to go on with a run where they differ; `--strict-env` sets it.
+    """
+
+    enabled: bool = True
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strict and not self.enabled:
+            raise UsageError("strict has no effect without enabled", fix="leave one of them out")
+
+    def build(self) -> EnvironmentCallback:
+        """Return the callback."""
+        return EnvironmentCallback(self)
+
+
+class EnvironmentCallback(Callback):
+    """See `EnvironmentConfig`. Runs first: nothing of the run has been changed when it refuses."""
+
+    priority: ClassVar[int] = 9
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self.config = config
+
+    def pre_train(self) -> None:
+        self.trainer.world.on_main(self._compare)
+
+    def _compare(self) -> None:
+        path, now = self.trainer.work_dir / ENVIRONMENT, describe(self.trainer.world.device)
+        if self.trainer.resumed and path.exists():
+            changed = differences(json.loads(path.read_bytes()), now)
+            if changed and self.config.strict:
+                raise ValidationError(
+                    f"the environment is not that of the run: {'; '.join(changed)}",
+                    where=str(path),
+                    why="the numbers of the run may change, and --strict-env asks for the same",
+                    fix="install the versions of the run, or go on without --strict-env",
+                )
+            if changed:
+                shown = changed[:MOST_SHOWN]
+                if len(changed) > MOST_SHOWN:
+                    shown.append(f"{len(changed) - MOST_SHOWN:,} more")
+                self.trainer.say(f"note: changed since the last start: {'; '.join(shown)}")
+        write_durable(path, json.dumps(now, indent=1).encode() + b"\n")
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """Return version or name by what it is of; packages as `package NAME`."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = str(torch.version.cuda)
+        if DRIVER.exists():
+            found["driver"] = DRIVER.read_text().partition("\n")[0]
+    else:
+        found["device"] = f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    packages = {
+        f"package {package.metadata['Name']}": package.version
+        for package in metadata.distributions()
+    }
+    return found | dict(sorted(packages.items()))
+
+
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return one line for each thing that differs, `package torch: 2.12.0 -> 2.13.0`."""
+    return [
+        f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]

@@ -1,0 +1,42 @@
+"""Row 61: a rank that hangs ends every rank in bounded time, with stacks and last steps."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from support.runs import REPOSITORY, environment
+
+
+def test_61_all_ranks_end_and_say_where_each_was(tiny_mixture: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    script = REPOSITORY / "tests" / "support" / "hung_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tiny_mixture), str(tmp_path)],
+            env={
+                **environment(),
+                "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]),
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "GLOO_SOCKET_IFNAME": "lo",
+            },
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert all(rank.returncode for rank in ranks)
+    assert "wait_for_ever" in told[1]  # the stack of the one that hangs
+    report = next(text for text in told if "has not moved for 4 seconds" in text)
+    assert "rank 1: step 2 done, in the step after it" in report
+    assert "rank 0: step " in report

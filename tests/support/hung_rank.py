@@ -1,0 +1,33 @@
+"""One rank of a run in which rank 1 stops moving in step 3: `python hung_rank.py LOCK FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+from support.runs import build_trainer
+
+from olm_train.callbacks.base import Callback
+from olm_train.world import World
+
+
+class Hangs(Callback):
+    def pre_optim_step(self) -> None:
+        if self.trainer.world.rank == 1 and self.trainer.step == 2:
+            wait_for_ever()
+
+
+def wait_for_ever() -> None:
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    trainer = build_trainer(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]),
+        "--trainer.callbacks.watchdog.timeout=4",
+        callbacks={"hangs": Hangs()},
+        world=World.start(),
+    )
+    trainer.fit()
