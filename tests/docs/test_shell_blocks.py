@@ -124,6 +124,14 @@ one
 ...
 th...ee
 ```
+
+1. In a list:
+
+   ```bash
+   if true; then
+     echo "  indented"
+   fi
+   ```
 """
 
 
@@ -136,15 +144,15 @@ def page_of(text: str, tmp_path: Path) -> Page:
 def test_blocks_share_a_shell_and_marked_ones_do_not_run(tmp_path: Path) -> None:
     page = page_of(PAGE, tmp_path)
     assert page.given == ("nothing",)
-    assert [block.line for block in page.blocks] == [3, 8, 12, 17]
+    assert [block.line for block in page.blocks] == [3, 8, 12, 17, 29]
     (tmp_path / "here").mkdir()
     said = run_page(page, tmp_path / "here", {}).said
-    assert [printed(block, text) for block, text in said.items()] == [None, None, None]
-    assert list(said.values())[1:] == ["hello world\n", "one\ntwo\nthree\n"]
+    assert [printed(block, text) for block, text in said.items()] == [None] * 4
+    assert list(said.values())[1:] == ["hello world\n", "one\ntwo\nthree\n", "  indented\n"]
 
 
 def test_what_is_not_printed_or_in_another_order_is_found(tmp_path: Path) -> None:
-    *_, block = page_of(PAGE, tmp_path).blocks
+    *_, block, _ = page_of(PAGE, tmp_path).blocks
     assert printed(block, "one\nthree") is None
     assert printed(block, "three\none") == "th...ee"
     assert printed(block, "one\nth\nee") == "th...ee"  # ... does not reach over a line's end

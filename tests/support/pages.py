@@ -17,12 +17,13 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHELL = ("bash", "sh", "console")
 RUN = (*SHELL, "python")
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- not run: (.+?) -->\n\Z")
 GIVEN = re.compile(r"^<!-- given: (.+?) -->$", re.MULTILINE)
 
@@ -83,7 +84,8 @@ def read_page(name: str, path: Path) -> Page:
     given = [word.strip() for found in GIVEN.findall(text) for word in found.split(",")]
     blocks: list[Block] = []
     for fence in FENCE.finditer(text):
-        language, content = fence.groups()
+        _, language, content = fence.groups()
+        content = dedent(content)
         if language == "text" and blocks and blocks[-1].language in RUN:
             lines = [line.strip() for line in content.splitlines() if line.strip()]
             blocks[-1] = _with(blocks[-1], prints=(*blocks[-1].prints, *lines))
