@@ -112,7 +112,7 @@ class CheckpointerCallback(Callback):
         with trainer.pause():
             self._finish()
             if trainer.step not in trainer.checkpoints:  # or it was the one that ran
-                self._saver.start(trainer.contents(kind), trainer.checkpoints)
+                self._saver.start(lambda: trainer.contents(kind), trainer.checkpoints)
                 if wait or not self._saver.policy.background:
                     self._finish(must=wait)
 

@@ -8,6 +8,8 @@ Numbers are written so that reading them gives the same float64 back; NaN and in
 in `skipped` if there are any; `order` is their digest (`olm_data.mixture.steps`). A resumed run
 first removes the lines beyond the step of its checkpoint, so kills leave no step twice and none
 out; `starts.jsonl` beside it says how many they were (`olm_data.audit.run_log`).
+Lines that a full disk refuses wait in memory; a checkpoint that would outlive them fails, and is
+tried again like any other.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import Any, BinaryIO, ClassVar
 
 from olm_data.audit.run_log import STARTS, Start, encode_starts, read_starts
 from olm_data.locate.run import LOG
-from olm_data.storage.disk import write_durable
+from olm_data.storage.disk import io_errors, write_durable
 from olm_train.callbacks.base import Callback
 
 
@@ -47,7 +49,9 @@ class MetricSaverCallback(Callback):
     priority: ClassVar[int] = 3  # the file is open before an evaluation at start-up is logged
 
     def __init__(self) -> None:
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
+        self._end = 0  # bytes of whole lines in the file
+        self._pending = b""  # lines that the disk has not taken yet
 
     def pre_train(self) -> None:
         if not self.trainer.main:
@@ -56,7 +60,8 @@ class MetricSaverCallback(Callback):
         if path.exists():
             rewound = keep_until(path, self.trainer.step if self.trainer.resumed else -1)
         self._log_start(rewound)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  # closed in `close`
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
+        self._end = self._file.tell()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         trainer = self.trainer
@@ -72,13 +77,15 @@ class MetricSaverCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint is being made: it must not outlive the lines of the steps it contains.
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with io_errors(self._file.name, writing=True):
+                self._flush()
+                os.fsync(self._file.fileno())
         return {}
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            file.close()
 
     def _log_start(self, rewound: int) -> None:
         trainer, loader = self.trainer, self.trainer.data_loader
@@ -95,10 +102,32 @@ class MetricSaverCallback(Callback):
         _replace(trainer.work_dir / STARTS, encode_starts(starts))
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._file is not None:
-            plain = {name: _plain(value) for name, value in line.items()}
-            self._file.write(json.dumps(plain, allow_nan=False) + "\n")
-            self._file.flush()
+        if self._file is None:
+            return
+        waiting = bool(self._pending)
+        plain = {name: _plain(value) for name, value in line.items()}
+        self._pending += json.dumps(plain, allow_nan=False).encode() + b"\n"
+        try:
+            self._flush()
+        except OSError as error:
+            if not waiting:
+                self.trainer.say(
+                    f"warning: {LOG} could not be written: {error.strerror}\n"
+                    "  training goes on; its lines are kept in memory until they can be"
+                )
+
+    def _flush(self) -> None:
+        """Write what is pending; where the disk takes only a part, take that back."""
+        assert self._file is not None
+        try:
+            written = 0
+            while written < len(self._pending):
+                written += self._file.write(self._pending[written:])
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._end += written
+        self._pending = b""
 
 
 def _plain(value: Any) -> Any:

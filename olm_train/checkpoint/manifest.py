@@ -13,7 +13,8 @@
 A folder is a checkpoint if its manifest lists exactly what `model_and_optim/` holds and every
 listed file has its size and sha256. DCP's `.metadata` is a pickle: nothing reads it before that.
 
-Version 2 added the kind `fixed`; checkpoints of version 1 are read as they are.
+Version 2 added the kind `fixed` and other values of `model.qk_norm` (`migrate.py`); checkpoints of
+version 1 are read as well.
 """
 
 from __future__ import annotations

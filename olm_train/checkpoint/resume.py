@@ -20,7 +20,7 @@ from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint
 from olm_train.checkpoint.manifest import Kind, Manifest
 from olm_train.checkpoint.place import candidates, remove_partial
-from olm_train.checkpoint.weights import is_exported, load_exported, model_config
+from olm_train.checkpoint.weights import is_exported, load_exported, model_config, padded
 from olm_train.config import as_dict, differences
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def _begin(trainer: Trainer, policy: LoadPolicy, path: str) -> None:
                 fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
             )
         weights, about = load_exported(path)
-        trainer.train_module.load_state_dict({"model": weights})
+        model = trainer.train_module.model.config
+        trainer.train_module.load_state_dict({"model": padded(weights, model)})
         _begun(trainer, path, about["step"], about["weights"]["sha256"])
         return
     checkpoint = find_checkpoint(path, world, lambda e: trainer.say(f"warning: {e.what}"))

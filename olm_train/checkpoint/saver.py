@@ -92,17 +92,29 @@ class Saver:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=policy.timeout))
             self._world = replace(world, exchange_group=group)
 
-    def start(self, contents: Contents, known: Mapping[int, Kind]) -> None:
+    def start(self, make: Callable[[], Contents], known: Mapping[int, Kind]) -> None:
         """Save; with `background` return as soon as the tensors are copied.
 
         Args:
-            contents: what to save; its tensors may change as soon as this returns.
+            make: returns what to save; its tensors may change as soon as this returns. A resource
+                or storage error of it is one of the save, on every rank.
             known: kind of each complete checkpoint by step.
         """
         assert self._running is None, "finish the one before"
         quiet_alone(self._world)
         running: Future[Saved] = Future()
-        self._running, self._step, known = running, contents.step, dict(known)
+        self._running, known = running, dict(known)
+        contents, failure = None, None
+        try:
+            contents = make()
+        except (ResourceError, StorageError) as error:
+            failure = error
+        failure = next((f for f in self._world.gather(failure) if f is not None), None)
+        if failure is not None or contents is None:
+            assert failure is not None
+            self._failed(running, failure)
+            return
+        self._step = contents.step
         if not self.policy.background:
             self._run(running, contents, known)
             return
@@ -155,12 +167,15 @@ class Saver:
         try:
             running.set_result(self._save(contents, known))
         except BaseException as error:
-            if isinstance(error, (ResourceError, StorageError)):
-                self.say(
-                    f"warning: {error}\n  training goes on; the next save is the next try, and no "
-                    "older checkpoint is removed until then"
-                )
-            running.set_exception(error)
+            self._failed(running, error)
+
+    def _failed(self, running: Future[Saved], error: BaseException) -> None:
+        if isinstance(error, (ResourceError, StorageError)):
+            self.say(
+                f"warning: {error}\n  training goes on; the next save is the next try, and no "
+                "older checkpoint is removed until then"
+            )
+        running.set_exception(error)
 
     def _save(self, contents: Contents, known: Mapping[int, Kind]) -> Saved:
         world, step = self._world, contents.step
@@ -170,8 +185,12 @@ class Saver:
             try:
                 open_checkpoint(folder, world)
             except ValidationError as error:
-                self.say(f"warning: {error.what}; no older checkpoint is removed")
-                gone = []
+                raise ResourceError(
+                    f"the checkpoint of step {step} was written but does not verify",
+                    where=folder,
+                    why=error.what,
+                    fix="see to the disk: it gives back other bytes than it was given",
+                ) from error
         for old in gone:
             world.on_main(lambda old=old: remove_checkpoint(self.save_folder, old))  # type: ignore[misc]
         return Saved(step, contents.kind, folder, tuple(gone))

@@ -3,7 +3,8 @@
     checkpoint -> load_model -> Decoder -> export -> model.safetensors + config.json
                                                   -> load_exported -> {parameter: tensor}
 
-Names, shapes and values are those of our own decoder; nothing is transposed or renamed.
+Names, shapes and values are those of our own decoder; nothing is transposed or renamed. The rows
+that pad the vocabulary, zeros that no logit comes from, are left out, and put back by `padded`.
 Never: a pickle, or an optimiser.
 """
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
@@ -26,8 +29,10 @@ from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG
+from olm_train.checkpoint.migrate import migrated_config
 from olm_train.config import Values, as_dict, parse
 from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.init import VOCABULARY_TABLES
 from olm_train.world import World
 
 MODEL = "model.safetensors"
@@ -42,7 +47,8 @@ def model_config(checkpoint: Checkpoint) -> DecoderConfig:
         ValidationError: this program does not know such a model.
     """
     try:
-        values = Values(checkpoint.read_json(CONFIG), file=f"{checkpoint.folder}/{CONFIG}")
+        config = migrated_config(checkpoint.read_json(CONFIG) or {}, checkpoint.manifest.version)
+        values = Values(config, file=f"{checkpoint.folder}/{CONFIG}")
         return parse(DecoderConfig, values, ("model",))
     except UsageError as error:
         raise ValidationError(
@@ -77,7 +83,12 @@ def export(checkpoint: Checkpoint, output: str | os.PathLike[str]) -> dict[str, 
     text = absolute(os.fspath(output))
     folder, name = os.path.split(text) if text.endswith(SUFFIX) else (text.rstrip("/"), MODEL)
     model, store = load_model(checkpoint), Store(folder)
-    tensors = {name: value.data.contiguous() for name, value in model.named_parameters()}
+    tensors = {
+        name: value.data[: model.config.vocab_size].contiguous()
+        if name in VOCABULARY_TABLES
+        else value.data.contiguous()
+        for name, value in model.named_parameters()
+    }
     with store.staging() as staging, io_errors(folder, writing=True):
         path = staging / name
         save_file(tensors, path, metadata={"format": "pt", "olm_step": str(checkpoint.step)})
@@ -140,3 +151,12 @@ def load_exported(place: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return load(data), about
     except SafetensorError as error:
         raise ValidationError(f"the weights are damaged: {error}", where=store.url(name)) from error
+
+
+def padded(weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
+    """Return exported weights with the vocabulary padded as `config` says."""
+    pads = (0, 0, 0, config.padded_vocab_size - config.vocab_size)
+    return {
+        name: F.pad(value, pads) if name in VOCABULARY_TABLES else value
+        for name, value in weights.items()
+    }

@@ -179,8 +179,13 @@ ROWS: dict[int, Row] = {
     52: Row("a signal asks the run to stop", "all ranks stop at one step, saved"),
     53: Row("killed while saving", "there is always a good checkpoint"),
     54: Row("a checkpoint is damaged", "never loaded; the one before it is, and it is said"),
-    55: Row("the disk is full while saving", "training goes on and tries again", LATER),
-    56: Row("a checkpoint of another version", "migrated, or refused with the numbers", LATER),
+    55: Row(
+        "the disk is full while saving",
+        "a warning; training goes on and saves again; the last good one stays",
+    ),
+    56: Row(
+        "a checkpoint of another version", "an older one is read, a newer one refused with numbers"
+    ),
     57: Row(
         "loss or gradient is no number",
         "no rank takes the step; its documents are named; the run ends, goes on, or goes back and "

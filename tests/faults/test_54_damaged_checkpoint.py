@@ -6,12 +6,16 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.runs import build_trainer
 
 from olm_data.errors import ValidationError
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint import saver
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.place import candidates
 from olm_train.world import World
 
 FILES = (
@@ -116,3 +120,31 @@ def test_54_a_foreign_pickle_is_never_unpickled(
     build_trainer(tiny_mixture, folder, *options(6)).fit()
     assert "falling back" in capsys.readouterr().err
     assert not canary.exists()
+
+
+def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Damage(Callback):
+        """Flips a bit of the checkpoint of step 4 between its last write and its check."""
+
+        def post_step(self) -> None:
+            if self.trainer.step == 3:
+                real = saver.save_checkpoint
+
+                def damaged(*arguments: Any, **options: Any) -> str:
+                    folder = real(*arguments, **options)
+                    flip(Path(folder) / "model_and_optim" / "__0_0.distcp")
+                    monkeypatch.undo()
+                    return folder
+
+                monkeypatch.setattr(saver, "save_checkpoint", damaged)
+
+    monkeypatch = pytest.MonkeyPatch()
+    one = "--trainer.callbacks.checkpointer.max_checkpoints=1"
+    build_trainer(tiny_mixture, tmp_path, *options(5), one, callbacks={"damage": Damage()}).fit()
+    said = capsys.readouterr().err
+    assert "checkpoint of step 4 was written but does not verify" in said
+    assert "no older checkpoint is removed" in said
+    assert open_checkpoint(tmp_path / "step00000002", World()).step == 2
+    assert candidates(tmp_path) == ["step00000005", "step00000004", "step00000002"]

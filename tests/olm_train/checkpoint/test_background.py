@@ -1,0 +1,106 @@
+"""A save beside the training: what it holds, one at a time, in bounded time, and never alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import build_trainer, metrics, same_bits, tensors
+
+import olm_train.checkpoint.saver
+from olm_data.errors import ResourceError
+from olm_train.callbacks.base import Callback
+
+SAVE = "{save_interval: 3, fixed_steps: [4], pre_train_checkpoint: true, save_async: %s}"
+
+
+class At(Callback):
+    """Does something after a step."""
+
+    def __init__(self, step: int, action: Callable[[], object]) -> None:
+        self.step, self.action = step, action
+
+    def post_step(self) -> None:
+        if self.trainer.step == self.step:
+            self.action()
+
+
+def train(lock: Path, folder: Path, background: str, *callbacks: Callback, more: str = "") -> Any:
+    trainer = build_trainer(
+        lock,
+        folder,
+        "--trainer.callbacks.lm_evaluator.enabled=false",
+        f"--trainer.callbacks.checkpointer={SAVE % background}",
+        "--trainer.hard_stop={value: 6, unit: steps}",
+        *filter(None, [more]),
+        callbacks={f"at {n}": callback for n, callback in enumerate(callbacks)},
+    )
+    trainer.fit()
+    return trainer
+
+
+class Gate:
+    """Stands before every save but that of step 0; keeps a diary."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.diary = threading.Event(), list[str]()
+        real = olm_train.checkpoint.saver.save_checkpoint
+
+        def gated(folder: Any, contents: Any, *arguments: Any, **options: Any) -> str:
+            self.diary.append(f"begin {contents.step}")
+            if contents.step:
+                assert self.open.wait(60)
+            done = real(folder, contents, *arguments, **options)
+            self.diary.append(f"end {contents.step}")
+            return done
+
+        monkeypatch.setattr(olm_train.checkpoint.saver, "save_checkpoint", gated)
+
+
+def test_later_steps_change_nothing_in_what_is_saved_and_saves_do_not_overlap(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = train(tiny_mixture, tmp_path / "plain", "false")
+    gate = Gate(monkeypatch)
+
+    def seen() -> None:
+        # Step 3 is not written yet and its weights have changed since; only now it may go on.
+        assert gate.diary[-1] == "begin 3"
+        assert not (tmp_path / "run" / "step00000003").exists()
+        gate.open.set()
+
+    fixed = "--trainer.callbacks.checkpointer.fixed_steps=[5]"
+    beside = train(tiny_mixture, tmp_path / "run", "true", At(4, seen), more=fixed)
+    assert gate.diary == [f"{what} {step}" for step in (0, 3, 5, 6) for what in ("begin", "end")]
+    assert plain.checkpoints.keys() == {0, 3, 4, 6}
+    assert beside.checkpoints.keys() == {0, 3, 5, 6}
+    for step in ("step00000000", "step00000003", "step00000006"):
+        one, other = (
+            tensors(lambda: build_trainer(tiny_mixture, tmp_path / "none"), tmp_path / run / step)
+            for run in ("plain", "run")
+        )
+        assert same_bits(one, other)
+    assert metrics(tmp_path / "plain") == metrics(tmp_path / "run")
+
+
+def test_a_save_that_takes_too_long_ends_the_run(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    timeout = "--trainer.callbacks.checkpointer.save_timeout=0.01"
+    with pytest.raises(ResourceError, match=r"step 3 is not written after 0\.01 seconds"):
+        train(tiny_mixture, tmp_path, "true", more=timeout)
+    gate.open.set()
+
+
+def test_an_error_of_the_run_waits_for_the_save(tiny_mixture: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        train(tiny_mixture, tmp_path, "true", At(5, fail))
+    assert (tmp_path / "latest").read_text() == "step00000004\n"
+    assert (tmp_path / "step00000004" / "manifest.json").exists()
