@@ -69,8 +69,8 @@ def contents(module: Any) -> Contents:
 
 def every_strategy(folder: Path) -> dict[str, list[str]]:
     world, found = group_world(), {}
-    for name in STRATEGIES:
-        module = build(name, world=world)
+    for name, sharing in STRATEGIES.items():
+        module = build(name, world=world, sharing=sharing)
         tensors = module.state_dict()
         open_checkpoint(folder / "alone" / "step00000001", world).load_tensors(tensors, world)
         module.load_state_dict(tensors)
