@@ -112,9 +112,11 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         return module.scheduler.factor((step, max_steps), (tokens(step), tokens(max_steps)))
 
     peak = [step for step in range(1, min(max_steps, 100_000) + 1) if factor(step) == 1.0]
-    shown = {1, max_steps, *(max_steps * quarter // 4 for quarter in (1, 2, 3)), *peak[:1]}
+    grown = {steps.start + 1 for steps, _ in stretches}
+    shown = {1, max_steps, *grown, *(max_steps * quarter // 4 for quarter in (1, 2, 3)), *peak[:1]}
     for step in sorted(step for step in shown if step):
-        lr = module.optim.lr * factor(step)
+        growth = loader.batch_sizes.growth(step - 1)
+        lr = module.optim.lr * factor(step) * module.lr_batch_scaling.factor(growth)
         yield f"lr at step {step:>{len(str(max_steps))}}: {lr:.3e}"
 
 

@@ -30,6 +30,7 @@ from olm_train.model.loss_config import LossConfig
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
+from olm_train.optim.lr_scaling import LRScaling
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
@@ -51,6 +52,7 @@ class TransformerTrainModuleConfig:
         rank_microbatch_size: tokens a rank takes through forward and backward at once.
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
+        lr_batch_scaling: how the learning rate follows a batch-size schedule.
         max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
         dp_config: data parallelism and precision.
         loss: cross entropy, its implementation and the z-loss.
@@ -65,6 +67,7 @@ class TransformerTrainModuleConfig:
     rank_microbatch_size: int
     optim: AnyOptim = field(default_factory=AdamWConfig)
     scheduler: AnySchedule = field(default_factory=Constant)
+    lr_batch_scaling: LRScaling = LRScaling.none
     max_grad_norm: float | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
@@ -142,6 +145,7 @@ class TransformerTrainModule:
         max_steps: int,
         *,
         tokens: tuple[int, int] | None = None,
+        batch_growth: float = 1.0,
     ) -> dict[str, Tensor | float]:
         """Take one optimiser step on this rank's micro-batches of a global batch.
 
@@ -150,6 +154,7 @@ class TransformerTrainModule:
             step: the step to take, 1..max_steps.
             max_steps: length of the run, for the schedule.
             tokens: trained on after this step, and in the whole run, for a schedule in tokens.
+            batch_growth: size of this global batch over that of the run's first, for the rate.
 
         Returns:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
@@ -189,7 +194,7 @@ class TransformerTrainModule:
         clip_gradients(self.optimizer, norm, self.config.max_grad_norm)
         if self._guard is not None:
             self._guard.push(loss, grad_norm)
-        lr = self._set_lr(step, max_steps, tokens)
+        lr = self._set_lr(step, max_steps, tokens, batch_growth)
         take_step(self.optimizer, blocked)
         skipped = {} if self._guard is None else {SKIPPED: self._guard.skipped()}
         return {
@@ -277,11 +282,14 @@ class TransformerTrainModule:
         pairs = attention_pairs(self.model.config, batch.positions)
         return tokens, count_valid(batch.labels), pairs
 
-    def _set_lr(self, step: int, max_steps: int, tokens: tuple[int, int] | None) -> float:
+    def _set_lr(
+        self, step: int, max_steps: int, tokens: tuple[int, int] | None, batch_growth: float
+    ) -> float:
         scheduler = self.config.scheduler
         if tokens is None and scheduler.units == "tokens":
             raise ValueError("the schedule counts tokens: give train_step those of the run")
         factor = scheduler.factor((step, max_steps), tokens or (0, 0))
+        factor *= self.config.lr_batch_scaling.factor(batch_growth)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         return self.config.optim.lr * factor

@@ -166,6 +166,7 @@ class Trainer:
                 self.step + 1,
                 self.max_steps,
                 tokens=(self.tokens_at(self.step + 1), self.tokens_at(self.max_steps)),
+                batch_growth=self.data_loader.batch_sizes.growth(self.step),
             )
             self.step += 1
             self._waiting.reached(self.step)

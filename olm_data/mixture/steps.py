@@ -159,6 +159,10 @@ class StepSizes:
         """Return how much step `step` holds."""
         return self.pieces[bisect_right(self._firsts, step) - 1][1]
 
+    def growth(self, step: int) -> float:
+        """Return the size of step `step` over that of the first one."""
+        return self.size(step) / self.size(0)
+
     def before(self, step: int) -> int:
         """Return how much the steps before `step` hold together."""
         piece = bisect_right(self._firsts, step) - 1

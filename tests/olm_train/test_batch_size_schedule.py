@@ -138,3 +138,18 @@ def test_durations_in_tokens_and_the_dry_run_count_what_each_step_holds(
     assert "9 steps of 256, then 512, then 1,024 tokens: 3,840 tokens" in text
     assert "steps 1 to 5, 256 tokens each: 2 ranks x 2 micro-batches of 64 tokens" in text
     assert "steps 9 to 9, 1,024 tokens each: 2 ranks x 8 micro-batches of 64 tokens" in text
+
+
+@pytest.mark.parametrize(("scaling", "power"), [("sqrt", 0.5), ("linear", 1.0)])
+def test_the_learning_rate_follows_the_batch_if_asked(
+    grown: Path, tiny_mixture: Path, tmp_path: Path, scaling: str, power: float
+) -> None:
+    option = f"--train_module.lr_batch_scaling={scaling}"
+    train(tiny_mixture, tmp_path, GROWING, option, stop(6))
+    rates = [[entry["optim/lr"] for entry in lines(folder)[:6]] for folder in (grown, tmp_path)]
+    assert rates[1][:5] == rates[0][:5]
+    assert rates[1][5] == pytest.approx(rates[0][5] * 2**power, rel=1e-12)
+    values = Values(config_values(tiny_mixture, tmp_path))
+    for override in (GROWING, option):
+        values.override(override)
+    assert f"lr at step  6: {rates[1][5]:.3e}" in describe(RunConfig.resolve(values), 1)
