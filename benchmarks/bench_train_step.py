@@ -24,7 +24,10 @@ from torch import Tensor, nn
 
 from olm_train.data.batch import Batch
 from olm_train.flops import device_peak_flops, num_flops_per_token
+from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.decoder import DecoderConfig
+from olm_train.model.loss_config import NAMES as LOSSES
+from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
@@ -116,6 +119,7 @@ def our_step(args: argparse.Namespace, config: DecoderConfig, world: World, batc
     """A function that takes one of our steps."""
     module = TransformerTrainModuleConfig(
         rank_microbatch_size=args.rows * args.sequence_length,
+        loss=LossConfig(name=args.loss),
         optim=AdamWConfig(lr=1e-4),
         dp_config=DataParallelConfig(param_dtype=args.param_dtype),
         compile_model=args.compile,
@@ -165,6 +169,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8, help="rows of a micro-batch")
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--mean-document", type=int, default=100, help="tokens")
+    parser.add_argument("--attention", choices=sorted(ATTENTION_BACKENDS), default="sdpa")
+    parser.add_argument("--loss", choices=LOSSES, default="auto")
     parser.add_argument("--param-dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--compile", action="store_true", help="compile each block, both models")
     parser.add_argument("--rounds", type=int, default=7)
@@ -178,7 +184,9 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     world = World.start()
-    config = preset(args.preset, vocab_size=args.vocab_size, tie_embeddings=True)
+    config = preset(
+        args.preset, vocab_size=args.vocab_size, tie_embeddings=True, attention=args.attention
+    )
     masked = [
         random_batch(args.rows, args.sequence_length, args.vocab_size, args.mean_document, world)
     ] * args.micro_batches
@@ -216,7 +224,8 @@ def main() -> None:
     print(
         f"{args.preset} ({config.num_params / 1e6:.1f}M parameters), {args.micro_batches} x "
         f"{args.rows} x {args.sequence_length} tokens, documents of {args.mean_document} tokens, "
-        f"{args.param_dtype}, compile {args.compile}, {device}, {torch.get_num_threads()} threads, "
+        f"{args.param_dtype}, attention {args.attention}, loss {args.loss}, "
+        f"compile {args.compile}, {device}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}",
         file=sys.stderr,
     )
@@ -227,6 +236,10 @@ def main() -> None:
     print(f", MFU {flops / peak:.1%}" if peak else " (no MFU: peak of this device unknown)")
     for name, ratio in ratios.items():
         print(f"{name:28}{ratio:>14.2f}")
+    if world.device.type == "cuda":
+        print(
+            f"peak memory of the three together: {torch.cuda.max_memory_allocated() / 1e9:.1f} GB"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The host does not wait for the device inside a step, but for the one look at loss and norm.
+"""The host never waits for the device inside a step; it reads metrics every few steps.
 
 On a CPU nothing waits, but the same operators are called that would: reading a scalar, copying to
 the host, making shapes of values.
@@ -65,8 +65,8 @@ def count(steps: int, **options: Any) -> Counter[str]:
     ],
     ids=["default", "chunked", "selected_ops", "bfloat16"],
 )
-def test_a_step_looks_at_the_device_at_most_once_however_many_micro_batches(options: Any) -> None:
-    assert sum(count(3, **options).values()) <= 3
+def test_a_step_never_makes_the_host_wait(options: Any) -> None:
+    assert count(2, **options) == Counter()
 
 
 def test_the_count_sees_a_look() -> None:
