@@ -43,9 +43,11 @@ class CacheConfig:
     """The local copy of shards of remote datasets; local datasets are read where they are.
 
     Attributes:
-        enabled: false: rows of remote datasets are read one by one, a request each.
+        enabled: copy whole shards of remote datasets to a local folder; false: their rows are read
+            one by one, a request each.
         folder: local folder, shared by all ranks and runs of a machine.
-        size_gb: 10^9 bytes it may hold; default: twice what the mixture needs at a time.
+        size_gb: 10^9 bytes it may hold; default: twice what the mixture needs at a time. One that
+            is too small is refused with the numbers.
     """
 
     enabled: bool = True
@@ -78,13 +80,16 @@ class DataLoaderConfig:
 
     Attributes:
         mixture: the lock that `olm-data mix` wrote.
-        global_batch_size: tokens of one step over all ranks; a multiple of the lock's
-            sequence length, the longest of its stages. The first one, if there is a schedule.
-        batch_size_schedule: later global batch sizes, each with the tokens or the step from
-            which on it holds.
+        global_batch_size: tokens of one step over all ranks; a multiple of the mixture's (longest)
+            sequence length. With a schedule the size of the first steps. Stages with a [shorter
+            sequence length](mixture.md#sequence-length-phases) have more rows in it.
+        batch_size_schedule: [later sizes](#batch-size-schedules), each with the tokens or the step
+            from which on it holds.
         prefetch: steps prepared ahead by a background thread; 0: none.
-        verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`.
-        skip: ranges `[first, one past the last]` of the schedule's rows that are left out.
+        verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`
+            never.
+        skip: ranges `[first, one past the last]` of the schedule's rows that are left out; may grow
+            during a run, ahead of it.
         cache: local copy of shards of remote datasets.
     """
 
@@ -154,18 +159,24 @@ class TrainerConfig:
     """The loop.
 
     Attributes:
-        save_folder: folder of the run, local or `s3://`: checkpoints, metrics.jsonl, config.json.
+        save_folder: folder of the run: checkpoints, `metrics.jsonl`, `config.json`; local, on a
+            file system that all ranks see, or [`s3://BUCKET/PREFIX`](#a-save-folder-on-s3). One run
+            at a time writes there.
         work_dir: local folder of the logs, and of files on their way to a remote save folder;
             default: the save folder, for a remote one `~/.cache/olm/runs/BUCKET/PREFIX`.
         max_duration: length of the run and of the learning-rate schedule; default: the whole lock.
-        hard_stop: stop there already, on the schedule of max_duration.
+        hard_stop: stop there already, on the schedule of max_duration; the same command without it
+            goes on.
         metrics_collect_interval: steps between reads of the metrics from the device.
-        load_strategy: `if_available`, `always` or `never` go on from a checkpoint.
-        load_path: checkpoint, save folder of a run, or exported weights to begin with where the
-            save folder has no checkpoint yet.
-        load_trainer_state: from load_path, take step, data position and callbacks' state too.
-        load_optim_state: from load_path, take the optimiser's state too.
-        max_rewinds: bad steps a start of the run goes back for, with non_finite=rewind.
+        load_strategy: go on from the newest checkpoint; `always`: it must exist; `never`: it must
+            not.
+        load_path: checkpoint, save folder of a run, or [exported weights](#weights-as-one-file) to
+            begin with, local or remote, where the save folder has no checkpoint yet.
+        load_trainer_state: from `load_path`, take step, data position and callbacks' state too; the
+            mixture, the model and the global batch size are then those of that run.
+        load_optim_state: from `load_path`, take the optimiser's state too.
+        max_rewinds: bad steps that a start of the run goes back for, with `non_finite: rewind`;
+            then it halts.
         callbacks: what happens around the steps.
     """
 
@@ -212,7 +223,8 @@ class RunConfig:
     """All of `train.yaml`.
 
     Attributes:
-        seed: of the initial weights; the order of the data has its own, in the lock.
+        seed: with each parameter's name decides its initial value; the order of the data has its
+            own seed, in the lock.
         model: shape of the decoder; `vocab_size` comes from the lock unless given. `preset` names
             a shape, `depth` derives one from the number of blocks; fields beside it override it.
         data_loader: rows.

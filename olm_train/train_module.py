@@ -49,19 +49,23 @@ class TransformerTrainModuleConfig:
     """Everything about a step but the model's shape and the data.
 
     Attributes:
-        rank_microbatch_size: tokens a rank takes through forward and backward at once.
+        rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
+            of the mixture's sequence length.
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
-        lr_batch_scaling: how the learning rate follows a batch-size schedule.
-        max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
+        lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
+            schedule](#batch-size-schedules): `none`: not; with its root; or in proportion to it.
+        max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
         dp_config: data parallelism and precision.
         loss: cross entropy, its implementation and the z-loss.
         ac_config: activation checkpointing.
-        compile_model: compile each block, and the loss if that is left to "auto".
+        compile_model: `torch.compile` for each block, static shapes, and for the loss if
+            `loss.name` is `auto`.
         compile_config: how blocks are compiled.
         float32_matmul_precision: of matrix products of fp32 tensors: "highest" is fp32, "high"
             allows TF32, "medium" bf16, where the device has them. A setting of the process.
-        non_finite: what happens where loss or gradient is NaN or infinite.
+        non_finite: what happens where loss or gradient norm is NaN or infinite, see
+            [below](#when-loss-or-gradient-is-no-number).
     """
 
     rank_microbatch_size: int

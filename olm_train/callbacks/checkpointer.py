@@ -17,15 +17,18 @@ class CheckpointerConfig:
     """When checkpoints are written and how long they stay.
 
     Attributes:
-        enabled: false: no checkpoint is ever written, not even on preemption.
+        enabled: false: no checkpoint at all, not even on preemption.
         save_interval: steps between permanent checkpoints.
         ephemeral_save_interval: steps between checkpoints that stay until the next one; null: none.
         fixed_steps: further steps with a checkpoint, which is never removed.
         pre_train_checkpoint: also one of step 0, which is never removed.
-        save_async: write beside the training, from a copy in main memory; default: on CUDA.
-        save_timeout: seconds after which a save that is not finished ends the run.
-        remove: `ephemeral_only`, `all_non_permanent` or `never`.
-        max_checkpoints: so many permanent checkpoints stay, the newest; null: all of them.
+        save_async: write beside the training, from a copy of the state in main memory (page-locked
+            on CUDA) that is complete before the next step begins; default: on CUDA.
+        save_timeout: seconds after which a save that is not finished, or a rank that does not
+            answer in one, ends the run.
+        remove: what goes after a new checkpoint is complete and has been read back:
+            `ephemeral_only`, `all_non_permanent` or `never`; the newest good one always stays.
+        max_checkpoints: so many of the checkpoints of `save_interval` stay, the newest; null: all.
     """
 
     enabled: bool = True

@@ -24,7 +24,7 @@ class ConsoleLoggerConfig:
     """Lines on the terminal.
 
     Attributes:
-        enabled: false: print none.
+        enabled: print progress.
         log_interval: steps between lines. Lines appear when metrics are read from the device.
     """
 

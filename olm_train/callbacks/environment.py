@@ -32,8 +32,9 @@ class EnvironmentConfig:
     """Versions of packages, Python, device and driver, saved with the run.
 
     Attributes:
-        enabled: false: neither save nor compare.
-        strict: refuse to go on with a run where they differ; `--strict-env` sets it.
+        enabled: save versions of packages, Python, device and driver in `environment.json`, and say
+            at a resume what has changed; false: neither.
+        strict: refuse to resume where something has changed; `--strict-env` sets it.
     """
 
     enabled: bool = True

@@ -26,8 +26,9 @@ class LMEvaluatorConfig:
     """Held-out data sets and when to look at them.
 
     Attributes:
-        enabled: false: never evaluate.
-        datasets: folder of each data set by the name it gets in the logs.
+        enabled: evaluate, where `lm_evaluator` is given at all.
+        datasets: held-out datasets of the mixture's tokenizer: folder of each by the name it gets
+            in the logs.
         eval_interval: steps between evaluations.
         eval_on_startup: also before the first step.
         eval_on_finish: also after the last step.

@@ -17,7 +17,7 @@ class GarbageCollectorConfig:
     """When Python's garbage is collected.
 
     Attributes:
-        enabled: false: leave it to Python.
+        enabled: collect Python's garbage at fixed steps; false: leave it to Python.
         gc_interval: steps between collections of the young generations.
     """
 

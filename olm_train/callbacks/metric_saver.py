@@ -33,7 +33,7 @@ class MetricSaverConfig:
     """The metrics file.
 
     Attributes:
-        enabled: false: write none.
+        enabled: write `metrics.jsonl`.
     """
 
     enabled: bool = True

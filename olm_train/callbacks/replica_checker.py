@@ -33,8 +33,10 @@ class ReplicaCheckerConfig:
     """Comparison of what several ranks hold.
 
     Attributes:
-        enabled: false: never compare.
-        interval: steps between comparisons.
+        enabled: compare, where `replica_checker` is given at all, tensors that several ranks hold
+            (DDP, HSDP), bit by bit, before the checkpointer saves them.
+        interval: steps between comparisons; each is one pass over weights and optimiser state and
+            one wait for the device.
     """
 
     enabled: bool = True

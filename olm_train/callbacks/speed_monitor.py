@@ -32,7 +32,7 @@ class SpeedMonitorConfig:
     """Throughput metrics.
 
     Attributes:
-        enabled: false: measure none.
+        enabled: measure throughput.
         data_wait_alarm: share of the time waited for data above which a warning is printed.
     """
 

@@ -38,7 +38,8 @@ class WatchdogConfig:
     """The end of a run that hangs.
 
     Attributes:
-        enabled: false: wait for ever.
+        enabled: end a rank that no longer moves, with the stacks of its threads and the last step
+            of each rank; false: wait for ever.
         timeout: seconds without a step, an evaluation or a finished save after which a rank ends;
             longer than the longest of them, and than compiling.
     """

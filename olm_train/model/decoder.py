@@ -35,35 +35,44 @@ class DecoderConfig:
     """Shape of a decoder.
 
     Attributes:
-        vocab_size: ids the model knows and predicts.
-        vocab_multiple: the embedding table and the head get rows of zeros up to a multiple of this,
-            for speed. They are never looked up, predicted or trained, and no count has them.
+        vocab_size: ids the model knows and predicts; not fewer than the tokenizer's. In train.yaml
+            the default is that of the lock.
+        vocab_multiple: the embedding table and the head get rows of zeros up to a multiple of this
+            (128: faster on GPUs). They are never looked up, predicted or trained, and no count has
+            them.
         d_model: width of the residual stream.
         n_layers: number of blocks.
         n_heads: query heads of a block.
-        n_kv_heads: key and value heads; divides n_heads. Default: n_heads.
+        n_kv_heads: key and value heads; divides n_heads. Fewer share them (grouped queries), 1
+            shares it with all (multi-query). Default: n_heads.
         head_dim: size of a head, even where it is rotated. Default: d_model / n_heads.
-        feed_forward: "swiglu", "geglu", or "gelu" without a gate.
+        feed_forward: "swiglu", "geglu", or "gelu" without a gate. Both use the approximation of
+            GELU by tanh.
         hidden_size: width of the feed-forward layer. Default: 8/3 d_model, rounded up to a
             multiple of 64; with "gelu" 4 d_model.
         bias: "qkv": of the query, key and value maps; "all": of every linear map in the blocks.
-        block: where the norms are: "pre_norm", "reordered_norm" or "peri_norm".
-        norm: "rms_norm" or "layer_norm".
+        block: norms before attention and feed-forward, "pre_norm"; after them, "reordered_norm"
+            (OLMo 2); or both, "peri_norm" (Gemma 3).
+        norm: kind of all norms: "rms_norm" or "layer_norm".
         norm_eps: added to the mean square, or variance, in each norm.
         norm_bias: the layer norms have a bias.
-        qk_norm: normalise queries and keys: "head": each head, "full": all heads at once.
-        positions: "rope" or "learned": a table added to the embeddings.
-        max_positions: entries of the learned table: tokens of the longest document.
-        rope_theta: base of the rotary wave lengths.
-        rope_scaling: stretches the rotary waves.
-        rope_scaling_windowed: false: layers with a window keep the waves as they were.
-        no_rope_layer_interval: n: every n-th layer has no positions at all.
+        qk_norm: normalise queries and keys: "head": each head (Qwen 3), "full": all heads at once
+            (OLMo 2).
+        positions: "rope": rotary, or "learned": a table added to the embeddings (GPT-2). Both
+            restart at each document.
+        max_positions: entries of the learned table: tokens of the longest document; not fewer than
+            the mixture's sequence length.
+        rope_theta: base of the rotary wave lengths; a larger one suits longer documents (ABF).
+        rope_scaling: how rotary waves are stretched for longer documents; see below.
+        rope_scaling_windowed: false: layers with a window keep the waves as they were (OLMo 3).
+        no_rope_layer_interval: n: every n-th layer has no positions at all; 4: the 4th, 8th, ...
         sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
-            the layers, -1 is no limit.
-        attention: name of the attention back-end: sdpa, varlen, flex or flash.
-        embed_scale: what the token embeddings are multiplied by.
+            the layers, -1 is no limit: `[4096, 4096, 4096, -1]` (OLMo 3).
+        attention: attention back-end: sdpa, varlen, flex or flash, [see
+            below](#attention-back-ends).
+        embed_scale: what the token embeddings are multiplied by (Gemma: sqrt of `d_model`).
         tie_embeddings: use the embedding table as the head.
-        logit_softcap: logits are bent into (-this, this) by a tanh.
+        logit_softcap: logits are bent into (-this, this): this * tanh(logits / this) (Gemma 2: 30).
         init_std: standard deviation of the initial weights.
     """
 

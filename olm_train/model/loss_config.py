@@ -64,9 +64,10 @@ class LossConfig:
     """The loss: cross entropy and, on request, a z-loss.
 
     Attributes:
-        name: implementation: "auto", "plain", "compiled", "chunked" or "linear_cross_entropy"
-            (torch's own chunked one, from torch 2.13 on).
-        z_loss_multiplier: adds this times log(sum(exp(logits)))^2 of each label.
+        name: implementation, see below: "auto", "plain", "compiled", "chunked" or
+            "linear_cross_entropy" (torch's own chunked one, from torch 2.13 on).
+        z_loss_multiplier: adds this times log(sum(exp(logits)))^2 of each label; logged as `train/Z
+            loss`.
         chunk_size: "chunked", also where "auto" takes it: tokens whose logits exist at once.
             Default: 4096.
         max_logits_gb: "auto": 10^9 bytes of logits and their gradients from which on they are

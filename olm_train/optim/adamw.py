@@ -21,7 +21,7 @@ class _AdamConfig(OptimConfig):
 
     Attributes:
         eps: added to the root of the second moment.
-        fused: one kernel over all tensors; None: where the device has one.
+        fused: one kernel over all tensors; null: where the device has one.
     """
 
     eps: float = 1e-8

@@ -24,9 +24,11 @@ class OptimConfig(ABC):
     Attributes:
         lr: peak learning rate; the schedule multiplies it.
         betas: decay rates of the moments.
-        weight_decay: decoupled decay of matrices, a fraction of lr per step.
+        weight_decay: decay of matrices, a fraction of lr per step; decoupled but for `adam`.
         decay_embeddings: decay embedding tables too.
-        group_overrides: parameters with options of their own.
+        group_overrides: parameters with options of their own, such as
+            `[{params: ["blocks.0.*"], opts: {lr: 1e-4}}]`; one that stands in two items, or a
+            pattern without one, is refused.
     """
 
     lr: float = 3e-4

@@ -109,7 +109,8 @@ class MuonConfig(OptimConfig):
 
     Attributes:
         lr: peak learning rate of both.
-        betas, eps: of AdamW.
+        betas: decay rates of the moments of AdamW, which takes embeddings, head and vectors.
+        eps: of AdamW: added to the root of the second moment.
         mu: momentum of Muon.
         nesterov: look ahead by one step of the momentum.
         adjust_lr: `rms_norm` gives updates the size that AdamW's have, so that both take one rate

@@ -36,9 +36,10 @@ class ActivationCheckpointingConfig:
     """Activation checkpointing.
 
     Attributes:
-        mode: "none"; "full": each block keeps its input only; "selected_blocks": every so manieth
-            block; "selected_ops": results of matrix products and attention are kept, all else is
-            computed again; "budget": the compiler chooses under a budget.
+        mode: activations that are computed again in the backward pass instead of kept, with the
+            same bits: "none"; "full": all but each block's input; "selected_blocks": those of some
+            blocks; "selected_ops": all but the results of matrix products and attention; "budget":
+            what the compiler chooses under a budget (with `compile_model`).
         block_interval: "selected_blocks": the 1st, this plus 1st, ... block; 2 is every other one.
         activation_memory_budget: "budget": share of the activations that may be kept, 0 to 1.
     """

@@ -36,19 +36,22 @@ class DataParallelConfig:
     Nothing is wrapped on one rank: there only `param_dtype` has an effect.
 
     Attributes:
-        name: the strategy.
+        name: how ranks share the weights: cut over all, cut over groups of ranks that each hold a
+            replica, or whole on each; nothing is wrapped on one rank.
         param_dtype: dtype the blocks compute in, "bfloat16" or "float32". Master weights and
             optimiser state are fp32 in any case.
-        reduce_dtype: dtype FSDP2 sums gradients over processes in. DDP sums fp32 gradients.
+        reduce_dtype: fsdp, hsdp: dtype in which gradients are summed over ranks. DDP sums fp32
+            gradients.
         num_replicas: hsdp: number of replicas; default: one on each machine.
-        shard_degree: hsdp: ranks a replica is cut over; default: the ranks of a machine.
+        shard_degree: hsdp: ranks a replica is cut over; default: the ranks of a machine. One of the
+            two is enough.
         reshard_after_forward: fsdp, hsdp: true: the weights of a block are freed after its
             forward pass and gathered again for its backward pass; false: kept in between, more
             memory and a third less exchange; a number: kept cut over so many ranks.
         prefetch_factor: fsdp, hsdp: blocks whose weights are asked for while another one
             computes; 0: the one that comes next, as late as that works.
         cpu_offload: fsdp, hsdp: weights, gradients and optimiser state live in the host's memory,
-            where the optimiser steps.
+            where the optimiser steps; at least two ranks.
     """
 
     name: DataParallelType = DataParallelType.fsdp

@@ -42,8 +42,10 @@ class CommConfig:
     """How long a rank waits for the others before it gives up, in seconds.
 
     Attributes:
-        init_timeout_seconds: until the first step is done, and at any time around checkpoints.
-        train_timeout_seconds: later, in the exchanges of a step.
+        init_timeout_seconds: how long a rank waits for the others until its first step is done,
+            and around checkpoints at any time.
+        train_timeout_seconds: how long it waits in the exchanges of later steps; then the run ends
+            with a message that names the silent ranks and the last step each rank did.
     """
 
     init_timeout_seconds: float = 1800.0

@@ -1,29 +1,93 @@
-"""The reference page names every field of the configuration, and no other."""
+"""The reference page says of every field of the configuration what its dataclass says."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
+from olm_train.config_reference import PAGE, attributes, main, refresh
 from olm_train.run_config import RunConfig
 
 
-def fields(config: Any, prefix: str = "") -> set[str]:
-    names = set()
-    for name, hint in get_type_hints(config).items():
-        if name not in {field.name for field in dataclasses.fields(config)}:
-            continue
-        nested = [kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)]
-        for kind in nested:
-            names |= fields(kind, f"{prefix}{name}.")
-        if not nested:
-            names.add(prefix + name)
-    return names
+def configs(config: Any) -> set[Any]:
+    """All dataclasses of a configuration."""
+    found = {config}
+    for hint in get_type_hints(config).values():
+        queue = [hint]
+        while queue:
+            kind = queue.pop()
+            queue += get_args(kind)
+            if is_dataclass(kind) and kind not in found:
+                found |= configs(kind)
+    return found
 
 
-def test_page_and_dataclasses_agree(repository: Path) -> None:
-    page = (repository / "docs" / "reference" / "train-config.md").read_text()
-    documented = set(re.findall(r"^\| `([a-z0-9_.]+)` \|", page, re.MULTILINE))
-    assert documented - {"model.preset", "model.depth"} == fields(RunConfig)
+def test_the_page_is_what_the_dataclasses_say(repository: Path) -> None:
+    page = (repository / PAGE).read_text()
+    assert refresh(page) == page, "stale: run `python -m olm_train.config_reference`"
+
+
+def test_every_field_has_its_line_and_its_text(repository: Path) -> None:
+    page = (repository / PAGE).read_text()
+    named = re.findall(r"^\| `([a-z0-9_.\[\]]+)` \|.*\| (.+) \|$", page, re.MULTILINE)
+    last = {name.replace("[]", "").split(".")[-1] for name, _ in named}
+    for config in configs(RunConfig):
+        documented = attributes(config)
+        for item in fields(config):
+            nested = any(map(is_dataclass, (h := get_type_hints(config)[item.name], *get_args(h))))
+            assert nested or item.name in last, (config, item.name)
+            told = documented.get(item.name) or item.name == "name"
+            assert told, f"{config.__name__}.{item.name} is not in its Attributes"
+
+
+def test_each_section_of_the_configuration_has_its_table(repository: Path) -> None:
+    page = (repository / PAGE).read_text()
+    tables = set(re.findall(r"<!-- fields of (\w+) -->", page))
+    hints = get_type_hints(RunConfig)
+    assert tables == {"run", *(name for name, hint in hints.items() if is_dataclass(hint))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A base.
+
+    Attributes:
+        rate: from the base,
+            on two lines.
+        one, two: both.
+    """
+
+    name: Literal["base"] = "base"
+    rate: float = 1.0
+    one: int = 1
+    two: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived(Base):
+    """One that says more.
+
+    Attributes:
+        one: its own.
+
+    Raises:
+        Nothing: ever.
+    """
+
+    extra: list[int] = field(default_factory=list)
+
+
+def test_attributes_are_those_of_a_class_over_those_of_its_bases() -> None:
+    both = {"rate": "from the base, on two lines.", "two": "both."}
+    assert attributes(Base) == {**both, "one": "both."}
+    assert attributes(Derived) == {**both, "one": "its own."}
+
+
+def test_what_is_written_by_hand_stays(repository: Path, tmp_path: Path) -> None:
+    page = (repository / PAGE).read_text()
+    damaged = re.sub(r"\| `seed`.*\n", "| `seed` | old |\n", page.replace("# Tr", "By hand. # Tr"))
+    (tmp_path / "page.md").write_text(damaged)
+    main([str(tmp_path / "page.md")])
+    assert (tmp_path / "page.md").read_text() == page.replace("# Tr", "By hand. # Tr")

@@ -98,7 +98,7 @@ class WithFinal(WithWarmup):
     """A schedule with a lowest height.
 
     Attributes:
-        alpha_f: that height, as a fraction of the peak.
+        alpha_f: lowest rate as a fraction of the peak.
     """
 
     alpha_f: float = 0.1

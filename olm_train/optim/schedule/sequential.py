@@ -34,8 +34,9 @@ class Sequential(Schedule):
     """Schedules one after the other, each as if its part were a run of its own.
 
     Attributes:
-        schedulers: at least one, in the units of the whole.
-        lengths: of all but the last one, which runs to the end.
+        schedulers: at least one, in the units of the whole; one after the other, each as if its
+            part were a run of its own.
+        lengths: length of each but the last, which runs to the end.
     """
 
     name: Literal["sequential"] = "sequential"

@@ -24,8 +24,8 @@ class WithDecay(WithFinal):
     """A schedule whose end is a straight line down to `alpha_f`.
 
     Attributes:
-        alpha_f: factor at the end.
-        decay: length of the decay.
+        alpha_f: lowest rate, at the end, as a fraction of the peak.
+        decay: length of the linear decay at the end (`wsd_s`: of each period).
         decay_fraction: the same as a fraction of the run. Default, if neither is given: 0.1.
     """
 
@@ -88,7 +88,7 @@ class Power(WithDecay):
     Its middle knows no end: a longer run has the same rates up to the decay of a shorter one.
 
     Attributes:
-        exponent: of the power law, not above 0.
+        exponent: (time / warm-up) to this power; not above 0.
     """
 
     name: Literal["power"] = "power"
