@@ -12,7 +12,7 @@ import pytest
 from support.pages import REPOSITORY
 
 from olm_data.cli import COMMANDS, cli
-from olm_train.run import FLAGS
+from olm_train.run import FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 ENTRIES = sorted(
@@ -46,7 +46,7 @@ def wanted() -> dict[str, set[str]]:
         module: Any = import_module(name)
         command = module.main
         found[f"python -m {name}"] = (
-            options(command) if isinstance(command, click.Command) else {*FLAGS} - {"-h"}
+            options(command) if isinstance(command, click.Command) else {*FLAGS, *OPTIONS} - {"-h"}
         )
     return found
 
