@@ -1,32 +1,69 @@
 """Preemption: a signal becomes a flag, and all ranks agree on the step at which they act on it.
 
-    SIGTERM | SIGUSR1 | SIGINT -> flag of this rank --(all-reduce MAX, once a step)--> same answer
-                                                                                       everywhere
+    SIGTERM | SIGUSR1 | SIGINT | time limit -> flag of this rank --(all-reduce MAX, before each
+                                               step)--> same answer everywhere
 
-The first signal only sets the flag. A second one ends the process at once, with no clean-up. A
+The first signal only sets the flag; before the first step of a command there is nothing to save,
+and it ends the process. A second one ends the process at once, with no clean-up. A
 launcher forwards the signal that it got itself, so a worker may see one request twice: signals
 within `debounce` seconds count as one.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from collections.abc import Mapping
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
+from olm_data.errors import UsageError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 REQUEUE_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: the run is saved; the same command goes on from there."""
 INTERRUPT_EXIT_CODE = 130
+TIME_LIMIT = 128
+"""Stands for a signal where the time is up; above all of them."""
+SLURM_END = "SLURM_JOB_END_TIME"
+"""Set by Slurm in each job: Unix time at which it will end the job (sbatch(1))."""
+
+
+def name_of(signal_number: int) -> str:
+    """Return the name of a signal, or that the time is up."""
+    return "the time limit" if signal_number == TIME_LIMIT else signal.Signals(signal_number).name
+
+
+def exit_code_of(signal_number: int) -> int:
+    """Return 75 (requeue), or 130 after an interrupt from the keyboard."""
+    return INTERRUPT_EXIT_CODE if signal_number == signal.SIGINT else REQUEUE_EXIT_CODE
+
+
+def seconds_left(limit: float | Literal["slurm"], environment: Mapping[str, str]) -> float:
+    """Return the seconds that a time limit leaves; a number is taken as it is.
+
+    Raises:
+        UsageError: Slurm's own limit is asked for, and there is none in the environment.
+    """
+    if limit != "slurm":
+        return limit
+    if not environment.get(SLURM_END, "").isdigit():
+        raise UsageError(
+            f"there is no {SLURM_END} in the environment",
+            where="trainer.time_limit",
+            why="`slurm` takes the end of the job from it",
+            fix="start the run in a Slurm job, or give the limit in seconds",
+        )
+    return int(environment[SLURM_END]) - time.time()
 
 
 class Preempted(Exception):
-    """The run stopped before its end because a signal asked for it; a checkpoint is on disk.
+    """The run stopped before its end, asked by a signal or the time; a checkpoint is on disk.
 
     Attributes:
         signal_number: the signal, the highest one where ranks got several.
@@ -35,36 +72,41 @@ class Preempted(Exception):
 
     def __init__(self, signal_number: int, step: int) -> None:
         self.signal_number, self.step = signal_number, step
-        super().__init__(f"{signal.Signals(signal_number).name} at step {step}")
+        super().__init__(f"{name_of(signal_number)} at step {step}")
 
     @property
     def exit_code(self) -> int:
-        """75 (requeue) after SIGTERM and SIGUSR1, 130 after an interrupt from the keyboard."""
-        if self.signal_number == signal.SIGINT:
-            return INTERRUPT_EXIT_CODE
-        return REQUEUE_EXIT_CODE
+        """75 (requeue), or 130 after an interrupt from the keyboard."""
+        return exit_code_of(self.signal_number)
 
 
 class Preemption:
-    """Context manager that holds the handlers, the flag and the agreement.
+    """Context manager that holds the handlers, the flag and the agreement; may be entered twice.
 
     Args:
-        group: process group of CPU tensors for the agreement, None in a single process. It must
-            carry no other traffic, since the all-reduce runs beside the training step.
         debounce: seconds within which further signals count as the first one.
+        at_once: the first signal ends the process with its exit code, until this is set to False:
+            for a command that has done nothing yet that it could save.
+
+    Attributes:
+        group: process group of CPU tensors for the agreement, None in a single process.
+        deadline: monotonic time from which on this rank asks to stop.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, *, debounce: float = 1.0) -> None:
-        self.group, self.debounce = group, debounce
+    def __init__(self, *, debounce: float = 1.0, at_once: bool = False) -> None:
+        self.debounce, self.at_once = debounce, at_once
+        self.group: dist.ProcessGroup | None = None
+        self.deadline = math.inf
         self.received = 0
         self._first_time = 0.0
+        self._depth = 0
         self._handlers: dict[signal.Signals, Any] = {}
-        self._flag = torch.zeros(1, dtype=torch.int32)
-        self._work: dist.Work | None = None
 
     def __enter__(self) -> Preemption:
-        for number in SIGNALS:
-            self._handlers[number] = signal.signal(number, self._handle)
+        if not self._depth:
+            for number in SIGNALS:
+                self._handlers[number] = signal.signal(number, self._handle)
+        self._depth += 1
         return self
 
     def __exit__(
@@ -73,32 +115,30 @@ class Preemption:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._depth -= 1
+        if not self._depth:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if self.at_once:
+            text = f"stopped by {name_of(number)} before the first step; nothing was lost\n"
+            os.write(2, text.encode())
+            os._exit(exit_code_of(number))
         if not self.received:
             self.received, self._first_time = number, now
         elif now - self._first_time > self.debounce:
             os._exit(128 + number)
 
-    def begin(self) -> None:
-        """Start the agreement for this step; a signal that comes later counts for the next one."""
-        self._flag[0] = self.received
-        if self.group is not None:
-            self._work = dist.all_reduce(
-                self._flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True
-            )
-
-    def agreed(self) -> int:
-        """Finish what `begin` started: the signal some rank got, 0 if none; equal on all ranks."""
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
-        return int(self._flag[0])
+    @property
+    def asked(self) -> int:
+        """The signal that this rank got, TIME_LIMIT where its time is up, else 0."""
+        return self.received or (TIME_LIMIT if time.monotonic() >= self.deadline else 0)
 
     def ask(self) -> int:
-        """Agree now; for places outside the training step, such as an evaluation."""
-        self.begin()
-        return self.agreed()
+        """Agree with all ranks: what some rank was asked by, 0 if none was; equal on all ranks."""
+        flag = torch.tensor([self.asked], dtype=torch.int32)
+        if self.group is not None:
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
+        return int(flag[0])

@@ -21,6 +21,8 @@ from olm_data.errors import OlmError, ResourceError, UsageError, printable, show
 
 if TYPE_CHECKING:
     from olm_train.dry_run import Plan
+    from olm_train.preempt import Preemption
+    from olm_train.run_config import RunConfig
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -148,10 +150,8 @@ def _run(arguments: Arguments) -> int:
     if "--strict-env" in arguments.flags:
         values.override("--trainer.callbacks.environment.strict=true")
 
-    from olm_train.preempt import Preempted
+    from olm_train.preempt import Preemption
     from olm_train.run_config import RunConfig
-    from olm_train.startup import Introduction, meet
-    from olm_train.world import World
 
     config = RunConfig.resolve(values)
     if "--dry-run" in arguments.flags:
@@ -167,11 +167,21 @@ def _run(arguments: Arguments) -> int:
             lines = config_diff(arguments.options["--config-diff"], config)
             print("\n".join(lines) if lines else "no difference")
         return 0
+    with Preemption(at_once=True) as preemption:
+        return _train(config, preemption)
+
+
+def _train(config: RunConfig, preemption: Preemption) -> int:
+    """Meet the other ranks and train; return the exit code."""
+    from olm_train.preempt import Preempted
+    from olm_train.startup import Introduction, meet
+    from olm_train.world import World
+
     world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
     trainer = config.build(world)
     try:
-        trainer.fit()
+        trainer.fit(preemption)
         code = 0
     except Preempted as stop:
         trainer.say(f"stopped by {stop}; run the same command again to go on from there")

@@ -175,6 +175,10 @@ class TrainerConfig:
         load_trainer_state: from `load_path`, take step, data position and callbacks' state too; the
             mixture, the model and the global batch size are then those of that run.
         load_optim_state: from `load_path`, take the optimiser's state too.
+        time_limit: seconds after which the run is ended from outside, or `slurm`: at the end of its
+            job, from `SLURM_JOB_END_TIME`.
+        time_margin: seconds before that at which the run saves, and stops with exit code 75; longer
+            than a step, an evaluation batch and a save.
         max_rewinds: bad steps that a start of the run goes back for, with `non_finite: rewind`;
             then it halts.
         callbacks: what happens around the steps.
@@ -189,6 +193,8 @@ class TrainerConfig:
     load_path: FilePath | None = None
     load_trainer_state: bool = True
     load_optim_state: bool = True
+    time_limit: float | Literal["slurm"] | None = None
+    time_margin: float = 120.0
     max_rewinds: int = 3
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
@@ -293,6 +299,8 @@ class RunConfig:
             metrics_collect_interval=trainer.metrics_collect_interval,
             load=trainer.load_policy(),
             max_rewinds=trainer.max_rewinds,
+            time_limit=trainer.time_limit,
+            time_margin=trainer.time_margin,
             callbacks=trainer.callbacks.build(),
             config=self.as_dict(),
             comm=self.comm,

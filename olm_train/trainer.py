@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from olm_data.errors import ConflictError, OlmError, UsageError
 from olm_data.mixture.skip import Range, clip_ranges
@@ -33,8 +34,11 @@ from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.metrics import MetricsBuffer
 from olm_train.parallel.waiting import CommConfig, Waiting
-from olm_train.preempt import Preempted, Preemption
+from olm_train.preempt import Preempted, Preemption, seconds_left
 from olm_train.train_module import TransformerTrainModule
+
+DATA_POLL_SECONDS = 0.2
+"""How often a rank that waits for data looks whether it was asked to stop."""
 
 
 class Trainer:
@@ -51,6 +55,9 @@ class Trainer:
         metrics_collect_interval: steps between reads of the metrics from the device.
         load: where to begin: with checkpoints in `save_folder`, or with another run's.
         max_rewinds: bad steps that `fit` goes back for, where the train module's policy says so.
+        time_limit: seconds from the beginning of `fit` after which the run is ended from outside,
+            or `slurm`: at the end of its job; None: no limit.
+        time_margin: seconds before that at which the run stops by itself, saved.
         callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
             checkpointer are added unless one of that class, or None under that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
@@ -80,6 +87,8 @@ class Trainer:
         metrics_collect_interval: int = 5,
         load: LoadPolicy | None = None,
         max_rewinds: int = 3,
+        time_limit: float | Literal["slurm"] | None = None,
+        time_margin: float = 120.0,
         callbacks: Mapping[str, Callback | None] | None = None,
         config: Mapping[str, Any] | None = None,
         comm: CommConfig | None = None,
@@ -106,7 +115,8 @@ class Trainer:
         self.checkpoints: dict[int, Kind] = {}
         self.paused_seconds = 0.0
         self._buffer = MetricsBuffer()
-        self._preemption = Preemption(self.world.control_group)
+        self._preemption = Preemption()
+        self._time_limit, self._time_margin = time_limit, time_margin
         self._stop_signal = 0
         self._waiting = Waiting(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
@@ -114,16 +124,24 @@ class Trainer:
 
     # ---- the loop ------------------------------------------------------------------------------
 
-    def fit(self) -> None:
+    def fit(self, preemption: Preemption | None = None) -> None:
         """Train to the end, going on from the newest checkpoint if there is one.
 
+        Args:
+            preemption: the signal handlers of the command, already there; default: own ones.
+
         Raises:
-            Preempted: a signal asked to stop; the checkpoint is on disk.
+            Preempted: a signal or the time limit asked to stop; the checkpoint is on disk.
             ValidationError: the checkpoint belongs to another mixture, model or batch size.
             ConflictError: another process trains into this folder, or `never` found a checkpoint.
             NonFiniteError: loss or gradient is no number; nothing changed since the step before.
             RanksLostError: other ranks hang or died; names them and each rank's last step.
         """
+        self._preemption = preemption or Preemption()
+        self._preemption.group = self.world.control_group
+        if self._time_limit is not None:
+            left = seconds_left(self._time_limit, os.environ) - self._time_margin
+            self._preemption.deadline = time.monotonic() + left
         with self._waiting, self._exclusive(), self._preemption:
             fetch_logs(self.save_folder, self.work_dir, self.world)
             leave_out_recorded(self)
@@ -158,9 +176,11 @@ class Trainer:
         self._stop_if_asked()
         steps = iter(self.data_loader)
         while self.step < self.stop_step:
+            self._wait_for_data()
+            self.ask_to_stop()
+            self._stop_if_asked()
             batches = self._next(steps)
             self._call("pre_step", batches)
-            self._preemption.begin()
             metrics = self.train_module.train_step(
                 batches,
                 self.step + 1,
@@ -171,13 +191,17 @@ class Trainer:
             self.step += 1
             self._waiting.reached(self.step)
             self._buffer.record(self.step, metrics)
-            self._stop_signal = self._preemption.agreed()
+            self._preemption.at_once = False  # there is something to save
             if self.step % self.metrics_collect_interval == 0:
                 self.flush_metrics()
             self._call("post_step")
-            self._stop_if_asked()
         self.flush_metrics()
         self._call("post_train")
+
+    def _wait_for_data(self) -> None:
+        """Wait for the batches of the next step, or until this rank is asked to stop."""
+        while not self.data_loader.ready(DATA_POLL_SECONDS) and not self._preemption.asked:
+            pass
 
     def _next(self, steps: Iterator[Any]) -> Any:
         """Return the batches of the next step; where there are none, save what was trained.

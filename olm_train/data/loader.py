@@ -254,6 +254,10 @@ class DataLoader:
         self.close()
         self._steps, self.step = steps, step
 
+    def ready(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the thread's next step; True where there is no thread."""
+        return self._running is None or self._running.ready(seconds)
+
     def leave_out(self, rows: Iterable[Range]) -> None:
         """Add ranges of global rows to `skip`; `load_state_dict` then says where it goes on.
 

@@ -56,6 +56,14 @@ class Prefetcher(Generic[T]):
         finally:
             self.wait_seconds += time.perf_counter() - begun
 
+    def ready(self, seconds: float) -> bool:
+        """Wait up to `seconds` until `next` need not wait; return whether that is so."""
+        begun = time.perf_counter()
+        try:
+            return self._channel.ready(seconds)
+        finally:
+            self.wait_seconds += time.perf_counter() - begun
+
     def close(self) -> None:
         """Stop the thread and wait for it. Safe to call twice."""
         self._finalizer()
@@ -92,6 +100,13 @@ class _Channel(Generic[T]):
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
+
+    def ready(self, seconds: float) -> bool:
+        """Wait up to `seconds` for an item, the end, or a close; return whether there is one."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: bool(self._closed or self._ended or self._items), seconds
+            )
 
     def take(self) -> T:
         """Return the next item; raise StopIteration at the end, or the producer's error."""

@@ -176,7 +176,7 @@ ROWS: dict[int, Row] = {
         "storage is slow while training",
         "waiting for data is measured apart from the step's own time; a warning above a share",
     ),
-    52: Row("a signal asks the run to stop", "all ranks stop at one step, saved"),
+    52: Row("a signal asks the run to stop", "all ranks stop at one step, saved, to be requeued"),
     53: Row("killed while saving", "there is always a good checkpoint"),
     54: Row("a checkpoint is damaged", "never loaded; the one before it is, and it is said"),
     55: Row(

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.distributed import PRELOADED, run_ranks
-from support.runs import build_trainer, group_world, metrics
+from support.runs import build_trainer, group_world, metrics, run_until, write_config
 
+from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.preempt import Preempted, Preemption
+from olm_train.preempt import SLURM_END, Preempted, Preemption, seconds_left
 from olm_train.world import World
 
 
@@ -57,8 +58,8 @@ def test_52_ranks_agree_on_the_step_when_one_of_them_is_signalled(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     one, two = run_ranks(stop_by_rank_one, 2, tiny_mixture, tmp_path)
-    assert one == two == (5, signal.SIGTERM)
-    assert open_checkpoint(tmp_path / "step00000005", World()).step == 5
+    assert one == two == (4, signal.SIGTERM)
+    assert open_checkpoint(tmp_path / "step00000004", World()).step == 4
 
 
 def test_52_signal_during_evaluation_stops_it_and_it_is_made_once_after_the_restart(
@@ -107,3 +108,56 @@ def test_52_one_request_that_arrives_twice_counts_once() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         assert preemption.ask() == signal.SIGTERM
+
+
+class StalledData(Callback):
+    """From a step on, one rank's data never comes; then this process gets a signal."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        self.step, self.rank = step, rank
+
+    def post_step(self) -> None:
+        trainer = self.trainer
+        if (trainer.step, trainer.world.rank) == (self.step, self.rank):
+            trainer.data_loader.ready = self.never  # type: ignore[method-assign]
+
+    def never(self, seconds: float) -> bool:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return False
+
+
+def stop_while_waiting(lock: Path, folder: Path) -> tuple[int, int, list[int]]:
+    callbacks = {"stalled": StalledData(5, rank=1)}
+    world = group_world()
+    trainer = build_trainer(lock, folder, callbacks=callbacks, world=world)
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    limit = "--trainer.time_limit=0"
+    trainer = build_trainer(lock, folder, limit, world=world)
+    with pytest.raises(Preempted) as end:
+        trainer.fit()
+    return stop.value.step, stop.value.signal_number, [end.value.step, end.value.exit_code]
+
+
+def test_52_a_rank_that_waits_for_data_stops_all_of_them_and_so_does_the_time_limit(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    one, two = run_ranks(stop_while_waiting, 2, tiny_mixture, tmp_path)
+    assert one == two == (5, signal.SIGUSR1, [5, 75])
+    assert open_checkpoint(tmp_path / "step00000005", World()).step == 5
+
+
+def test_52_slurms_own_limit_is_read_and_its_absence_refused() -> None:
+    assert seconds_left(7.5, {}) == 7.5
+    assert seconds_left("slurm", {SLURM_END: "100"}) < 0
+    with pytest.raises(UsageError, match=SLURM_END):
+        seconds_left("slurm", {})
+
+
+def test_52_a_signal_before_the_first_step_ends_the_command_with_the_requeue_code(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
+    code, told = run_until("training ", signal.SIGTERM, config)
+    assert code == 75
+    assert "stopped by SIGTERM" in told
