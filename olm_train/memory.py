@@ -193,11 +193,30 @@ def memory_of_step(
         microbatch=microbatch,
         sequence_length=sequence_length,
         loss_tokens=loss.chunk_size,
+        kept=_kept(model, module, sequence_length),
         shards=dp.degrees(world_size, nodes)[1] if world_size > 1 else 1,
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,
         offload=dp.cpu_offload and world_size > 1,
     )
+
+
+def _kept(
+    model: DecoderConfig, module: TransformerTrainModuleConfig, sequence_length: int
+) -> float:
+    """Share of what the blocks would keep that activation checkpointing leaves."""
+    config = module.ac_config
+    if config.mode == "selected_blocks":
+        return 1 - math.ceil(model.n_layers / (config.block_interval or 1)) / model.n_layers
+    if config.mode == "selected_ops":  # results of matrix products and of attention
+        heads = 2 * (model.n_heads + model.kv_heads) * model.head_size
+        wide = (1 if model.feed_forward == "gelu" else 2) * model.ffn_size
+        dtype = module.dp_config.param_dtype
+        ops = _ITEMSIZE[dtype] * (heads + wide + 2 * model.d_model)
+        return min(1.0, ops / block_bytes(model, sequence_length, dtype)[0])
+    if config.mode == "budget":
+        return config.activation_memory_budget or 0.0
+    return 0.0 if config.mode == "full" else 1.0
 
 
 def block_bytes(

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from olm_train.memory import LOGITS_BYTES, TrainingTensors, block_bytes
+from olm_train.memory import LOGITS_BYTES, TrainingTensors, block_bytes, memory_of_step
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import cross_entropy_sum
 from olm_train.optim.adamw import AdamConfig, AdamWConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 
 SHAPES = {
@@ -186,3 +187,21 @@ def test_logits_of_a_chunk_only() -> None:
 
 
 _GROUPED = TrainingTensors.count(decoder("grouped"), AdamWConfig())
+
+
+def test_each_mode_of_activation_checkpointing_keeps_less() -> None:
+    modes: list[dict[str, Any]] = [
+        {"mode": "none"},
+        {"mode": "selected_ops"},
+        {"mode": "full"},
+    ]
+    sizes = []
+    for options in modes:
+        module = TransformerTrainModuleConfig(
+            rank_microbatch_size=1024, ac_config=ActivationCheckpointingConfig(**options)
+        )
+        deep = decoder("grouped", n_layers=12)
+        memory = memory_of_step(deep, module, sequence_length=64, world_size=1)
+        sizes.append(memory.activations)
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert sizes[-1] < sizes[0] / 4
