@@ -109,6 +109,7 @@ def training_section(log: RunLog) -> str:
     rows = [
         (name, f"{xs[-1]:,}", f"{ys[-1]:.4f}", f"{np.exp(min(ys[-1], 700.0)):,.2f}")
         for name, (xs, ys) in validation.items()
+        if ys[-1] is not None  # no number: a set without a token, or a loss that overflowed
     ]
     sets = table(("held-out set", "step", "cross entropy", "perplexity"), rows) if rows else ""
     return section("Training", svg(draw) + f'<div class="pair">{small}</div>' + sets)
