@@ -17,6 +17,7 @@ from olm_train.first_rows import first_rows
 from olm_train.flops import document_pairs, num_flops_per_token
 from olm_train.gpus import GPUS, Gpu
 from olm_train.memory import memory_of_step
+from olm_train.parallel.auto import Machine
 from olm_train.run_config import RunConfig
 from olm_train.trainer import run_length
 from olm_train.world import World
@@ -35,24 +36,28 @@ class Plan:
     mfu: float = 0.4
 
 
-def describe(config: RunConfig, world_size: int, plan: Plan | None = None) -> str:
-    """Return the description of a run on `world_size` ranks.
+def describe(
+    config: RunConfig, world_size: int, plan: Plan | None = None, *, nodes: int = 1
+) -> str:
+    """Return the description of a run on `world_size` ranks of `nodes` machines.
 
     Raises:
         OlmError: what the run itself would refuse at its start: sizes, lengths, missing data.
     """
     plan = plan or Plan()
+    config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch, world=World(rank=0, size=world_size)
     )
     with loader:
+        memory = _memory(config, loader, world_size, nodes, plan)
         sections = [
             "# configuration\n" + yaml.safe_dump(config.as_dict(), sort_keys=False),
             "# mixture\n" + "\n".join(_mixture(loader.lock)) + "\n",
             "# schedule\n" + "\n".join(_schedule(config, loader, world_size)) + "\n",
             "# model\n" + "\n".join(_model(config, loader, world_size, plan)) + "\n",
-            "# memory of a rank\n" + "\n".join(_memory(config, loader, world_size, plan)) + "\n",
+            "# memory of a rank\n" + "\n".join([*memory, *why]) + "\n",
             "# first rows\n" + "\n".join(first_rows(loader.lock, loader.rows_of_step(0).tolist())),
         ]
         held_out = list(_held_out(config, loader.lock))
@@ -156,12 +161,16 @@ def _days(seconds: float) -> str:
     return f"{seconds / 86_400:.3g} days" if seconds >= 86_400 else f"{seconds / 3600:.2g} hours"
 
 
-def _memory(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
+def _memory(
+    config: RunConfig, loader: DataLoader, world_size: int, nodes: int, plan: Plan
+) -> Iterator[str]:
     memory = memory_of_step(
         config.model,
         config.train_module,
         sequence_length=loader.lock.sequence_length,
         world_size=world_size,
+        nodes=nodes,
+        micro_batches=config.most_micro_batches(world_size),
     )
     for name, size in memory.by_component().items():
         yield f"{name:<12} {size / 1e9:>10.4g} GB"

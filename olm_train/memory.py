@@ -41,7 +41,7 @@ class Memory:
 
     Attributes:
         weights: fp32 master weights, this rank's part.
-        gradients: fp32 gradients, this rank's part.
+        gradients: fp32 gradients, this rank's part; whole ones where they are accumulated.
         optimizer: optimiser state, this rank's part.
         gathered: whole weights in the compute dtype: the blocks at work and the root with FSDP,
             all matrices without it if they compute in another dtype.
@@ -109,6 +109,7 @@ class TrainingTensors:
         loss_tokens: int | None = None,
         reshard_after_forward: bool | int = True,
         offload: bool = False,
+        accumulates: bool = False,
     ) -> Memory:
         """Return what one rank needs.
 
@@ -124,6 +125,8 @@ class TrainingTensors:
             reshard_after_forward: FSDP frees a block's whole weights between its forward and
                 backward; a number: keeps them cut over so many ranks.
             offload: weights, gradients and optimiser state live in the host's memory.
+            accumulates: several micro-batches a step: each rank sums whole gradients until the
+                last one, where they are exchanged and cut.
         """
         model, size = self.model, _ITEMSIZE[param_dtype]
         own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
@@ -138,7 +141,9 @@ class TrainingTensors:
         here = 0 if offload else 1
         return Memory(
             weights=here * _FP32 * sum(own.values()),
-            gradients=here * _FP32 * sum(own.values()),
+            gradients=_FP32 * sum(map(math.prod, self.parameters.values()))
+            if accumulates
+            else here * _FP32 * sum(own.values()),
             optimizer=here
             * sum(
                 same * own[name] // math.prod(self.parameters[name]) + other
@@ -176,6 +181,7 @@ def memory_of_step(
     sequence_length: int,
     world_size: int,
     nodes: int = 1,
+    micro_batches: int = 1,
 ) -> Memory:
     """Return what one rank of a run needs, as its `train_module` is configured.
 
@@ -183,6 +189,7 @@ def memory_of_step(
         sequence_length: tokens of a row, the longest of the run.
         world_size: ranks of the run.
         nodes: machines they are on.
+        micro_batches: of a rank in a step.
 
     Raises:
         UsageError: the parallel degrees do not fit the world.
@@ -198,6 +205,7 @@ def memory_of_step(
         param_dtype=dp.param_dtype,
         reshard_after_forward=dp.reshard_after_forward,
         offload=dp.cpu_offload and world_size > 1,
+        accumulates=micro_batches > 1,
     )
 
 

@@ -158,7 +158,9 @@ def _run(arguments: Arguments) -> int:
         if _rank() == 0:
             from olm_train.dry_run import describe
 
-            print(describe(config, int(os.environ.get("WORLD_SIZE", "1")), _plan(arguments)))
+            size = int(os.environ.get("WORLD_SIZE", "1"))
+            nodes = size // int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+            print(describe(config, size, _plan(arguments), nodes=nodes))
         return 0
     if "--config-diff" in arguments.options:
         if _rank() == 0:
@@ -173,11 +175,15 @@ def _run(arguments: Arguments) -> int:
 
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
+    from olm_train.parallel.auto import Machine
     from olm_train.preempt import Preempted
     from olm_train.startup import Introduction, meet
     from olm_train.world import World
 
     world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
+    config, why = config.fitted(Machine.of(world))
+    if world.main and why:
+        print("\n".join(why), file=sys.stderr, flush=True)
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
     trainer = config.build(world)
     try:

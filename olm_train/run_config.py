@@ -6,7 +6,7 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from olm_data.errors import UsageError
@@ -30,6 +30,7 @@ from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.parallel.auto import CHOSEN, Goal, Machine, choose
 from olm_train.parallel.waiting import CommConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
@@ -237,6 +238,8 @@ class RunConfig:
         train_module: the step.
         trainer: the loop.
         comm: how long ranks wait for each other.
+        parallel: `auto`, `speed` or `memory` choose how ranks share the weights, in place of
+            the fields of `train_module.dp_config` but its dtypes; default: what stands there.
     """
 
     seed: int = 0
@@ -245,6 +248,7 @@ class RunConfig:
     train_module: TransformerTrainModuleConfig
     trainer: TrainerConfig
     comm: CommConfig = field(default_factory=CommConfig)
+    parallel: Goal | None = None
 
     @classmethod
     def resolve(cls, values: Values) -> RunConfig:
@@ -262,6 +266,7 @@ class RunConfig:
                 lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
                 model.setdefault("vocab_size", lock.tokenizer.vocab_size)
         config = parse(cls, values)
+        _refuse_two_choices(config, values)
         if lock is not None and config.model.vocab_size < lock.tokenizer.vocab_size:
             raise UsageError(
                 f"model.vocab_size {config.model.vocab_size:,} is smaller than the tokenizer's "
@@ -279,12 +284,38 @@ class RunConfig:
             )
         return config
 
+    def most_micro_batches(self, world_size: int) -> int:
+        """Return the micro-batches of a rank in the largest step, with so many ranks."""
+        loader = self.data_loader
+        sizes = [change.global_batch_size for change in loader.batch_size_schedule]
+        largest = max(loader.global_batch_size, *sizes, 0)
+        return largest // (self.train_module.rank_microbatch_size * world_size)
+
+    def fitted(self, machine: Machine) -> tuple[RunConfig, list[str]]:
+        """Return the configuration with what `parallel` chooses filled in, and lines saying why."""
+        if self.parallel is None:
+            return self, []
+        module = self.train_module
+        dp_config, why = choose(
+            self.parallel,
+            self.model,
+            module,
+            machine,
+            sequence_length=Lock.read(self.data_loader.mixture).sequence_length,
+            micro_batches=self.most_micro_batches(machine.world_size),
+        )
+        module = replace(module, dp_config=dp_config)
+        return replace(self, train_module=module, parallel=None), why
+
     def build(self, world: World) -> Trainer:
         """Return the trainer of this rank; model and optimiser are built and initialised.
 
         Raises:
             OlmError: sizes that do not fit, data that is not what the lock says.
         """
+        if self.parallel is not None:
+            fitted, _ = self.fitted(Machine.of(world))
+            return fitted.build(world)
         microbatch = self.train_module.rank_microbatch_size
         loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
         module = self.train_module.build(self.model, seed=self.seed, world=world)
@@ -345,3 +376,15 @@ def _named_shape(model: dict[str, Any], values: Values) -> dict[str, Any]:
         return depth_fields(value)
     except UsageError as error:
         raise UsageError(error.what, where=where, fix=error.fix) from error
+
+
+def _refuse_two_choices(config: RunConfig, values: Values) -> None:
+    """Refuse fields of `dp_config` that `parallel` would pass over."""
+    given = (values.data["train_module"] or {}).get("dp_config") or {}
+    for name in CHOSEN:
+        if config.parallel is not None and name in given:
+            raise UsageError(
+                f"train_module.dp_config.{name} is chosen by parallel: {config.parallel}",
+                where=values.where(("train_module", "dp_config", name)),
+                fix="leave one of the two out",
+            )

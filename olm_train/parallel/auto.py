@@ -1,0 +1,153 @@
+"""Choose how ranks share the weights, from their number and the memory of a device.
+
+    parallel: auto | speed | memory, model, micro-batch, Machine
+      -> candidates, least exchange first -> memory of each -> the first that fits -> dp_config, why
+
+    ddp -> cut over a machine, kept whole between forward and backward -> cut and freed
+        -> cut over all machines -> in the host's memory
+
+`speed` plans with nine tenths of a device, `auto` with seven tenths, since the estimate knows
+neither fragments nor the buffers of collectives; `memory` takes the least that stays on the device.
+
+Never: changes dtypes, the micro-batch, or anything else that changes the result. Pure.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from olm_train.memory import memory_of_step
+from olm_train.model.decoder import DecoderConfig
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.world import World
+
+if TYPE_CHECKING:
+    from olm_train.train_module import TransformerTrainModuleConfig
+
+CHOSEN = (
+    *("name", "num_replicas", "shard_degree", "reshard_after_forward"),
+    *("prefetch_factor", "cpu_offload"),
+)
+"""Fields of `dp_config` that a choice sets; the others are the user's."""
+
+
+class Goal(StrEnum):
+    """What to choose for."""
+
+    auto = "auto"
+    """The least exchange that leaves room for what the estimate does not know."""
+    speed = "speed"
+    """The least exchange that fits."""
+    memory = "memory"
+    """The least memory, for longer rows or larger micro-batches than were stated."""
+
+
+ROOM = {Goal.auto: 0.7, Goal.speed: 0.9, Goal.memory: 0.9}
+"""Share of a device's memory that a choice may fill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a run has.
+
+    Attributes:
+        world_size: ranks.
+        nodes: machines they are on, as many on each.
+        memory: bytes of each rank's device.
+    """
+
+    world_size: int
+    nodes: int
+    memory: int
+
+    @classmethod
+    def of(cls, world: World) -> Machine:
+        """Return that of a run; on CPUs the ranks of a machine share its memory."""
+        if world.device.type == "cuda":
+            memory = torch.cuda.get_device_properties(world.device).total_memory
+        else:
+            ranks = len(world.neighbours) if world.neighbours else 1
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+        return cls(world_size=world.size, nodes=world.nodes, memory=memory)
+
+
+def choose(
+    goal: Goal,
+    model: DecoderConfig,
+    module: TransformerTrainModuleConfig,
+    machine: Machine,
+    *,
+    sequence_length: int,
+    micro_batches: int,
+) -> tuple[DataParallelConfig, list[str]]:
+    """Return the options to train with, and lines that say why.
+
+    Args:
+        module: its micro-batch, dtypes and optimiser count; of `dp_config` the dtypes.
+        sequence_length: tokens of a row, the longest of the run.
+        micro_batches: of a rank in a step.
+    """
+    if machine.world_size == 1:
+        return module.dp_config, [f"parallel: {goal}: one rank, nothing to share"]
+    room = round(ROOM[goal] * machine.memory)
+    lines = [
+        f"parallel: {goal}: {machine.world_size} ranks on {machine.nodes} "
+        f"machine{'s' if machine.nodes > 1 else ''}, {machine.memory / 1e9:.4g} GB each, "
+        f"{room / 1e9:.4g} GB to plan with"
+    ]
+    tried: list[tuple[int, str, DataParallelConfig]] = []
+    for what, options in candidates(machine, module.dp_config):
+        config = replace(module.dp_config, **options)
+        need = memory_of_step(
+            model,
+            replace(module, dp_config=config),
+            sequence_length=sequence_length,
+            world_size=machine.world_size,
+            nodes=machine.nodes,
+            micro_batches=micro_batches,
+        ).total
+        tried.append((need, what, config))
+    fitting = [each for each in tried if each[0] <= room]
+    least = min((e for e in tried if not e[2].cpu_offload), key=lambda each: each[0])
+    if goal is Goal.memory and least[0] <= room:
+        chosen = least
+    else:
+        chosen = fitting[0] if fitting else min(tried, key=lambda each: each[0])
+    for each in tried:
+        mark = "<- chosen" if each is chosen else "too much" if each[0] > room else "fits"
+        lines.append(f"  {each[1]:<58} {each[0] / 1e9:>9.4g} GB  {mark}")
+    if not fitting:
+        lines.append(
+            "  warning: nothing fits by this estimate; lower train_module.rank_microbatch_size, or "
+            "use more ranks"
+        )
+    return chosen[2], lines
+
+
+def candidates(machine: Machine, given: DataParallelConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Return ways to share the weights, least exchange first: words, fields of `dp_config`."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    if given.reduce_dtype == "float32":  # ddp sums in nothing else
+        found.append(("ddp: whole on each rank", {"name": "ddp"}))
+    if 1 < machine.nodes < machine.world_size:
+        found += [
+            ("hsdp: cut over a machine, kept from forward to backward",
+             {"name": "hsdp", "num_replicas": machine.nodes, "reshard_after_forward": False}),
+            ("hsdp: cut over a machine",
+             {"name": "hsdp", "num_replicas": machine.nodes, "prefetch_factor": 1}),
+        ]  # fmt: skip
+    else:
+        found.append(
+            ("fsdp: cut over all ranks, kept from forward to backward",
+             {"name": "fsdp", "reshard_after_forward": False}),
+        )  # fmt: skip
+    return [
+        *found,
+        ("fsdp: cut over all ranks", {"name": "fsdp", "prefetch_factor": 1}),
+        ("fsdp: cut over all ranks, in the host's memory", {"name": "fsdp", "cpu_offload": True}),
+    ]

@@ -1,0 +1,115 @@
+"""parallel: auto | speed | memory: the first that fits, with the reason; nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.runs import config_values
+from support.training import MODEL, build
+
+from olm_data.errors import UsageError
+from olm_train.config import Values
+from olm_train.dry_run import describe
+from olm_train.memory import memory_of_step
+from olm_train.parallel.auto import ROOM, Goal, Machine, choose
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.run_config import RunConfig
+
+MODULE = build().config
+
+
+def need(config: DataParallelConfig, machine: Machine) -> int:
+    return memory_of_step(
+        MODEL,
+        replace(MODULE, dp_config=config),
+        sequence_length=32,
+        world_size=machine.world_size,
+        nodes=machine.nodes,
+    ).total
+
+
+def chosen(goal: Goal, machine: Machine) -> tuple[DataParallelConfig, str]:
+    config, why = choose(goal, MODEL, MODULE, machine, sequence_length=32, micro_batches=1)
+    return config, "\n".join(why)
+
+
+@settings(max_examples=6)
+@given(
+    st.sampled_from(list(Goal)), st.integers(1, 4), st.integers(1, 4), st.integers(10**5, 3 * 10**6)
+)
+def test_the_choice_fits_or_says_that_nothing_does(
+    goal: Goal, nodes: int, per_node: int, memory: int
+) -> None:
+    machine = Machine(world_size=nodes * per_node, nodes=nodes, memory=memory)
+    config, why = chosen(goal, machine)
+    if machine.world_size == 1:
+        assert config == MODULE.dp_config
+        assert "nothing to share" in why
+        return
+    config.check(machine.world_size, nodes)
+    fits = need(config, machine) <= round(ROOM[goal] * memory)
+    assert fits != ("warning: nothing fits" in why)
+    assert why.count("<- chosen") == 1
+
+
+def test_less_memory_asks_for_more_exchange_step_by_step() -> None:
+    names: list[str] = []
+    for memory in (10**7, 500_000, 10**5):
+        config, _ = chosen(Goal.speed, Machine(world_size=8, nodes=2, memory=memory))
+        name = f"{config.name} {config.reshard_after_forward} {config.cpu_offload}"
+        if name not in names:
+            names.append(name)
+    assert names == ["ddp True False", "hsdp False False", "fsdp True True"]
+
+
+def test_memory_takes_the_least_that_stays_on_the_device_and_auto_leaves_more_room() -> None:
+    roomy = Machine(world_size=8, nodes=2, memory=10**9)
+    config, _ = chosen(Goal.memory, roomy)
+    assert (config.name, config.cpu_offload) == ("fsdp", False)
+    whole = need(DataParallelConfig(name="ddp"), roomy)  # type: ignore[arg-type]
+    tight = replace(roomy, memory=round(whole / 0.8))
+    assert chosen(Goal.speed, tight)[0].name == "ddp"
+    assert chosen(Goal.auto, tight)[0].name == "hsdp"
+
+
+def test_gradients_that_are_accumulated_are_counted_whole() -> None:
+    module = replace(MODULE, dp_config=DataParallelConfig())
+    sizes = [
+        memory_of_step(MODEL, module, sequence_length=32, world_size=4, micro_batches=n).gradients
+        for n in (1, 2)
+    ]
+    assert sizes[1] == 4 * MODEL.num_params > 3.5 * sizes[0]
+
+
+def test_a_run_takes_the_choice_and_a_dry_run_explains_it(tiny_mixture: Path) -> None:
+    values = Values(config_values(tiny_mixture, tiny_mixture.parent / "run"))
+    values.override("--parallel=speed")
+    values.override("--train_module.dp_config.param_dtype=bfloat16")
+    config = RunConfig.resolve(values)
+    fitted, why = config.fitted(Machine(world_size=4, nodes=2, memory=10**9))
+    assert fitted.parallel is None
+    assert fitted.train_module.dp_config == DataParallelConfig(
+        name="ddp",  # type: ignore[arg-type]
+        param_dtype="bfloat16",
+    )
+    assert RunConfig.resolve(Values(fitted.as_dict())).fitted(Machine(
+        world_size=1, nodes=1, memory=1
+    )) == (fitted, [])  # fmt: skip
+    assert "4 ranks on 2 machines, 1 GB each, 0.9 GB to plan with" in why[0]
+    text = describe(config, 4, nodes=2)
+    assert "parallel: speed: 4 ranks on 2 machines, 80 GB each" in text
+    assert "name: ddp" in text
+
+
+def test_a_field_that_parallel_chooses_is_refused_beside_it(tiny_mixture: Path) -> None:
+    values = Values(config_values(tiny_mixture, tiny_mixture.parent / "run"))
+    values.override("--parallel=auto")
+    values.override("--train_module.dp_config.name=fsdp")
+    with pytest.raises(UsageError) as refusal:
+        RunConfig.resolve(values)
+    assert "chosen by parallel: auto" in str(refusal.value)
+    assert "--train_module.dp_config.name" in str(refusal.value)
