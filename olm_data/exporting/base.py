@@ -69,6 +69,18 @@ def is_linkable(dataset: Dataset) -> bool:
     return dataset.manifest.container == "raw" and not dataset.store.remote
 
 
+class ByShard:
+    """What formats share whose shards are files of their own, with tokens that may be links."""
+
+    def finish(self) -> None:
+        """Nothing spans the shards: readers are given their names, or the folder."""
+
+    @staticmethod
+    def links(dataset: Dataset) -> bool:
+        """Whether the tokens need no copy."""
+        return is_linkable(dataset)
+
+
 def place_tokens(dataset: Dataset, shard: Shard, path: Path) -> tuple[int, bool]:
     """Bring the tokens of a shard, checked, into the headerless file `path`.
 

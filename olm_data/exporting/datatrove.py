@@ -14,10 +14,10 @@ from pathlib import Path
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import printable
-from olm_data.exporting.base import PIECE, Counts, is_linkable, lost_columns, place_tokens
+from olm_data.exporting.base import PIECE, ByShard, Counts, lost_columns, place_tokens
 
 
-class Datatrove:
+class Datatrove(ByShard):
     """Writes `.ds`, `.ds.index` and `.ds.metadata`. See `base.Writer`."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
@@ -36,14 +36,6 @@ class Datatrove:
         self.counts.tokens += tokens
         self.counts.linked += linked
         self.counts.documents += len(shard.ends)
-
-    def finish(self) -> None:
-        """Nothing spans the shards: datatrove lists the folder."""
-
-    @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Whether the tokens need no copy."""
-        return is_linkable(dataset)
 
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:

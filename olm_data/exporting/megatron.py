@@ -18,14 +18,14 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError
-from olm_data.exporting.base import PIECE, Counts, is_linkable, lost_columns, place_tokens
+from olm_data.exporting.base import PIECE, ByShard, Counts, lost_columns, place_tokens
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 CODES = {"uint16": 8, "uint32": 4}  # 4 is int32: Megatron knows no uint32
 MOST = 2**31 - 1
 
 
-class Megatron:
+class Megatron(ByShard):
     """Writes `.bin` and `.idx`. See `base.Writer`."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
@@ -63,14 +63,6 @@ class Megatron:
             for low in range(0, count + 1, PIECE):
                 file.write(np.arange(low, min(low + PIECE, count + 1), dtype="<i8").data)
         return count
-
-    def finish(self) -> None:
-        """Nothing spans the shards: Megatron is given their prefixes."""
-
-    @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Whether the tokens need no copy."""
-        return is_linkable(dataset)
 
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:

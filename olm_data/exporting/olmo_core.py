@@ -22,15 +22,15 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.exporting.base import (
     PIECE,
+    ByShard,
     Counts,
     document_batches,
-    is_linkable,
     lost_columns,
     place_tokens,
 )
 
 
-class OlmoCore:
+class OlmoCore(ByShard):
     """Writes `.npy` and `.csv.gz` beside it. See `base.Writer`."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
@@ -71,14 +71,6 @@ class OlmoCore:
             self.counts.broken_names += 1
             return name.replace("\n", "\\n").replace("\r", "\\r")
         return name
-
-    def finish(self) -> None:
-        """Nothing spans the shards."""
-
-    @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Whether the tokens need no copy."""
-        return is_linkable(dataset)
 
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:
