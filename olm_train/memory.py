@@ -182,6 +182,7 @@ def memory_of_step(
     world_size: int,
     nodes: int = 1,
     micro_batches: int = 1,
+    counted: TrainingTensors | None = None,
 ) -> Memory:
     """Return what one rank of a run needs, as its `train_module` is configured.
 
@@ -190,13 +191,15 @@ def memory_of_step(
         world_size: ranks of the run.
         nodes: machines they are on.
         micro_batches: of a rank in a step.
+        counted: the tensors of this model and optimiser, for who asks many times.
 
     Raises:
         UsageError: the parallel degrees do not fit the world.
     """
     dp, microbatch = module.dp_config, module.rank_microbatch_size
     loss = module.loss.choose(model, microbatch=microbatch, compiling=module.compile_model)
-    return TrainingTensors.count(model, module.optim).memory(
+    counted = counted or TrainingTensors.count(model, module.optim)
+    return counted.memory(
         microbatch=microbatch,
         sequence_length=sequence_length,
         loss_tokens=loss.chunk_size,

@@ -1,0 +1,106 @@
+"""The command that says what each preset takes to train: `python -m olm_train.presets --gpu h100`.
+
+    PRESETS, Gpu --recipe--> table, JSON, or for one preset the part of train.yaml
+
+Never: looks at a device; the recipes are estimates, see `recipe.py`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import click
+import yaml
+
+from olm_data.errors import OlmError, UsageError, suggest
+from olm_train.gpus import Gpu, gpu_named
+from olm_train.model.presets import PRESETS
+from olm_train.recipe import Recipe, recipe
+
+HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", "accumulates")
+RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("preset", required=False)
+@click.option("--gpu", default="h100", help="Kind of accelerator, such as h200. [default: h100]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
+    """Print for each preset the fewest GPUs that train it, and the options that fit there.
+
+    \b
+    python -m olm_train.presets --gpu h200
+    python -m olm_train.presets llama3-8b --gpu h100 >> train.yaml
+
+    With PRESET only that one, as the part of train.yaml that it decides.
+    """
+    try:
+        kind = gpu_named(gpu)
+        if preset is not None and preset not in PRESETS:
+            raise UsageError(f"unknown model preset {preset!r}", fix=suggest(preset, PRESETS))
+        found = {name: recipe(name, kind) for name in ([preset] if preset else PRESETS)}
+        if preset is not None and found[preset] is None:
+            raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
+    except OlmError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        raise SystemExit(error.exit_code) from None
+    only = found[preset] if preset else None
+    if as_json:
+        plain = [each and each.as_dict() for each in found.values()]
+        click.echo(json.dumps(plain[0] if only else plain, indent=2))
+    elif only:
+        click.echo(text_of(only), nl=False)
+    else:
+        click.echo("\n".join(table(kind, found)))
+
+
+def text_of(recipe: Recipe) -> str:
+    """Return a recipe as a part of train.yaml."""
+    tokens = recipe.gpus * recipe.module.rank_microbatch_size
+    size = f"global_batch_size: {tokens:_}" + (" or a multiple of it" * recipe.accumulates)
+    return (
+        f"# {recipe.gpus} x {recipe.gpu.name}: {recipe.memory / 1e9:.3g} of "
+        f"{recipe.gpu.budget / 1e9:.3g} GB by the estimate; rows of {recipe.sequence_length:_} "
+        f"tokens\n# torchrun --nnodes={recipe.nodes} "
+        f"--nproc-per-node={recipe.gpus // recipe.nodes} -m olm_train.run train.yaml\n"
+        f"# data_loader: {size}\n" + yaml.safe_dump(recipe.values(), sort_keys=False)
+    )
+
+
+def table(gpu: Gpu, recipes: dict[str, Recipe | None]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    rows = [HEAD, ("---",) * len(HEAD)]
+    rows += [(f"`{name}`", *_cells(each, gpu)) for name, each in recipes.items()]
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _cells(recipe: Recipe | None, gpu: Gpu) -> tuple[str, ...]:
+    if recipe is None:
+        return (f"does not fit any number of {gpu.name}", *("",) * (len(HEAD) - 2))
+    module = recipe.module
+    return (
+        str(recipe.gpus)
+        if recipe.nodes == 1
+        else f"{recipe.nodes} x {recipe.gpus // recipe.nodes}",
+        _shared(recipe),
+        RECOMPUTED[module.ac_config.mode],
+        recipe.loss,
+        f"{module.rank_microbatch_size:,}",
+        f"{recipe.memory / 1e9:.3g}",
+        "yes" if recipe.accumulates else "no",
+    )
+
+
+def _shared(recipe: Recipe) -> str:
+    dp_config = recipe.module.dp_config
+    if recipe.gpus == 1:
+        return "whole"
+    kept = dp_config.shards and dp_config.reshard_after_forward is False
+    return f"{dp_config.name.value}{', kept' if kept else ''}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""How to train a preset on a kind of GPU: the fewest of them, and the options that fit there.
+
+    preset, Gpu -> its tensors, counted once
+      -> 1, 2, 4, 8 GPUs, 2, 4, ... machines
+      -> recompute nothing | little | all x share the weights, least exchange first x loss
+      -> the first that fits -> the micro-batch grows while it fits -> Recipe
+
+Nothing here is measured: what fits is the estimate of `memory.py` against `Gpu.budget`. Blocks are
+eager, attention is `varlen`, the computation bf16, the optimiser AdamW; the vocabulary and the row
+are those the preset was published with.
+
+Never: offloads to the host; looks at a device. Pure.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from olm_train.config import as_dict
+from olm_train.gpus import Gpu
+from olm_train.memory import TrainingTensors, memory_of_step
+from olm_train.model.decoder import DecoderConfig
+from olm_train.model.loss_config import LossConfig
+from olm_train.model.presets import PRESETS, preset
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.auto import Machine, candidates
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.train_module import TransformerTrainModuleConfig
+
+ATTENTION = "varlen"
+PER_MACHINE = 8
+"""GPUs of a machine; larger runs take whole machines."""
+MOST_GPUS = 4096
+ENOUGH_TOKENS = 8192
+"""A micro-batch below this is taken only where no option allows more on as many GPUs."""
+MOST_TOKENS = 32_768
+"""A micro-batch does not grow beyond this, so that the global batch can still be chosen."""
+CHECKPOINTING: tuple[Literal["none", "selected_ops", "full"], ...] = (
+    "none",
+    "selected_ops",
+    "full",
+)
+LOSSES: tuple[Literal["auto", "chunked"], ...] = ("auto", "chunked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The options of a preset for a kind of GPU.
+
+    Attributes:
+        preset: its name.
+        gpu: what it is for.
+        gpus: how many of them.
+        nodes: machines they are on.
+        sequence_length: tokens of a row.
+        module: micro-batch, `dp_config`, `ac_config` and `loss`; all else is the default.
+        memory: bytes of one GPU, estimated, with one micro-batch a step.
+        accumulates: whether several micro-batches a step fit too.
+    """
+
+    preset: str
+    gpu: Gpu
+    gpus: int
+    nodes: int
+    sequence_length: int
+    module: TransformerTrainModuleConfig
+    memory: int
+    accumulates: bool
+
+    @property
+    def loss(self) -> str:
+        """The loss that is taken: the named one, or what "auto" chooses."""
+        module = self.module
+        return module.loss.choose(
+            _model(self.preset),
+            microbatch=module.rank_microbatch_size,
+            compiling=module.compile_model,
+        ).name
+
+    def values(self) -> dict[str, Any]:
+        """Return the part of `train.yaml` it decides, only what differs from the defaults."""
+        plain: dict[str, Any] = as_dict(self.module)
+        default = as_dict(TransformerTrainModuleConfig(rank_microbatch_size=1))
+        module: dict[str, Any] = {"rank_microbatch_size": plain["rank_microbatch_size"]}
+        for name in ("dp_config", "ac_config", "loss"):
+            changed = {k: v for k, v in plain[name].items() if v != default[name][k]}
+            if changed:
+                module[name] = changed
+        return {
+            "model": {"preset": self.preset, "attention": ATTENTION},
+            "train_module": module,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "preset": self.preset,
+            "gpu": self.gpu.name,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "sequence_length": self.sequence_length,
+            "loss": self.loss,
+            "memory_bytes": self.memory,
+            "budget_bytes": self.gpu.budget,
+            "accumulates": self.accumulates,
+            "config": self.values(),
+        }
+
+
+def recipe(name: str, gpu: Gpu) -> Recipe | None:
+    """Return the recipe of preset `name`, None if `MOST_GPUS` are too few.
+
+    Args:
+        name: a key of `PRESETS`.
+        gpu: the accelerator of each rank.
+    """
+    row = PRESETS[name].sequence_length
+    model = _model(name)
+    start = TransformerTrainModuleConfig(rank_microbatch_size=row)
+    counted = counted_tensors(name)
+    gpus = 1
+    while gpus <= MOST_GPUS:
+        machine = Machine(world_size=gpus, nodes=-(-gpus // PER_MACHINE), memory=gpu.memory)
+        need = _Need(model, row, machine, counted)
+        module = _first_fit(start, need, gpu.budget)
+        if module is not None:
+            return Recipe(
+                preset=name,
+                gpu=gpu,
+                gpus=gpus,
+                nodes=machine.nodes,
+                sequence_length=row,
+                module=module,
+                memory=need.of(module),
+                accumulates=need.of(module, micro_batches=2) <= gpu.budget,
+            )
+        gpus *= 2
+    return None
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What a rank of a machine needs, for one model and row."""
+
+    model: DecoderConfig
+    sequence_length: int
+    machine: Machine
+    counted: TrainingTensors
+
+    def of(self, module: TransformerTrainModuleConfig, *, micro_batches: int = 1) -> int:
+        """Return bytes."""
+        return memory_of_step(
+            self.model,
+            module,
+            sequence_length=self.sequence_length,
+            world_size=self.machine.world_size,
+            nodes=self.machine.nodes,
+            micro_batches=micro_batches,
+            counted=self.counted,
+        ).total
+
+
+def _first_fit(
+    start: TransformerTrainModuleConfig, need: _Need, budget: int
+) -> TransformerTrainModuleConfig | None:
+    """Return the options that fit this many GPUs, None if there are none."""
+    row = need.sequence_length
+    ways = list(_ways(need.machine, start))
+    if need.of(replace(ways[-1], rank_microbatch_size=row)) > budget:
+        return None  # the last one needs the least
+    for tokens in dict.fromkeys((max(row, ENOUGH_TOKENS), row)):
+        for way in ways:
+            fitting = None
+            while tokens <= max(row, MOST_TOKENS):
+                larger = replace(way, rank_microbatch_size=tokens)
+                if need.of(larger) > budget:
+                    break
+                fitting, tokens = larger, 2 * tokens
+            if fitting is not None:
+                return fitting
+    return None
+
+
+def _ways(
+    machine: Machine, start: TransformerTrainModuleConfig
+) -> Iterator[TransformerTrainModuleConfig]:
+    """Yield options, the cheapest in time first, the one that needs the least memory last."""
+    bf16 = DataParallelConfig(param_dtype="bfloat16")
+    shares = [bf16]
+    if machine.world_size > 1:
+        shares = [replace(bf16, **options) for _, options in candidates(machine, bf16)]
+    for mode in CHECKPOINTING:
+        for dp_config in shares:
+            for loss in LOSSES:
+                if not dp_config.cpu_offload:
+                    yield replace(
+                        start,
+                        dp_config=dp_config,
+                        ac_config=ActivationCheckpointingConfig(mode=mode),
+                        loss=LossConfig(name=loss),
+                    )
+
+
+@functools.cache
+def counted_tensors(name: str) -> TrainingTensors:
+    """Return the tensors of preset `name` and of AdamW, the same for every GPU."""
+    return TrainingTensors.count(_model(name), AdamWConfig())
+
+
+def _model(name: str) -> DecoderConfig:
+    return preset(name, vocab_size=PRESETS[name].vocab_size, attention=ATTENTION)
