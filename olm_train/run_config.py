@@ -21,6 +21,7 @@ from olm_train.callbacks.environment import EnvironmentConfig
 from olm_train.callbacks.evaluator import LMEvaluatorConfig
 from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
 from olm_train.callbacks.metric_saver import MetricSaverConfig
+from olm_train.callbacks.replay_checker import ReplayCheckerConfig
 from olm_train.callbacks.replica_checker import ReplicaCheckerConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
 from olm_train.callbacks.watchdog import WatchdogConfig
@@ -134,6 +135,7 @@ class CallbacksConfig:
         watchdog: ends a run that hangs.
         lm_evaluator: loss and perplexity on held-out data sets.
         replica_checker: compares what several ranks hold.
+        replay_checker: repeats logged steps at a resume, and compares.
     """
 
     checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
@@ -145,6 +147,7 @@ class CallbacksConfig:
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
     lm_evaluator: LMEvaluatorConfig | None = None
     replica_checker: ReplicaCheckerConfig | None = None
+    replay_checker: ReplayCheckerConfig | None = None
 
     def build(self) -> dict[str, Callback | None]:
         """Return the callbacks by name, None for one that is switched off."""

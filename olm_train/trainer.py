@@ -14,9 +14,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor
 
 from olm_data.errors import ConflictError, OlmError, UsageError
 from olm_data.mixture.skip import Range, clip_ranges
@@ -30,6 +32,7 @@ from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind
 from olm_train.checkpoint.resume import LoadPolicy, restore
 from olm_train.checkpoint.save import Contents
 from olm_train.config import as_dict
+from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
 from olm_train.duration import Duration
 from olm_train.metrics import MetricsBuffer
@@ -181,14 +184,7 @@ class Trainer:
             self._stop_if_asked()
             batches = self._next(steps)
             self._call("pre_step", batches)
-            metrics = self.train_module.train_step(
-                batches,
-                self.step + 1,
-                self.max_steps,
-                tokens=(self.tokens_at(self.step + 1), self.tokens_at(self.max_steps)),
-                batch_growth=self.data_loader.batch_sizes.growth(self.step),
-            )
-            self.step += 1
+            metrics = self.take_step(batches)
             self._waiting.reached(self.step)
             self._buffer.record(self.step, metrics)
             self._preemption.at_once = False  # there is something to save
@@ -245,6 +241,18 @@ class Trainer:
     def order_digest(self, step: int) -> str:
         """Return the digest of the rows of step `step` (from 1), see `mixture.steps`."""
         return self.data_loader.order_digest(step - 1)
+
+    def take_step(self, batches: Sequence[Batch]) -> dict[str, Tensor | float]:
+        """Train on the batches of the next step; return its metrics, still on the device."""
+        metrics = self.train_module.train_step(
+            batches,
+            self.step + 1,
+            self.max_steps,
+            tokens=(self.tokens_at(self.step + 1), self.tokens_at(self.max_steps)),
+            batch_growth=self.data_loader.batch_sizes.growth(self.step),
+        )
+        self.step += 1
+        return metrics
 
     def record_metrics(self, metrics: Mapping[str, float]) -> None:
         """Add metrics to those of the current step."""

@@ -117,7 +117,11 @@ def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:
 
 
 def newest_checkpoint(
-    save_folder: str | os.PathLike[str], world: World, on_damage: Callable[[OlmError], None]
+    save_folder: str | os.PathLike[str],
+    world: World,
+    on_damage: Callable[[OlmError], None],
+    *,
+    at_most: int | None = None,
 ) -> Checkpoint | None:
     """Return the newest checkpoint that verifies, None when there is none; every rank calls it.
 
@@ -125,8 +129,11 @@ def newest_checkpoint(
         save_folder: the run's folder.
         world: the ranks that read it together.
         on_damage: told about each newer one that does not verify.
+        at_most: the last step that counts; None: any.
     """
     for name in world.on_main(lambda: candidates(save_folder)):
+        if at_most is not None and (step_of(name) or 0) > at_most:
+            continue
         try:
             return open_checkpoint(Store(save_folder).url(name), world)
         except ValidationError as error:

@@ -158,6 +158,26 @@ def _load_tensors(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool
 
 
 def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
+    state = load_state(trainer, checkpoint, optim_state=optim_state)
+    if state["step"] < trainer.stop_step:
+        trainer.say(f"resuming from {checkpoint.folder} at step {state['step']:,}")
+        if state["max_steps"] != trainer.max_steps:
+            trainer.say(
+                f"note: the schedule is {trainer.max_steps:,} steps long, it was "
+                f"{state['max_steps']:,}; the learning rate follows the new length from here"
+            )
+
+
+def load_state(
+    trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool = True
+) -> dict[str, Any]:
+    """Put a trainer at a checkpoint of its run, and return that one's `train.json`.
+
+    Every rank calls it. Where nothing is left to train, only the step is taken over.
+
+    Raises:
+        ValidationError: it belongs to another mixture, model or batch size.
+    """
     state = checkpoint.state()
     _refuse_other_sizes(trainer, checkpoint, state)
     trainer.data_loader.load_state_dict(state["data_loader"])
@@ -167,14 +187,9 @@ def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> N
         for name, callback_state in state["callbacks"].items():
             if name in trainer.callbacks:
                 trainer.callbacks[name].load_state_dict(callback_state)
-        trainer.say(f"resuming from {checkpoint.folder} at step {state['step']:,}")
-        if state["max_steps"] != trainer.max_steps:
-            trainer.say(
-                f"note: the schedule is {trainer.max_steps:,} steps long, it was "
-                f"{state['max_steps']:,}; the learning rate follows the new length from here"
-            )
     trainer.step, trainer.resumed = state["step"], True
     trainer.origin = state.get("origin")
+    return state
 
 
 def _refuse_other_sizes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:

@@ -193,7 +193,7 @@ ROWS: dict[int, Row] = {
     ),
     58: Row("steps are skipped by hand", "recorded; the digests change, the same way always"),
     59: Row("one rank's parameters differ", "found and named, before anything is saved"),
-    60: Row("a restart does not repeat the last steps", "found by replaying them", LATER),
+    60: Row("a restart does not repeat the last steps", "found by replaying them"),
     61: Row("a rank hangs", "stacks and last steps are shown; all stop in bounded time"),
     62: Row("software changed between runs", "said at resume; --strict-env refuses"),
     63: Row("documents leak into each other", "other documents' logits keep their bits"),

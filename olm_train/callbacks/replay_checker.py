@@ -1,0 +1,187 @@
+"""Does this start compute what the run computed? Logged steps are taken again and compared.
+
+    metrics.jsonl -> last logged step L -> newest checkpoint of step C <= L - k
+       C -> steps C+1 .. C+k -> loss, gradient norm == those logged? | told, the run ends
+         -> the newest checkpoint again -> training
+
+Another driver, a device that computes wrongly, a changed configuration or weights that are not
+those of the run show here, before a step of this start is logged or saved. Cost: k steps, and
+reading up to two more checkpoints. Never: write into the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from olm_data.audit.run_log import Start, read_starts
+from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.locate.run import LOG
+from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
+from olm_train.checkpoint.resume import load_state
+from olm_train.metrics import CE_LOSS, GRAD_NORM, MetricsBuffer
+
+COMPARED = (CE_LOSS, GRAD_NORM)
+OTHERWISE = 1e-3
+"""Tolerance, relative, where bits cannot be expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCheckerConfig:
+    """Repetition of logged steps at a resume.
+
+    Attributes:
+        enabled: at a resume, where `replay_checker` is given at all, take logged steps again and
+            compare loss and gradient norm with `metrics.jsonl`.
+        steps: so many steps, the first ones after the newest checkpoint with so many logged after
+            it; fewer where there is none.
+        tolerance: relative difference that is allowed, 0: none; default: none on the CPU with as
+            many ranks as logged them, else 0.001.
+        strict: a difference ends the run; false: it is a warning.
+    """
+
+    enabled: bool = True
+    steps: int = 5
+    tolerance: float | None = None
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"steps is at least 1, not {self.steps}")
+        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
+            raise UsageError(f"tolerance is a number of at least 0, not {self.tolerance:g}")
+
+    def build(self) -> ReplayCheckerCallback:
+        """Return the callback."""
+        return ReplayCheckerCallback(self)
+
+
+class ReplayCheckerCallback(Callback):
+    """See `ReplayCheckerConfig`. Runs before the metric saver, which cuts the log."""
+
+    priority: ClassVar[int] = 8
+
+    def __init__(self, config: ReplayCheckerConfig) -> None:
+        self.config = config
+        self._done = False
+
+    def pre_train(self) -> None:
+        # Once a start: a run that goes back for a bad step would only meet it here again.
+        if self.trainer.resumed and not self._done:
+            self._check()
+        self._done = True
+
+    def _check(self) -> None:
+        trainer = self.trainer
+        logged = trainer.world.on_main(lambda: read_logged(trainer.work_dir / LOG))
+        last = max(logged, default=0)
+        checkpoint = self._newest(last - self.config.steps) or self._newest(last - 1)
+        # Rows left out since, or a batch size changed since, make other steps of the same numbers.
+        steps = []
+        for step in range((checkpoint.step if checkpoint else last) + 1, last + 1):
+            known = step in logged and step <= trainer.data_loader.steps
+            if not known or trainer.order_digest(step) != logged[step]["order"]:
+                break
+            steps.append(step)
+        steps = steps[: self.config.steps]
+        if checkpoint is None or not steps:
+            trainer.say("note: replay check: no logged step follows a checkpoint; none is compared")
+            return
+        here = trainer.step
+        again = self._replay(checkpoint, len(steps))
+        tolerance = self._tolerance(steps)
+        problem = first_difference(logged, again, tolerance)
+        if problem is None:
+            exactly = f"within {tolerance:g}" if tolerance else "bit for bit"
+            shown = f"steps {steps[0]:,} to {steps[-1]:,}" if steps[1:] else f"step {steps[0]:,}"
+            trainer.say(f"replay check: {shown} repeated, the same {exactly}")
+        else:
+            self._tell(problem, checkpoint)
+        newest = self._newest(here)
+        assert newest is not None  # the one this start began with
+        load_state(trainer, newest)
+
+    def _newest(self, at_most: int) -> Checkpoint | None:
+        """Return the newest checkpoint up to a step; the start has told of damaged ones."""
+
+        def told_before(error: OlmError) -> None:
+            pass
+
+        trainer = self.trainer
+        return newest_checkpoint(trainer.save_folder, trainer.world, told_before, at_most=at_most)
+
+    def _replay(self, checkpoint: Checkpoint, count: int) -> dict[int, dict[str, float]]:
+        """Take `count` steps after a checkpoint; return their metrics by step."""
+        trainer, buffer = self.trainer, MetricsBuffer()
+        if checkpoint.step != trainer.step:  # else the state that training would go on with
+            load_state(trainer, checkpoint)
+        batches = iter(trainer.data_loader)
+        for _ in range(count):
+            metrics = trainer.take_step(next(batches))
+            buffer.record(trainer.step, metrics)
+        trainer.data_loader.close()
+        return dict(buffer.collect())
+
+    def _tolerance(self, steps: list[int]) -> float:
+        if self.config.tolerance is not None:
+            return self.config.tolerance
+        world, folder = self.trainer.world, self.trainer.work_dir
+        starts = world.on_main(lambda: read_starts(folder))
+        same = all(ranks_of(step, starts) == world.size for step in steps)
+        return 0.0 if same and world.device.type == "cpu" else OTHERWISE
+
+    def _tell(self, problem: str, checkpoint: Checkpoint) -> None:
+        if not self.config.strict:
+            self.trainer.say(f"warning: replay check: {problem}")
+            return
+        raise ValidationError(
+            f"replay check: {problem}",
+            where=f"steps repeated from {checkpoint.folder}",
+            why="this start does not compute what the run has computed; nothing was changed",
+            fix="look for what is different: configuration (--config-diff), versions, machine; if "
+            "it is meant, --trainer.callbacks.replay_checker.strict=false goes on with a warning",
+        )
+
+
+def read_logged(path: Path) -> dict[int, Mapping[str, Any]]:
+    """Return the order and the compared metrics of each logged step; those of a torn line not."""
+    logged: dict[int, Mapping[str, Any]] = {}
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith(b"\n") and "eval" not in (entry := json.loads(line)):
+            logged[entry["step"]] = {name: entry.get(name) for name in ("order", *COMPARED)}
+    return logged
+
+
+def ranks_of(step: int, starts: list[Start]) -> int | None:
+    """Return how many ranks logged a step: those of the last start before it, None if unknown."""
+    return next((start.world_size for start in reversed(starts) if start.step < step), None)
+
+
+def first_difference(
+    logged: Mapping[int, Mapping[str, Any]],
+    again: Mapping[int, Mapping[str, float]],
+    tolerance: float,
+) -> str | None:
+    """Return the first value that differs, in words, or None.
+
+    Args:
+        logged: metrics by step, as read: None is what was no number.
+        again: the same steps, taken again.
+        tolerance: relative to the logged value; 0: the same float64.
+    """
+    for step, metrics in sorted(again.items()):
+        for name in COMPARED:
+            was, now = logged[step][name], metrics[name]
+            same = (
+                not math.isfinite(now)
+                if was is None
+                else now == was or abs(now - was) <= tolerance * abs(was)
+            )
+            if not same:
+                return f"step {step:,}: {name} is {now!r}, logged was {was!r}"
+    return None
