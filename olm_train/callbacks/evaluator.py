@@ -17,6 +17,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_train.callbacks.base import Callback
+from olm_train.checkpoint.manifest import Kind
 from olm_train.config import FilePath
 from olm_train.data.loader import EvalLoader
 
@@ -93,18 +94,27 @@ class LMEvaluatorCallback(Callback):
             return
         with self.trainer.pause():
             results = self._evaluate()
+        if results is None and step == self.trainer.stop_step:
+            # No start comes after the last step that could make it: save first, then finish it.
+            self.trainer.save_checkpoint(Kind.final, wait=True)
+            with self.trainer.pause():
+                results = self._evaluate(to_the_end=True)
         if results is not None:
             self._last = step
             self.trainer.log_evaluation(results)
 
-    def _evaluate(self) -> dict[str, dict[str, float]] | None:
-        """Return the results, or None when a signal came: then they are made after the restart."""
+    def _evaluate(self, *, to_the_end: bool = False) -> dict[str, dict[str, float]] | None:
+        """Return the results, or None when a signal came: then they are made after the restart.
+
+        Args:
+            to_the_end: whatever signal comes.
+        """
         results = {}
         module, world = self.trainer.train_module, self.trainer.world
         for name, loader in self._loaders.items():
             total = torch.zeros(2, dtype=torch.float64, device=world.device)
             for number, batch in enumerate(loader):
-                if self.trainer.ask_to_stop():
+                if self.trainer.ask_to_stop() and not to_the_end:
                     return None
                 if number == self.config.max_batches:
                     break
