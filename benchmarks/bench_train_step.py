@@ -6,20 +6,38 @@ The plain step is what one would write in an afternoon with torch alone: separat
 `is_causal` attention without documents, RoPE, SwiGLU, mean cross entropy, fused AdamW, clipping;
 autocast for bf16. Same shape, same parameter count, same process, rounds taken in turn. The last
 lines are ratios: how much the machinery of an exact step and the document mask cost.
+
+With --peers: the transformers library's LlamaForCausalLM of the same sizes on the same tokens, in
+the same plain loop, in an environment and a process of its own; a line says why where that fails.
+
+    python benchmarks/bench_train_step.py --gpu-sizes --rows 8 --mean-document 800 \\
+        --attention varlen --param-dtype bfloat16 --compile --vocab-size 50304 --peers
+
+--gpu-sizes, for a GPU: 125M, 350M and 1B at 2,048 and 4,096 tokens a row. Each contestant is alone
+on the device, so that its peak memory is its own. MFU counts the query-key pairs that exist: the
+sum of n (n + 1) / 2 over documents where they are masked, over whole rows where they are not.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from peers.environments import NotInstalled, default_root
+from peers.llama import peer_loop
 from torch import Tensor, nn
 
 from olm_train.data.batch import Batch
@@ -33,6 +51,10 @@ from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.world import World
+
+GPU_SIZES = ("olm-125m", "olm-350m", "olm-1b")
+GPU_LENGTHS = (2048, 4096)
+PEER = "transformers Llama, unmasked"
 
 
 class PlainBlock(nn.Module):
@@ -152,6 +174,100 @@ def plain_step(args: argparse.Namespace, config: DecoderConfig, world: World, ba
     return step
 
 
+def shape_and_batches(
+    args: argparse.Namespace, world: World
+) -> tuple[DecoderConfig, list[Batch], list[Batch]]:
+    """The decoder's config, and the same tokens with their documents and without."""
+    config = preset(
+        args.preset, vocab_size=args.vocab_size, tie_embeddings=True, attention=args.attention
+    )
+    batch = random_batch(
+        args.rows, args.sequence_length, args.vocab_size, args.mean_document, world
+    )
+    place = torch.arange(args.sequence_length, device=world.device).expand(args.rows, -1)
+    ends = torch.arange(args.rows + 1, dtype=torch.int32, device=world.device)
+    # The decoder takes None for "no documents"; the loader never makes such a batch.
+    free = replace(
+        batch,
+        doc_start=None,  # type: ignore[arg-type]
+        positions=place,
+        cu_seqlens=ends * args.sequence_length,
+    )
+    return config, [batch] * args.micro_batches, [free] * args.micro_batches
+
+
+def alone(args: argparse.Namespace, world: World) -> Iterator[dict[str, Any]]:
+    """Measure each contestant of --gpu-sizes by itself; a result each."""
+    cuda = world.device.type == "cuda"
+    peak = device_peak_flops(torch.cuda.get_device_name()) if cuda else None
+    for args.preset in GPU_SIZES:
+        for args.sequence_length in GPU_LENGTHS:
+            config, masked, unmasked = shape_and_batches(args, world)
+            tokens = args.rows * args.sequence_length * args.micro_batches
+            contestants: dict[str, tuple[Any, list[Batch]]] = {
+                "ours, documents masked": (our_step, masked),
+                "ours, unmasked": (our_step, unmasked),
+                "plain torch GPT, unmasked": (plain_step, unmasked),
+            }
+            if args.peers:
+                contestants[PEER] = (peer_loop, unmasked)
+            for name, (make, batches) in contestants.items():
+                about = {"preset": args.preset, "length": args.sequence_length, "name": name}
+                pairs = float(batches[0].positions.sum()) / batches[0].positions.numel() + 1
+                try:
+                    best, memory = timed_alone(make, args, config, world, batches)
+                except (NotInstalled, torch.cuda.OutOfMemoryError) as error:
+                    yield {**about, "skipped": str(error).splitlines()[0]}
+                    continue
+                flops = tokens / best * num_flops_per_token(config, pairs_per_token=pairs)
+                yield {
+                    **about,
+                    "tokens_per_second": tokens / best,
+                    "mfu": flops / peak if peak else None,
+                    "memory_bytes": memory,
+                }
+
+
+def timed_alone(
+    make: Any, args: argparse.Namespace, config: DecoderConfig, world: World, batches: list[Batch]
+) -> tuple[float, int | None]:
+    """Seconds of the fastest step, and the peak memory, with nothing else on the device."""
+    gc.collect()
+    cuda = world.device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as folder:
+        if make is peer_loop:
+            loop = peer_loop(args, config, world, batches, Path(folder))
+            try:
+                best = min([loop.step() for _ in range(args.rounds + 2)][2:])
+            finally:
+                loop.close()
+            return best, loop.memory
+        step = make(args, config, world, batches)
+        best = min([seconds(step, world) for _ in range(args.rounds + 2)][2:])
+    return best, torch.cuda.max_memory_allocated() if cuda else None
+
+
+def print_alone(args: argparse.Namespace, world: World) -> None:
+    """Print what --gpu-sizes measures, line by line as it comes."""
+    if not args.json:
+        print(f"{'preset':10}{'row':>6}  {'':30}{'tokens/s':>12}{'MFU':>8}{'GB':>8}")
+    for result in alone(args, world):
+        if args.json:
+            print(json.dumps(result), flush=True)
+            continue
+        line = f"{result['preset']:10}{result['length']:>6}  {result['name']:30}"
+        if "skipped" in result:
+            print(f"{line}skipped: {result['skipped']}", flush=True)
+            continue
+        mfu = "-" if result["mfu"] is None else f"{result['mfu']:.1%}"
+        memory = "-" if result["memory_bytes"] is None else f"{result['memory_bytes'] / 1e9:.1f}"
+        speed = f"{result['tokens_per_second']:>12,.0f}"
+        print(f"{line}{speed}{mfu:>8}{memory:>8}", flush=True)
+
+
 def seconds(step: Callable[[], object], world: World) -> float:
     """Wall time of one step, the device's queue drained."""
     start = time.perf_counter()
@@ -175,6 +291,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile each block, both models")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, help="torch threads; default: torch's own choice")
+    parser.add_argument("--gpu-sizes", action="store_true", help="the set for a GPU, see above")
+    parser.add_argument("--peers", action="store_true", help="measure transformers' Llama too")
+    parser.add_argument(
+        "--peer-python", type=Path, help="Python with torch and transformers; default: one is made"
+    )
+    parser.add_argument("--peer-envs", type=Path, default=default_root(), help="where it is made")
     parser.add_argument("--json", action="store_true", help="results as one JSON object")
     return parser.parse_args()
 
@@ -184,36 +306,44 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     world = World.start()
-    config = preset(
-        args.preset, vocab_size=args.vocab_size, tie_embeddings=True, attention=args.attention
-    )
-    masked = [
-        random_batch(args.rows, args.sequence_length, args.vocab_size, args.mean_document, world)
-    ] * args.micro_batches
-    place = torch.arange(args.sequence_length, device=world.device).expand(args.rows, -1)
-    # The decoder takes None for "no documents"; the loader never makes such a batch.
-    unmasked = [replace(batch, doc_start=None, positions=place) for batch in masked]  # type: ignore[arg-type]
+    if args.gpu_sizes:
+        print_alone(args, world)
+        return
+    config, masked, unmasked = shape_and_batches(args, world)
     steps = {
         "ours, documents masked": our_step(args, config, world, masked),
         "ours, unmasked": our_step(args, config, world, unmasked),
         "plain torch GPT, unmasked": plain_step(args, config, world, masked),
     }
-    for step in steps.values():
-        seconds(step, world), seconds(step, world)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(args.rounds):  # in turn, so that a busy moment of the machine hits all
-        for name, step in steps.items():
-            times[name].append(seconds(step, world))
+    take = {name: partial(seconds, step, world) for name, step in steps.items()}
+    with ExitStack() as stack:
+        if args.peers:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            try:
+                loop = peer_loop(args, config, world, masked, folder)
+            except NotInstalled as error:
+                print(f"{PEER}: skipped: {error}", file=sys.stderr)
+            else:
+                stack.callback(loop.close)
+                take[PEER] = loop.step
+        for once in take.values():
+            once(), once()
+        times: dict[str, list[float]] = {name: [] for name in take}
+        for _ in range(args.rounds):  # in turn, so that a busy moment of the machine hits all
+            for name, once in take.items():
+                times[name].append(once())
 
     tokens = args.rows * args.sequence_length * args.micro_batches
     best = {name: tokens / min(values) for name, values in times.items()}
     median = {name: tokens / statistics.median(values) for name, values in times.items()}
-    ours, free, plain = best.values()
+    ours, free, plain = list(best.values())[:3]
     ratios = {
         "masked / unmasked": ours / free,
         "ours masked / plain": ours / plain,
         "ours unmasked / plain": free / plain,
     }
+    if PEER in best:
+        ratios["ours masked / transformers"] = ours / best[PEER]
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
     pairs = sum(float(batch.positions.sum()) for batch in masked) / tokens + 1
     flops = ours * num_flops_per_token(config, pairs_per_token=pairs)
@@ -230,7 +360,7 @@ def main() -> None:
         file=sys.stderr,
     )
     print(f"{'':28}{'best':>14}{'median':>14}   tokens/s")
-    for name in steps:
+    for name in best:
         print(f"{name:28}{best[name]:>14,.0f}{median[name]:>14,.0f}")
     print(f"model work, masked: {flops / 1e9:,.1f} GFLOP/s", end="")
     print(f", MFU {flops / peak:.1%}" if peak else " (no MFU: peak of this device unknown)")
