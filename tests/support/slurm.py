@@ -101,8 +101,9 @@ class Cluster:
 
     def _revive(self) -> None:
         """Start the daemons that are gone; tell the controller that a killed node is well again."""
+        ours = [words for _, words in _processes().values() if str(self.conf) in words]
         for node in NODES:
-            if not any("slurmd" in w[0] and node in w for _, w in _processes().values() if w):
+            if not any(words[0].endswith("slurmd") and node in words for words in ours):
                 self.start_node(node)
         for line in self.run("sinfo", "-hN", "-o", "%N %E").splitlines():
             if line.split()[1:] == ["killed"]:
