@@ -25,6 +25,17 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("untimed")
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where tests of one group would meet on two workers.
+
+    Their fixtures would be made twice, and two Slurm clusters would get in each other's way.
+    """
+    if getattr(session.config.option, "loadgroup", False):
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+                raise pytest.UsageError("this pytest-xdist does not group tests with this pytest")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""
