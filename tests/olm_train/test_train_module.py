@@ -230,10 +230,10 @@ def test_compiled_blocks_train_alike_under_the_same_names() -> None:
     model = replace(MODEL, n_layers=1)
     plain, compiled = build(model=model), build(model=model, compile_model=True)
     assert full(plain)["model"].keys() == full(compiled)["model"].keys()
-    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    torch._dynamo.utils.counters.clear()  # other tests of this process break graphs on purpose
     expected, got = (train(module, [4, 4], steps=[1, 2, 3]) for module in (plain, compiled))
     # Two whole graphs, block and loss: no break, and none again for other data of the same shape.
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     assert (plain.loss.name, compiled.loss.name) == ("plain", "compiled")
     assert not torch._dynamo.utils.counters["graph_break"]
     assert got.losses == pytest.approx(expected.losses, rel=1e-5)
