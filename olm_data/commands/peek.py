@@ -45,7 +45,7 @@ def peek(
 
     On a terminal tokens have backgrounds and special tokens are red; NO_COLOR turns that off.
     """
-    from olm_data.peek import views as verb
+    from olm_data.peek import peek as verb
     from olm_data.peek.render import render
     from olm_data.progress import Progress
 

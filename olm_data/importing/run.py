@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -134,34 +135,61 @@ def import_files(
     kind = np.dtype(_dtype(found, dtype, tokenizer))
     store = Store(absolute(output))
     names = [_name_below(store, file) for file in found]
-    options = {IMPORTED: found[0].kind}
-    plan = digest(
-        options
-        | {
-            "dtype": kind.name,
-            "tokenizer": tokenizer.to_manifest("plain"),
-            "files": [[_label(file, names[i]), file.bytes] for i, file in enumerate(found)],
-        }
-    )
+    job = _Job(store=store, files=found, names=names, tokenizer=tokenizer, dtype=kind)
     if dry_run:
-        return _import(store, found, names, tokenizer, kind, plan, options, watch, write=False)
+        return _import(job, watch, write=False)
     with store.exclusive():
-        _refuse_other(store, plan, len(found), tokenizer)
-        return _import(store, found, names, tokenizer, kind, plan, options, watch, write=True)
+        _refuse_other(job)
+        return _import(job, watch, write=True)
 
 
-def _import(
-    store: Store,
-    found: list[TokenFile],
-    names: list[str | None],
-    tokenizer: TokenizerSpec,
-    dtype: np.dtype[Any],
-    plan: str,
-    options: dict[str, str],
-    watch: Callable[[int, int], None] | None,
-    *,
-    write: bool,
-) -> Imported:
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What is imported, and where to.
+
+    Attributes:
+        store: folder of the dataset.
+        files: token files, a shard each, in order.
+        names: of each file its name in that folder; None where it must be linked.
+        tokenizer, dtype: of all files.
+    """
+
+    store: Store
+    files: list[TokenFile]
+    names: list[str | None]
+    tokenizer: TokenizerSpec
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def options(self) -> dict[str, str]:
+        """Return the manifest's options."""
+        return {IMPORTED: self.files[0].kind}
+
+    @cached_property
+    def plan(self) -> str:
+        """Return the digest by which a rerun knows what it had begun."""
+        files = zip(self.files, self.names, strict=True)
+        return digest(
+            self.options
+            | {
+                "dtype": self.dtype.name,
+                "tokenizer": self.tokenizer.to_manifest("plain"),
+                "files": [[_label(file, name), file.bytes] for file, name in files],
+            }
+        )
+
+
+class _Shard(NamedTuple):
+    """What became of a file; `record` is None of a dry run and of a file without a token."""
+
+    borders: Borders
+    not_ended: int
+    sha256: str
+    record: tuple[ShardRecord, str] | None
+
+
+def _import(job: _Job, watch: Callable[[int, int], None] | None, *, write: bool) -> Imported:
+    found, tokenizer = job.files, job.tokenizer
     total, lock = [0, sum(file.bytes for file in found)], threading.Lock()
 
     def seen(count: int) -> None:
@@ -170,15 +198,15 @@ def _import(
             if watch is not None:
                 watch(total[0], total[1])
 
-    def one(number: int) -> tuple[Borders, int, str, tuple[ShardRecord, str] | None]:
+    def one(number: int) -> _Shard:
         file, shard = found[number], shard_name(number)
-        borders = read_borders(file, dtype, tokenizer.eos)
+        borders = read_borders(file, job.dtype, tokenizer.eos)
         if not len(borders.ends):
-            return borders, 0, digest(""), None
+            return _Shard(borders, 0, digest(""), None)
         looked = look(
             file,
             borders.ends,
-            dtype,
+            job.dtype,
             vocab_size=tokenizer.vocab_size,
             eos=tokenizer.eos,
             seen=seen,
@@ -191,64 +219,54 @@ def _import(
             )
         not_ended = 0 if tokenizer.eos is None else len(borders.ends) - looked.ended
         if not write:
-            return borders, not_ended, looked.sha256, None
-        if names[number] is None:
-            _link(file, store, shard + RAW_TOKENS)
-        record = write_sidecars(store, shard, number, plan, file, borders, looked, not_ended)
-        return borders, not_ended, looked.sha256, record
+            return _Shard(borders, not_ended, looked.sha256, None)
+        if job.names[number] is None:
+            _link(file, job.store, shard + RAW_TOKENS)
+        record = write_sidecars(
+            job.store, shard, number, job.plan, file, borders, looked, not_ended
+        )
+        return _Shard(borders, not_ended, looked.sha256, record)
 
     with ThreadPoolExecutor(granted_cpus()) as pool:
-        results = list(pool.map(one, range(len(found))))
-    manifest = None
-    if write:
-        manifest = _manifest(store, found, names, tokenizer, dtype, plan, options, results)
-    not_ended = sum(count for _, count, _, _ in results)
-    empty = sum(borders.empty for borders, _, _, _ in results)
+        shards = list(pool.map(one, range(len(found))))
     return Imported(
-        output=store.root,
-        manifest=manifest,
+        output=job.store.root,
+        manifest=_manifest(job, shards) if write else None,
         files=len(found),
-        documents=sum(len(borders.ends) for borders, _, _, _ in results),
-        tokens=sum(file.bytes for file in found) // dtype.itemsize,
-        linked=sum(name is None for name in names),
-        scanned=sum(borders.scanned for borders, _, _, _ in results),
-        not_ended=not_ended,
-        empty=empty,
-        notes=[note for borders, _, _, _ in results for note in borders.notes],
+        documents=sum(len(shard.borders.ends) for shard in shards),
+        tokens=sum(file.bytes for file in found) // job.dtype.itemsize,
+        linked=sum(name is None for name in job.names),
+        scanned=sum(shard.borders.scanned for shard in shards),
+        not_ended=sum(shard.not_ended for shard in shards),
+        empty=sum(shard.borders.empty for shard in shards),
+        notes=[note for shard in shards for note in shard.borders.notes],
     )
 
 
-def _manifest(
-    store: Store,
-    found: list[TokenFile],
-    names: list[str | None],
-    tokenizer: TokenizerSpec,
-    dtype: np.dtype[Any],
-    plan: str,
-    options: dict[str, str],
-    results: Sequence[tuple[Borders, int, str, tuple[ShardRecord, str] | None]],
-) -> Manifest:
+def _manifest(job: _Job, shards: Sequence[_Shard]) -> Manifest:
     """Write tokenizer.json and, last, the manifest."""
-    documents = [len(borders.ends) + borders.empty for borders, _, _, _ in results]
-    empty = sum(borders.empty for borders, _, _, _ in results)
-    records = [record for _, _, _, record in results if record is not None]
+    store, tokenizer = job.store, job.tokenizer
+    documents = [len(shard.borders.ends) + shard.borders.empty for shard in shards]
+    empty = sum(shard.borders.empty for shard in shards)
+    records = [shard.record for shard in shards if shard.record is not None]
     if not records:
         raise InputError("the files hold no token", where=store.root)
+    inputs = zip(job.files, job.names, documents, shards, strict=True)
     manifest = build_manifest(
         tokenizer=TokenizerInfo(**tokenizer.to_manifest("plain")),
-        dtype=dtype,
-        options=options,
-        plan=plan,
+        dtype=job.dtype,
+        options=job.options,
+        plan=job.plan,
         inputs=[
-            InputInfo(_label(file, names[i]), file.bytes, "document", documents[i], results[i][2])
-            for i, file in enumerate(found)
+            InputInfo(_label(file, name), file.bytes, "document", count, shard.sha256)
+            for file, name, count, shard in inputs
         ],
         records=records,
         dropped={"empty": empty} if empty else {},
         documents_in=sum(documents),
         tools={"olm": __version__, "tokenizer": tokenizer.name},
         container="raw",
-        files={shard_name(i): name for i, name in enumerate(names) if name is not None},
+        files={shard_name(i): name for i, name in enumerate(job.names) if name is not None},
     )
     if not store.exists(TOKENIZER):
         store.create(TOKENIZER, tokenizer.json_bytes)
@@ -334,14 +352,15 @@ def _link(file: TokenFile, store: Store, name: str) -> None:
         fsync_directory(Path(store.root))
 
 
-def _refuse_other(store: Store, plan: str, shards: int, tokenizer: TokenizerSpec) -> None:
+def _refuse_other(job: _Job) -> None:
     """Refuse an output that holds anything but what this very import may have begun."""
+    store = job.store
     there = next((name for name in (MANIFEST, PLAN) if store.exists(name)), None)
-    others = (shard_name(i) for i in range(shards))
-    if there is None and any(stored_plan(store, name) not in (None, plan) for name in others):
+    others = (shard_name(i) for i in range(len(job.files)))
+    if there is None and any(stored_plan(store, name) not in (None, job.plan) for name in others):
         there = shard_name(0)
-    if there is None and store.exists(TOKENIZER) and store.read(TOKENIZER) != tokenizer.json_bytes:
-        there = TOKENIZER
+    if there is None and store.exists(TOKENIZER):
+        there = TOKENIZER if store.read(TOKENIZER) != job.tokenizer.json_bytes else None
     if there is not None:
         raise ConflictError(
             "the output holds something else already",

@@ -30,13 +30,12 @@ from olm_data.mixture.steps import (
 )
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.peek.find import Hit, Watch, find_id, find_text
+from olm_data.peek.peek import FIRST_HITS, source_index
 from olm_data.peek.views import (
-    FIRST_HITS,
     DocumentView,
     LockRows,
     RowView,
     dataset_tokenizer,
-    source_index,
     view_document,
 )
 

@@ -44,29 +44,22 @@ class Offsets(NamedTuple):
 def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
     """Give a version of torch's `varlen_attn` the common signature.
 
-    Three are known: `is_causal`, no window, equal numbers of heads (2.10); `window_size`, equal
-    numbers of heads (2.11); `window_size` and `enable_gqa` (2.12 on).
+    Two are known: `window_size`, equal numbers of heads (2.11); `window_size` and `enable_gqa`
+    (2.12 on).
 
     Raises:
-        TypeError: none of these.
+        TypeError: neither of these.
     """
     parameters = inspect.signature(varlen_attn).parameters
-    windows, grouped = "window_size" in parameters, "enable_gqa" in parameters
-    if not windows and "is_causal" not in parameters:
+    if "window_size" not in parameters:
         raise TypeError(f"varlen_attn{inspect.signature(varlen_attn)} is not one this code knows")
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, window: int | None
     ) -> Tensor:
-        options: dict[str, Any] = {}
-        if windows:
-            options["window_size"] = _window_size(window)
-        elif window is None:
-            options["is_causal"] = True
-        else:
-            raise NotImplementedError("this torch's varlen_attn has no windows: use torch 2.11")
+        options: dict[str, Any] = {"window_size": _window_size(window)}
         if q.shape[1] != k.shape[1]:
-            if grouped:
+            if "enable_gqa" in parameters:
                 options["enable_gqa"] = True
             else:
                 group = q.shape[1] // k.shape[1]

@@ -15,7 +15,7 @@ from olm_data.errors import InputError
 from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
-from olm_data.peek.views import Wanted, peek
+from olm_data.peek.peek import Wanted, peek
 from olm_data.report.rows import spread
 from olm_data.report.write import write_report
 

@@ -16,8 +16,9 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
+from olm_data.peek.peek import Wanted, peek
 from olm_data.peek.render import render
-from olm_data.peek.views import DocumentView, RowView, Wanted, peek
+from olm_data.peek.views import DocumentView, RowView
 from olm_data.rows.reader import RowReader
 from olm_data.tokenizer import load_tokenizer
 

@@ -113,18 +113,7 @@ def test_backend_agrees_with_a_loop_over_queries(name: str, window: int | None) 
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
-# The three signatures of torch's varlen_attn, with the contract each documents.
-
-
-def torch_2_10(
-    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
-    is_causal: bool = False, return_aux: Any = None,
-) -> torch.Tensor:  # fmt: skip
-    assert query.shape == key.shape
-    assert is_causal
-    assert cu_seq_q is cu_seq_k
-    assert max_q == max_k
-    return varlen_loop(query, key, value, cu_seq_q, max_q, -1)
+# The signatures of torch's varlen_attn, with the contract each documents.
 
 
 def torch_2_11(
@@ -176,7 +165,6 @@ def on_cpu(adapter: Callable[..., Any], function: Callable[..., Any]) -> Attenti
 KERNELS = {
     function.__name__: on_cpu(adapter, function)
     for adapter, function in [
-        (varlen_kernel, torch_2_10),
         (varlen_kernel, torch_2_11),
         (varlen_kernel, torch_2_13),
         (flash_kernel, flash_attn),
@@ -186,11 +174,8 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(
-    ("kernel", "window"),
-    [(kernel, window) for kernel in KERNELS for window in (None, 7)
-     if window is None or kernel != "torch_2_10"],
-)  # fmt: skip
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(
     kernel: str, window: int | None, kv_heads: int
 ) -> None:
@@ -202,19 +187,12 @@ def test_kernels_are_given_what_makes_them_agree_with_sdpa(
     torch.testing.assert_close(ours, sdpa, rtol=1e-5, atol=2e-6)
 
 
-def test_a_window_is_refused_by_a_varlen_attn_without_windows() -> None:
-    backend = KERNELS["torch_2_10"]
-    context = backend.prepare(DocumentLayout.whole_rows(3, 64, CPU)._replace(window=7))
-    with pytest.raises(NotImplementedError, match=r"use torch 2\.11"):
-        backend.attend(*inputs(4), context)
-
-
 def test_the_installed_varlen_attn_has_a_known_signature() -> None:
     from torch.nn.attention.varlen import varlen_attn
 
     varlen_kernel(varlen_attn)
     with pytest.raises(TypeError, match="one this code knows"):
-        varlen_kernel(lambda query, key, value, offsets: query)
+        varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
