@@ -12,7 +12,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from olm_train.model.decoder import Decoder
@@ -44,9 +44,19 @@ def initial_value(seed: int, name: str, shape: torch.Size, *, std: float, n_laye
     if name.endswith(RESIDUAL_OUTPUTS):
         std /= math.sqrt(2 * n_layers)
     generator = torch.Generator(device="cpu").manual_seed(parameter_seed(seed, name))
-    return nn.init.trunc_normal_(
-        torch.empty(shape), std=std, a=-CUTOFF * std, b=CUTOFF * std, generator=generator
-    )
+    return truncated_normal(shape, std, generator)
+
+
+def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
+    """Draw normal values; those beyond CUTOFF deviations are drawn again.
+
+    Not torch's `trunc_normal_`: its draws changed with torch 2.12, and a run begins alike under
+    each version.
+    """
+    drawn = torch.empty(shape).normal_(std=std, generator=generator)
+    while (outside := drawn.abs() > CUTOFF * std).any():
+        drawn[outside] = torch.empty(int(outside.sum())).normal_(std=std, generator=generator)
+    return drawn
 
 
 @torch.no_grad()

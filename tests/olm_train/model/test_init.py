@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from olm_train.model.decoder import DecoderConfig
-from olm_train.model.init import init_parameters, parameter_seed
+from olm_train.model.init import init_parameters, parameter_seed, truncated_normal
 
 CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_norm="head")
 
@@ -86,3 +86,13 @@ def test_golden_weights() -> None:
         rtol=1e-5,
         atol=0,
     )
+
+
+def test_golden_draws_beyond_the_cutoff() -> None:
+    drawn = torch.empty(100_000).normal_(generator=torch.Generator().manual_seed(7))
+    kept = truncated_normal(drawn.shape, 1.0, torch.Generator().manual_seed(7))
+    outside = drawn.abs() > 3
+    assert outside.sum() == 273
+    assert torch.equal(kept[~outside], drawn[~outside])
+    expected = torch.tensor([1.31690001, -0.71448129, -0.50962973])
+    torch.testing.assert_close(kept[outside][:3], expected, rtol=1e-5, atol=0)
