@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.attention_loop import cpu_backends, loop_backend, varlen_loop
 from support.batches import make_batch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
 from olm_train.data.batch import Batch
@@ -193,6 +194,28 @@ def test_the_installed_varlen_attn_has_a_known_signature() -> None:
     varlen_kernel(varlen_attn)
     with pytest.raises(TypeError, match="one this code knows"):
         varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
+    kv_heads: int, window: int | None
+) -> None:
+    """On tensors without data: torch's own operator checks arguments, shapes and gradients."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    with FakeTensorMode():
+        q, k, v = (
+            torch.empty(64, heads, 16, dtype=torch.bfloat16, requires_grad=True)
+            for heads in (4, kv_heads, kv_heads)
+        )
+        offsets = torch.empty(9, dtype=torch.int32)
+        out = varlen_kernel(varlen_attn)(q, k, v, offsets, 32, window)
+        assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
+        out.sum().backward()
+    for leaf in (q, k, v):
+        assert leaf.grad is not None
+        assert leaf.grad.shape == leaf.shape
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
