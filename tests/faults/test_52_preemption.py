@@ -6,13 +6,17 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from support.distributed import PRELOADED, run_ranks
 from support.runs import build_trainer, group_world, metrics, run_until, write_config
+from torch._inductor import compile_fx
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
+from olm_train.checkpoint import saver
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.preempt import SLURM_END, Preempted, Preemption, seconds_left
 from olm_train.world import World
@@ -79,6 +83,49 @@ def test_52_signal_during_evaluation_stops_it_and_it_is_made_once_after_the_rest
     assert not [line for line in metrics(tmp_path) if "eval" in line]
     build_trainer(tiny_mixture, tmp_path).fit()
     assert [line["step"] for line in metrics(tmp_path) if "eval" in line] == [9, 18, 24]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_52_signal_inside_a_save_lets_it_finish_and_stops_the_run_after_it(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    save = saver.save_checkpoint
+
+    def interrupted(*arguments: Any, **options: Any) -> str:
+        monkeypatch.undo()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save(*arguments, **options)
+
+    monkeypatch.setattr(saver, "save_checkpoint", interrupted)
+    option = f"--trainer.callbacks.checkpointer.save_async={str(background).lower()}"
+    trainer = build_trainer(tiny_mixture, tmp_path, option)
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    assert stop.value.step >= 6 if background else stop.value.step == 6
+    for step in {6, stop.value.step}:
+        assert open_checkpoint(tmp_path / f"step{step:08d}", World()).step == step
+
+
+def test_52_signal_while_the_blocks_are_compiled_stops_the_run_after_that_step(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[Any] = []
+
+    def interrupted(graph: Any, inputs: object, **options: object) -> Any:
+        compiled.append(graph)
+        if len(compiled) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return graph.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", interrupted)
+    torch.compiler.reset()
+    trainer = build_trainer(tiny_mixture, tmp_path, "--train_module.compile_model=true")
+    with pytest.raises(Preempted) as stop:
+        trainer.fit()
+    torch.compiler.reset()
+    assert compiled
+    assert stop.value.step == 1
+    assert open_checkpoint(tmp_path / "step00000001", World()).step == 1
 
 
 def test_52_signal_in_the_last_step_changes_nothing(tiny_mixture: Path, tmp_path: Path) -> None:

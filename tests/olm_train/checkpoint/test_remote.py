@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.runs import build_trainer, metrics, same_bits, tensors
+from support.s3_proxy import Proxy, answer, reset
 
 from olm_data.errors import UsageError
 from olm_data.storage.store import Store
+from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import MANIFEST
 from olm_train.checkpoint.place import candidates, partial_folders
@@ -29,11 +31,15 @@ def bucket(s3: dict[str, str], request: pytest.FixtureRequest) -> str:
     return f"s3://{s3['bucket']}/{request.node.name}"
 
 
-def run(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
-    trainer = build_trainer(
+def build(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
+    return build_trainer(
         lock, folder, *OPTIONS, f"--trainer.hard_stop={{value: {stop}, unit: steps}}",
         f"--trainer.work_dir={work}", *more,
     )  # fmt: skip
+
+
+def run(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
+    trainer = build(lock, folder, work, stop, *more)
     trainer.fit()
     return trainer
 
@@ -91,6 +97,30 @@ def test_damaged_and_partial_ones_are_passed_over_cleaned_and_written_again(
     assert len(told) == 1
     run(tiny_mixture, bucket, tmp_path, 5)
     assert open_checkpoint(f"{bucket}/step00000005", World()).step == 5
+    assert partial_folders(bucket) == []
+
+
+def test_a_store_that_fails_during_a_save_costs_tries_or_a_warning_but_never_the_run(
+    tiny_mixture: Path, tmp_path: Path, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = f"s3://{proxy.server['bucket']}/{tmp_path.name}"
+    proxy.inject(reset, answer(503, "SlowDown"), method="PUT", key="step00000001")  # passing
+    proxy.inject(answer(503, "SlowDown"), method="PUT", key="step00000002", times=None)  # lasting
+    there: list[list[str]] = []
+
+    class Look(Callback):
+        def post_step(self) -> None:
+            there.append(candidates(bucket))
+
+    trainer = build(tiny_mixture, bucket, tmp_path, 4)
+    trainer.callbacks["look"] = look = Look()
+    look.trainer = trainer
+    trainer.fit()
+    said = capsys.readouterr().err
+    assert said.count("training goes on; the next save is the next try") == 1
+    assert "warning: remote storage refused 10 times: 503 SlowDown" in said
+    # The last good one stays until the next is there.
+    assert there == [[f"step{step:08d}"] for step in (1, 1, 3, 4)]
     assert partial_folders(bucket) == []
 
 
