@@ -31,8 +31,8 @@ Train from a configuration file; run the same command again to go on where it st
   python -m olm_train.run train.yaml --dry-run
 
 Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
-                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--strict-env]
-                               [--debug]
+                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--strict]
+                               [--strict-env] [--debug]
 
   CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
   --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
@@ -45,6 +45,8 @@ Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value .
   --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
   --config-diff RUN       print what differs from the configuration of the run (or checkpoint) in
                           that folder; train nothing
+  --strict                refuse to go on where the newest checkpoint is damaged, instead of from
+                          the one before it
   --strict-env            refuse to go on with a run made with other versions or devices
   --debug                 show the traceback of an error
   --help                  show this
@@ -54,7 +56,7 @@ Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 inpu
 the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
 """
 
-FLAGS = ("--dry-run", "--strict-env", "--debug", "--help", "-h")
+FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
 OPTIONS = ("--preset", "--gpu", "--mfu", "--config-diff")
 
 
@@ -147,6 +149,8 @@ def _run(arguments: Arguments) -> int:
         values.override(f"--model.preset={arguments.options['--preset']}")
     for override in arguments.overrides:
         values.override(override)
+    if "--strict" in arguments.flags:
+        values.override("--trainer.load_strict=true")
     if "--strict-env" in arguments.flags:
         values.override("--trainer.callbacks.environment.strict=true")
 

@@ -174,6 +174,8 @@ class TrainerConfig:
         metrics_collect_interval: steps between reads of the metrics from the device.
         load_strategy: go on from the newest checkpoint; `always`: it must exist; `never`: it must
             not.
+        load_strict: refuse to go on where the newest checkpoint is damaged, instead of from the one
+            before it; `--strict` sets it.
         load_path: checkpoint, save folder of a run, or [exported weights](#weights-as-one-file) to
             begin with, local or remote, where the save folder has no checkpoint yet.
         load_trainer_state: from `load_path`, take step, data position and callbacks' state too; the
@@ -194,6 +196,7 @@ class TrainerConfig:
     hard_stop: Duration | None = None
     metrics_collect_interval: int = 5
     load_strategy: LoadStrategy = LoadStrategy.if_available
+    load_strict: bool = False
     load_path: FilePath | None = None
     load_trainer_state: bool = True
     load_optim_state: bool = True
@@ -222,6 +225,7 @@ class TrainerConfig:
         """Return where the run begins."""
         return LoadPolicy(
             strategy=self.load_strategy,
+            strict=self.load_strict,
             path=self.load_path,
             trainer_state=self.load_trainer_state,
             optim_state=self.load_optim_state,

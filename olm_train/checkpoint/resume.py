@@ -44,6 +44,7 @@ class LoadPolicy:
 
     Attributes:
         strategy: what to do with checkpoints in the save folder.
+        strict: a newer checkpoint that does not verify is an error, not a warning.
         path: checkpoint, run or exported weights to begin with where the save folder has none.
         trainer_state: take step, data position and callbacks' state from `path` too.
         optim_state: take the optimiser's state from `path` too.
@@ -53,6 +54,7 @@ class LoadPolicy:
     """
 
     strategy: LoadStrategy = LoadStrategy.if_available
+    strict: bool = False
     path: str | None = None
     trainer_state: bool = True
     optim_state: bool = True
@@ -61,13 +63,16 @@ class LoadPolicy:
         wrong = None
         if self.path is not None and self.strategy is LoadStrategy.never:
             wrong = "load_path has no effect with load_strategy `never`"
+        elif self.strict and self.strategy is LoadStrategy.never:
+            wrong = "load_strict has no effect with load_strategy `never`"
         elif self.path is None and not (self.trainer_state and self.optim_state):
             wrong = "load_trainer_state and load_optim_state have no effect without load_path"
         if wrong is not None:
             raise UsageError(
                 wrong,
-                where="trainer.load_path",
-                why="a run that goes on in its own save folder takes over all of its state",
+                where="trainer",
+                why="`never` reads no checkpoint, and a run that goes on in its own save folder "
+                "takes over all of its state",
                 fix="leave one of them out",
             )
 
@@ -84,9 +89,9 @@ def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
 
     Raises:
         ConflictError: there is a checkpoint and the strategy is `never`.
-        InputError, ValidationError: there are checkpoints but none verifies, there is none and the
-            strategy is `always`, `load_path` has none, or it belongs to another mixture, model or
-            batch size.
+        InputError, ValidationError: there are checkpoints but none verifies (`strict`: the newest
+            does not), there is none and the strategy is `always`, `load_path` has none, or it
+            belongs to another mixture, model or batch size.
     """
     folder, world = trainer.save_folder, trainer.world
     policy = policy or trainer.load_policy
@@ -104,6 +109,13 @@ def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
     for error in damaged:
         trainer.say(f"warning: {error.what}")
     if checkpoint is not None:
+        if damaged and policy.strict:
+            raise ValidationError(
+                "the newest checkpoint does not verify",
+                where=folder,
+                why="; ".join(error.what for error in damaged),
+                fix=f"restore it, or go on from step {checkpoint.step:,} without --strict",
+            )
         if damaged:
             trainer.say(f"warning: falling back to the checkpoint of step {checkpoint.step:,}")
         _resume(trainer, checkpoint, optim_state=True)

@@ -178,7 +178,10 @@ ROWS: dict[int, Row] = {
     ),
     52: Row("a signal asks the run to stop", "all ranks stop at one step, saved, to be requeued"),
     53: Row("killed while saving", "there is always a good checkpoint"),
-    54: Row("a checkpoint is damaged", "never loaded; the one before it is, and it is said"),
+    54: Row(
+        "a checkpoint is damaged",
+        "never loaded; the one before it is, and it is said; --strict refuses",
+    ),
     55: Row(
         "the disk is full while saving",
         "a warning; training goes on and saves again; the last good one stays",

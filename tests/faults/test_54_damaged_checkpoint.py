@@ -94,6 +94,19 @@ def test_54_run_falls_back_says_so_and_saves_over_the_damaged_one(
         assert open_checkpoint(folder / f"step{step:08d}", World()).step == step
 
 
+def test_54_strict_refuses_to_fall_back(saved: Path, tiny_mixture: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "run")
+    truncate(folder / "step00000004" / "train.json")
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(ValidationError, match="the newest checkpoint does not verify") as refused:
+        build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true").fit()
+    assert "step00000004 is damaged: train.json" in str(refused.value.why)
+    assert "step 2 without --strict" in str(refused.value.fix)
+    assert sorted(folder.rglob("*")) == before
+    shutil.rmtree(folder / "step00000004")
+    build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true").fit()
+
+
 def test_54_all_damaged_is_an_error_and_nothing_is_started_or_removed(
     saved: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
