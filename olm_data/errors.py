@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 
 class OlmError(Exception):
@@ -102,6 +103,13 @@ def suggest(name: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return `text` with control characters and line breaks escaped: data cannot forge output."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def quoted(value: object) -> str:
+    """Return a value that somebody gave as a message shows it."""
+    if isinstance(value, Fraction):
+        return f"{float(value):g}"
+    return repr(value) if not isinstance(value, str) else f"'{printable(value[:80])}'"
 
 
 _SECRET_QUERY = re.compile(

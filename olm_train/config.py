@@ -11,6 +11,7 @@ Never: fill in a value that the dataclass does not declare, or pass over one tha
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from olm_data import strict_yaml
+from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, suggest
 from olm_train.config_path import KeyPath, dotted, parse_path, put
 
@@ -187,6 +189,9 @@ def _convert(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
             return int(value)
         if isinstance(value, int) and not isinstance(value, bool):
             return value
+        if isinstance(value, str):  # 95B
+            with contextlib.suppress(UsageError):
+                return parse_count(value)
     elif kind is Any or (isinstance(kind, type) and type(value) is kind):
         return value
     raise _wrong_type(kind, value, values, path)

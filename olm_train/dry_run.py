@@ -86,7 +86,9 @@ def _mixture(lock: Lock) -> Iterator[str]:
 
 def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterator[str]:
     trainer, module = config.trainer, config.train_module
-    max_steps, stop_step = run_length(loader, trainer.max_duration, trainer.hard_stop)
+    max_steps, stop_step = run_length(
+        loader, config.model.num_params, trainer.max_duration, trainer.hard_stop
+    )
     loader.check_sizes(0)
     stretches = list(loader.batch_sizes.stretches(range(stop_step)))
     sizes = ", then ".join(f"{size:,}" for _, size in stretches)
@@ -126,7 +128,9 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
 
 
 def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -> Iterator[str]:
-    _, stop_step = run_length(loader, config.trainer.max_duration, config.trainer.hard_stop)
+    _, stop_step = run_length(
+        loader, config.model.num_params, config.trainer.max_duration, config.trainer.hard_stop
+    )
     tokens = loader.tokens_before(stop_step)
     pairs = sum(
         (loader.tokens_before(min(phase.stop, stop_step)) - loader.tokens_before(phase.first))

@@ -1,4 +1,4 @@
-"""Durations: how long to train, in steps, tokens or epochs.
+"""Durations: how long to train, in steps, tokens, epochs or tokens for each parameter.
 
 An epoch is one pass over the whole schedule of the mixture lock, stages and all; how often a source
 is repeated inside it was decided by `olm-data mix`.
@@ -6,8 +6,10 @@ is repeated inside it was decided by `olm-data mix`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
+from fractions import Fraction
 
 from olm_data.errors import UsageError
 from olm_data.mixture.steps import StepSizes
@@ -22,6 +24,13 @@ class DurationUnit(StrEnum):
     """Tokens over all ranks; rounded up to whole steps."""
     epochs = "epochs"
     """Passes over the whole schedule of the lock."""
+    chinchilla = "chinchilla"
+    """Multiples of 20 tokens for each parameter, where a training budget is spent best (Hoffmann et
+    al., 2022); rounded up to whole steps."""
+
+
+TOKENS_PER_PARAMETER = 20
+"""Of a chinchilla duration of 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,16 +38,20 @@ class Duration:
     """A length of training.
 
     Attributes:
-        value: how many units, at least 1.
-        unit: `steps`, `tokens` or `epochs`.
+        value: how many units, at least 1; with `chinchilla`, any number above 0.
+        unit: `steps`, `tokens`, `epochs` or `chinchilla`: 20 tokens for each parameter of the
+            model.
     """
 
-    value: int
+    value: int | float
     unit: DurationUnit
 
     def __post_init__(self) -> None:
-        if self.value < 1:
-            raise UsageError(f"a duration is at least 1 {self.unit}, not {self.value}")
+        if self.unit is DurationUnit.chinchilla:
+            if not 0 < self.value < math.inf:
+                raise UsageError(f"a duration in chinchilla is above 0, not {self.value}")
+        elif not (isinstance(self.value, int) and self.value >= 1):
+            raise UsageError(f"a duration is at least 1 whole {self.unit}, not {self.value}")
 
     @classmethod
     def steps(cls, value: int) -> Duration:
@@ -55,13 +68,23 @@ class Duration:
         """Return a duration of `value` passes over the lock's schedule."""
         return cls(value=value, unit=DurationUnit.epochs)
 
-    def to_steps(self, *, batch_sizes: StepSizes, steps_per_epoch: int) -> int:
+    @classmethod
+    def chinchilla(cls, value: float) -> Duration:
+        """Return a duration of `value` times 20 tokens for each parameter."""
+        return cls(value=value, unit=DurationUnit.chinchilla)
+
+    def to_steps(self, *, batch_sizes: StepSizes, steps_per_epoch: int, num_params: int) -> int:
         """Return this duration in whole steps, rounded up.
 
         Args:
             batch_sizes: tokens of each step.
             steps_per_epoch: the steps that the lock's schedule holds.
+            num_params: parameters of the model.
         """
+        if self.unit is DurationUnit.chinchilla:
+            tokens = Fraction(self.value) * TOKENS_PER_PARAMETER * num_params
+            return batch_sizes.steps_to(math.ceil(tokens))
+        assert isinstance(self.value, int)
         if self.unit is DurationUnit.steps:
             return self.value
         if self.unit is DurationUnit.tokens:
@@ -70,4 +93,6 @@ class Duration:
 
     def __str__(self) -> str:
         unit = self.unit.value
+        if self.unit is DurationUnit.chinchilla:
+            return f"{self.value * TOKENS_PER_PARAMETER:,g} tokens a parameter"
         return f"{self.value:,} {unit if self.value != 1 else unit.removesuffix('s')}"

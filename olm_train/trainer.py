@@ -103,7 +103,9 @@ class Trainer:
         self.metrics_collect_interval = metrics_collect_interval
         self.load_policy = load or LoadPolicy()
         self.config = {"model": as_dict(train_module.model.config), **(config or {})}
-        self.max_steps, self.stop_step = run_length(data_loader, max_duration, hard_stop)
+        self.max_steps, self.stop_step = run_length(
+            data_loader, train_module.model.config.num_params, max_duration, hard_stop
+        )
         # A warm-up that does not fit is refused now and not after the first batch.
         run, tokens = self.max_steps, self.tokens_at(self.max_steps)
         train_module.config.scheduler.factor((run, run), (tokens, tokens))
@@ -352,16 +354,25 @@ class Trainer:
 
 
 def run_length(
-    data_loader: DataLoader, max_duration: Duration | None, hard_stop: Duration | None
+    data_loader: DataLoader,
+    num_params: int,
+    max_duration: Duration | None,
+    hard_stop: Duration | None,
 ) -> tuple[int, int]:
     """Return the steps of the learning-rate schedule, and the step at which the run ends.
 
     Raises:
         UsageError: the lock holds fewer steps than `max_duration` asks for.
     """
-    available, sizes = data_loader.steps, data_loader.batch_sizes
+    available = data_loader.steps
+
+    def steps_of(duration: Duration) -> int:
+        return duration.to_steps(
+            batch_sizes=data_loader.batch_sizes, steps_per_epoch=available, num_params=num_params
+        )
+
     wanted = max_duration or Duration.epochs(1)
-    steps = wanted.to_steps(batch_sizes=sizes, steps_per_epoch=available)
+    steps = steps_of(wanted)
     if steps > available or not available:
         raise UsageError(
             f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
@@ -372,4 +383,4 @@ def run_length(
         )
     if hard_stop is None:
         return steps, steps
-    return steps, min(steps, hard_stop.to_steps(batch_sizes=sizes, steps_per_epoch=available))
+    return steps, min(steps, steps_of(hard_stop))

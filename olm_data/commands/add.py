@@ -65,11 +65,11 @@ def add(
     The tokenizer, its BOS and EOS rule, the share held out and all else that changes bytes are the
     dataset's. Run it again after an interruption: it goes on.
     """
+    from olm_data.counts import parse_count
     from olm_data.progress import Progress
     from olm_data.tokenize import add as verb
     from olm_data.tokenize import request as asked
     from olm_data.tokenize.add_request import Existing
-    from olm_data.tokenize.plan import parse_count
 
     budget = asked.parse_budget(max_bad)
     tokens = parse_count(shard_tokens) if shard_tokens else None

@@ -32,9 +32,9 @@ def import_mix(
     olm-data import-mix source_mixture.yaml --tokens 100B
     olm-data import-mix blend.txt --tokens 100B --data s3://bucket/tokens --dry-run
     """
+    from olm_data.counts import parse_count
     from olm_data.errors import ConflictError, InputError, printable
     from olm_data.mixture.import_mixture import manifest_text, read_mixture_file
-    from olm_data.mixture.manifest_values import parse_tokens
 
     try:
         with open(file, "rb") as opened:
@@ -48,7 +48,7 @@ def import_mix(
         found,
         origin=os.path.basename(file),
         sequence_length=sequence_length,
-        tokens=parse_tokens(tokens, "--tokens") if tokens else None,
+        tokens=parse_count(tokens, "--tokens") if tokens else None,
         data=data,
     )
     if as_json:

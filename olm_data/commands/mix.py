@@ -62,12 +62,12 @@ def mix(
         raise UsageError("no manifest is given", fix="olm-data mix manifest.yaml")
     from rich.console import Console
 
+    from olm_data.counts import parse_count
     from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
-    from olm_data.mixture.manifest_values import parse_tokens
 
     if extend:
-        tokens = parse_tokens(extend, "--extend")
+        tokens = parse_count(extend, "--extend")
         done = verb.lengthen(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
     else:
         done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)

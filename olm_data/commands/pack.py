@@ -48,8 +48,8 @@ def pack(
     """
     from rich.console import Console
 
+    from olm_data.counts import parse_count
     from olm_data.mixture import compare as verb
-    from olm_data.tokenize.plan import parse_count
 
     if not all(text.isdecimal() and int(text) for text in lengths.split(",")):
         raise UsageError(

@@ -126,10 +126,10 @@ def tokenize(
     if running.runner == "local" and not dry_run:
         # before the rest is imported: on another core, workers import the same
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
+    from olm_data.counts import parse_count
     from olm_data.errors import UsageError
     from olm_data.progress import Progress
     from olm_data.tokenize import run as verb
-    from olm_data.tokenize.plan import parse_count
     from olm_data.tokenize.selecting import select_documents
     from olm_data.tokenizer import load_tokenizer
 

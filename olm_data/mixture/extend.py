@@ -13,11 +13,11 @@ from fractions import Fraction
 
 import msgspec
 
+from olm_data.counts import MAX_COUNT
 from olm_data.errors import UsageError
 from olm_data.mixture.diff import same_rows
 from olm_data.mixture.extended import Extended, places_digest, sample_rows
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest_values import MAX_TOKENS
 from olm_data.mixture.order import Stage, rows_by_source
 from olm_data.mixture.packing import rows_between
 from olm_data.mixture.whole_stage import whole_stages
@@ -44,7 +44,7 @@ def extend(lock: Lock, tokens: int, where: str) -> Lock:
     start = sum(earlier.tokens for earlier in lock.stages[:-1])
     length, total = lock.sequence_length, last.tokens + tokens
     rows = rows_between(start, start + total, length)
-    if rows == last.rows or start + total > MAX_TOKENS:
+    if rows == last.rows or start + total > MAX_COUNT:
         raise UsageError(
             f"{tokens:,} more tokens give {rows - last.rows:,} more rows of {length:,}, "
             f"{start + total:,} tokens in all",

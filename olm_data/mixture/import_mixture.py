@@ -18,8 +18,9 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from olm_data.errors import UsageError, printable
-from olm_data.mixture.manifest_values import mapping_at, number_at, parse_tokens, shown
+from olm_data.counts import parse_count
+from olm_data.errors import UsageError, printable, quoted
+from olm_data.mixture.manifest_values import mapping_at, number_at
 from olm_data.strict_yaml import Document, KeyPath, check_keys, load, scalar
 
 _SOURCE_KEYS = (
@@ -75,7 +76,7 @@ def _word(item: Any, document: Document) -> str:
         return f"{item.numerator}/{item.denominator}"
     if isinstance(item, (str, int)) and not isinstance(item, bool):
         return str(item)
-    raise UsageError(f"{shown(item)} is no weight or prefix", where=document.where("train"))
+    raise UsageError(f"{quoted(item)} is no weight or prefix", where=document.where("train"))
 
 
 def _source_list(document: Document, keys: KeyPath) -> Imported:
@@ -119,7 +120,7 @@ def _source_list(document: Document, keys: KeyPath) -> Imported:
     tokens = top.get("requested_tokens")
     return Imported(
         tuple(found),
-        None if tokens is None else parse_tokens(tokens, document.where("requested_tokens")),
+        None if tokens is None else parse_count(tokens, document.where("requested_tokens")),
         int(number_at(document, ("seed",))) if "seed" in top else None,
     )
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from olm_data.errors import UsageError, printable
+from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.manifest_values import (
     MAX_SEQUENCE_LENGTH,
     check_name,
@@ -23,7 +23,6 @@ from olm_data.mixture.manifest_values import (
     integer_at,
     mapping_at,
     number_at,
-    shown,
     value_at,
 )
 from olm_data.mixture.olmo_core import OlmoCore
@@ -194,7 +193,7 @@ def _place(document: Document, keys: tuple[str | int, ...], kind: str, fix: str)
     where = document.where(*keys)
     data = value_at(document, keys)
     if not isinstance(data, str) or not data or not data.isprintable():
-        raise UsageError(f"{shown(data)} is not a path or URL of {kind}", where=where, fix=fix)
+        raise UsageError(f"{quoted(data)} is not a path or URL of {kind}", where=where, fix=fix)
     if is_remote(data) and ("?" in data or "@" in data.split("://", 1)[1].split("/", 1)[0]):
         raise UsageError(
             "a URL with a user, password or query is not allowed here",
@@ -210,7 +209,7 @@ def _condition(document: Document, keys: tuple[str | int, ...]) -> str:
     text = value_at(document, keys)
     if not isinstance(text, str):
         raise UsageError(
-            f"{shown(text)} is not a condition",
+            f"{quoted(text)} is not a condition",
             where=document.where(*keys),
             fix="""write one over the kept columns: where: "score >= 3 and language == 'en'\"""",
         )

@@ -11,39 +11,12 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from olm_data.errors import UsageError, printable
+from olm_data.errors import UsageError, printable, quoted
 from olm_data.strict_yaml import Document
 
-MAX_TOKENS = 1 << 62
 MAX_SEQUENCE_LENGTH = 1 << 24
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?)([KMBT])?")
-_POWER = {None: 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-def parse_tokens(value: Any, where: str) -> int:
-    """Return an exact count from `95B`, `1.5M`, `2_000_000` or a YAML number; K M B T are 1000^n.
-
-    Raises:
-        UsageError: not a count, not whole, or not in 1 .. 2^62.
-    """
-    exact: Fraction | None = None
-    if isinstance(value, (int, Fraction)) and not isinstance(value, bool):
-        exact = Fraction(value)
-    elif isinstance(value, str) and (match := _SIZE.fullmatch(value)):
-        exact = Fraction(match[1].replace("_", "")) * _POWER[match[2]]
-    if exact is None:
-        raise UsageError(
-            f"{shown(value)} is not a number of tokens",
-            where=where,
-            fix="write a whole number, with K, M, B or T for powers of 1000: 2_000_000, 1.5B, 95B",
-        )
-    if exact.denominator != 1 or not 1 <= exact <= MAX_TOKENS:
-        raise UsageError(
-            f"{shown(value)} is not a whole number of tokens from 1 to 2^62", where=where
-        )
-    return int(exact)
 
 
 def value_at(document: Document, keys: tuple[str | int, ...]) -> Any:
@@ -72,7 +45,7 @@ def number_at(document: Document, keys: tuple[str | int, ...]) -> Fraction:
     value = value_at(document, keys)
     if isinstance(value, bool) or not isinstance(value, (int, Fraction)):
         raise UsageError(
-            f"{shown(value)} is not a number",
+            f"{quoted(value)} is not a number",
             where=document.where(*keys),
             fix="write a number without quotes, such as 15 or 0.25",
         )
@@ -93,7 +66,7 @@ def choice_at(document: Document, key: str, choices: tuple[str, ...]) -> str:
     value = document.value.get(key, choices[0])
     if value not in choices:
         raise UsageError(
-            f"{key} cannot be {shown(value)}",
+            f"{key} cannot be {quoted(value)}",
             where=document.where(key),
             fix=f"this version accepts: {', '.join(choices)}",
         )
@@ -104,14 +77,7 @@ def check_name(name: Any, kind: str, where: str) -> None:
     """Refuse what is no name of a source, stage or group (`kind`)."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
-            f"{shown(name)} is not a {kind} name",
+            f"{quoted(name)} is not a {kind} name",
             where=where,
             fix="use up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
         )
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message shows it."""
-    if isinstance(value, Fraction):
-        return f"{float(value):g}"
-    return repr(value) if not isinstance(value, str) else f"'{printable(value[:80])}'"

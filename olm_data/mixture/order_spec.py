@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from olm_data.counts import parse_count
 from olm_data.errors import UsageError
-from olm_data.mixture.manifest_values import choice_at, integer_at, parse_tokens
+from olm_data.mixture.manifest_values import choice_at, integer_at
 from olm_data.mixture.olmo_core import MOST_ROWS, OlmoCore
 from olm_data.mixture.windowed import DEFAULT_WINDOW_CHUNKS, MOST_WINDOW_CHUNKS
 from olm_data.strict_yaml import Document
@@ -54,7 +55,7 @@ def parse_order(document: Document, packing: str) -> WindowedOrder | OlmoCore | 
     if "window_chunks" in top:
         chunks = integer_at(document, ("window_chunks",), 1, MOST_WINDOW_CHUNKS)
     if "chunk_tokens" in top:
-        tokens = parse_tokens(top["chunk_tokens"], document.where("chunk_tokens"))
+        tokens = parse_count(top["chunk_tokens"], document.where("chunk_tokens"))
     return WindowedOrder(window_chunks=chunks, chunk_tokens=tokens)
 
 

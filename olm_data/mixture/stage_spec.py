@@ -16,17 +16,15 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.counts import MAX_COUNT, parse_count
+from olm_data.errors import InputError, UsageError, printable, quoted, suggest
 from olm_data.mixture.groups import GroupError, Groups, Share, expand, leaves, sources_of
 from olm_data.mixture.manifest_values import (
     MAX_SEQUENCE_LENGTH,
-    MAX_TOKENS,
     check_name,
     integer_at,
     mapping_at,
     number_at,
-    parse_tokens,
-    shown,
     value_at,
 )
 from olm_data.strict_yaml import MAX_BYTES, Document, KeyPath, check_keys, load
@@ -131,7 +129,7 @@ def parse_stages(
                 f"two stages are named {stage.name!r}", where=document.where("stages", index)
             )
         parsed.append(stage)
-    if sum(stage.tokens for stage in parsed) > MAX_TOKENS:
+    if sum(stage.tokens for stage in parsed) > MAX_COUNT:
         raise UsageError("the run has more than 2^62 tokens", where=document.where("stages"))
     return tuple(parsed)
 
@@ -165,7 +163,7 @@ def _stage(reader: _Reader, keys: KeyPath) -> StageSpec:
                 where=document.where(*keys),
                 fix="add its length: tokens: 95B",
             )
-        tokens = parse_tokens(stage["tokens"], document.where(*keys, "tokens"))
+        tokens = parse_count(stage["tokens"], document.where(*keys, "tokens"))
         if way == "weights":
             weights = _weights(document, (*keys, way), known)
         else:
@@ -224,12 +222,12 @@ def _length(document: Document, keys: KeyPath) -> int | None:
 def _tokens_from(reader: _Reader, keys: KeyPath, known: list[str]) -> dict[str, int]:
     document, stage = reader.document, mapping_at(reader.document, keys)
     amounts = {
-        name: parse_tokens(value, document.where(*keys, "tokens_from", name))
+        name: parse_count(value, document.where(*keys, "tokens_from", name))
         for name, value in _by_name(document, (*keys, "tokens_from"), known).items()
     }
     if "tokens" in stage:
         place = document.where(*keys, "tokens")
-        tokens, total = parse_tokens(stage["tokens"], place), sum(amounts.values())
+        tokens, total = parse_count(stage["tokens"], place), sum(amounts.values())
         if tokens != total:
             raise UsageError(
                 f"stage {stage['name']!r} says {tokens:,} tokens, but its tokens_from sums to "
@@ -266,7 +264,7 @@ def _weights_file(reader: _Reader, keys: KeyPath) -> tuple[Document, tuple[str, 
     name, where = value_at(reader.document, keys), reader.document.where(*keys)
     if not isinstance(name, str) or not name or not name.isprintable():
         raise UsageError(
-            f"{shown(name)} is not the path of a file",
+            f"{quoted(name)} is not the path of a file",
             where=where,
             fix="write the YAML or JSON file with the weights: weights_file: ./weights.json",
         )

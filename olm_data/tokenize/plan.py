@@ -28,24 +28,7 @@ DEFAULT_SHARD_TOKENS = 100_000_000
 LEAST_SHARDS = 64
 LEAST_SHARD_TEXT = 4 << 20
 
-_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _TEXT_PER_FILE_BYTE = {".gz": 3, ".zst": 3, ".parquet": 2}
-
-
-def parse_count(text: str) -> int:
-    """Return the number that `100000`, `100_000`, `100K`, `1.5M` or `2B` spells.
-
-    Raises:
-        UsageError: it spells no positive whole number.
-    """
-    match = re.fullmatch(r"([0-9][0-9_]{0,30})(?:\.([0-9]{1,30}))?([KMBT]?)", text.strip().upper())
-    if match:
-        fraction = match[2] or ""
-        whole = int(match[1].replace("_", "") + fraction) * _SUFFIXES[match[3]]
-        number, rest = divmod(whole, 10 ** len(fraction))
-        if number > 0 and rest == 0:
-            return number
-    raise UsageError(f"{text!r} is not a positive whole number", fix="write 100000, 100K, 1.5M, 2B")
 
 
 def likely_text(files: Sequence[tuple[str, int]]) -> int:

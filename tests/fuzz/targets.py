@@ -26,6 +26,7 @@ from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.canonical import canonical_json
 from olm_data.canonical import digest as canonical_digest
+from olm_data.counts import parse_count
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
 from olm_data.dataset.shard import Shard, ShardRecord
@@ -36,7 +37,7 @@ from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.storage.store import Store
 from olm_data.strict_yaml import load
-from olm_data.tokenize.plan import Plan, parse_count, parse_tasks
+from olm_data.tokenize.plan import Plan, parse_tasks
 from olm_data.tokenize.request import parse_budget, parse_share
 from olm_data.tokenize.stored_job import load_job
 from olm_data.tokenizer import spec_from_bytes

@@ -16,8 +16,9 @@ from fuzz.mutate import mutated
 from fuzz.targets import Workshop, canonical_sha256
 from support.small_tokenizer import train
 
+from olm_data.counts import parse_count
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.tokenize.plan import parse_count, parse_tasks
+from olm_data.tokenize.plan import parse_tasks
 from olm_data.tokenize.request import parse_budget, parse_share
 from olm_data.tokenizer import open_reference, spec_from_bytes
 

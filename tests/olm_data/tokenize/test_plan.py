@@ -5,16 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.errors import UsageError
 from olm_data.tokenize.plan import (
     group,
     likely_text,
     make_plan,
-    parse_count,
     shard_name,
     shard_text,
 )
@@ -59,20 +56,6 @@ def test_no_two_neighbouring_tasks_would_fit_into_one_at_their_border(
 
 def test_sums_beyond_32_bits_are_exact() -> None:
     assert group([2**40, 2**40, 2**40], 2**41) == ((0, 2), (2, 3))
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1", 1), ("100_000", 100_000), ("100K", 100_000), ("1.5m", 1_500_000), ("2B", 2 * 10**9)],
-)
-def test_counts_are_read_exactly(text: str, number: int) -> None:
-    assert parse_count(text) == number
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1.2345K", "1e6", "", "K", "nan", "1 000"])
-def test_a_count_that_is_no_positive_whole_number_is_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        parse_count(text)
 
 
 def test_the_shard_size_follows_the_users_wish_or_the_size_of_the_inputs() -> None:
