@@ -152,6 +152,14 @@ def _torch_kernel() -> Kernel:
     return varlen_kernel(varlen_attn)
 
 
+def _no_varlen() -> Refusal | None:
+    try:
+        _torch_kernel()
+    except (ImportError, TypeError) as error:
+        return Refusal(f"torch {torch.__version__}: {error}", "use torch 2.11 to 2.13, or flex")
+    return None
+
+
 def flash_module() -> str | None:
     """The installed module of the flash-attn package, the newer one first; None: there is none."""
     for name in ("flash_attn_interface", "flash_attn"):
@@ -176,5 +184,5 @@ def _no_flash() -> Refusal | None:
     )
 
 
-VARLEN = kernel_backend(_torch_kernel, lambda: None)
+VARLEN = kernel_backend(_torch_kernel, _no_varlen)
 FLASH = kernel_backend(_flash_kernel, _no_flash)

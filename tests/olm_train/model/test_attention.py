@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
 from olm_train.data.batch import Batch
+from olm_train.model import attention_varlen
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
     attention_backend,
@@ -194,6 +195,20 @@ def test_the_installed_varlen_attn_has_a_known_signature() -> None:
     varlen_kernel(varlen_attn)
     with pytest.raises(TypeError, match="one this code knows"):
         varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
+
+
+def test_a_varlen_attn_with_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import varlen
+
+    use = Use(CUDA, torch.bfloat16, 64, False)
+    assert attention_backend("varlen").refusal(use) is None
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
+    attention_varlen._torch_kernel.cache_clear()
+    refusal = attention_backend("varlen").refusal(use)
+    attention_varlen._torch_kernel.cache_clear()
+    assert refusal is not None
+    assert "one this code knows" in refusal.why
+    assert "2.11 to 2.13" in refusal.fix
 
 
 @pytest.mark.parametrize("window", [None, 7])
