@@ -209,7 +209,7 @@ class Dataset:
     def origin(self, number: int) -> Origin:
         """Return where document `number` came from; reads none of its tokens."""
         i, local = self._document_shard(number)
-        row = self.shard(i).document_row(local)
+        row = self.shard(i).docs.row(local)
         source = self.manifest.inputs[row["input"]]
         known = ("id", "input", "position", "text_bytes", "content_hash")
         return Origin(

@@ -29,7 +29,7 @@ from olm_data.dataset.manifest import (
     read_manifest,
     version_name,
 )
-from olm_data.dataset.shard import RECORD, ShardRecord
+from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
 from olm_data.storage.store import Store
 from olm_data.tokenize.plan import Plan

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
-from olm_data.dataset.shard import WINDOWS, ShardRecord
+from olm_data.dataset.record import WINDOWS, ShardRecord
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.storage.store import Store, refuse_escape
 

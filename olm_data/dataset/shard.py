@@ -4,22 +4,20 @@
     four files                   ->  Shard: size, header, digest of ends at open; 64 KiB blocks of
                                      the tokens checked on first touch
 
+Tokens and ends are read and written here, document rows in docs.py, the record in record.py.
+
 The format is specified in docs/reference/format.md. Never: scan for EOS ids, write through a
 memory map (a full disk would be a SIGBUS), unpickle.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
@@ -31,6 +29,17 @@ from olm_data.dataset.container import (
     tokens_header,
     tokens_suffix,
 )
+from olm_data.dataset.docs import DOCS, DocsWriter, DocumentRows, docs_schema
+from olm_data.dataset.record import (
+    BLOCK_BYTES,
+    RECORD,
+    Blocks,
+    FileInfo,
+    ShardRecord,
+    damaged,
+    stored_plan,
+    window_counts,
+)
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.storage.disk import io_errors
@@ -41,91 +50,8 @@ if TYPE_CHECKING:
 
 Verify = Literal["off", "lazy", "full"]
 
-BLOCK_BYTES = 1 << 16
-DOCS_ROW_GROUP = 65_536
 CAST_TOKENS = 1 << 20  # narrowed and written at a time
-WINDOWS = tuple(1 << k for k in range(6, 21))  # 64 .. 1,048,576 tokens
-ENDS, DOCS, RECORD = ".ends.npy", ".docs.parquet", ".json"
-
-
-class FileInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Size in bytes and sha256 of one file."""
-
-    bytes: int
-    sha256: str
-
-
-class Blocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """zlib.crc32 of each `bytes`-sized block of the tokens file, 8 hex digits a block."""
-
-    bytes: int
-    crc32: str
-
-
-class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The commit record of a shard: it exists if and only if the three other files are complete."""
-
-    version: int
-    name: str
-    plan: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    max_token_id: int
-    files: dict[str, FileInfo]
-    blocks: Blocks
-    units: list[dict[str, Any]]
-    dropped: dict[str, int]
-    windows: dict[str, list[int]]  # width -> [most document starts in a window, in the first, last]
-
-    def encode(self) -> bytes:
-        """Return the record's bytes as stored."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
-
-
-class _PlanOf(msgspec.Struct, frozen=True):
-    """Of a commit record, only whose it is."""
-
-    plan: str
-
-
-def docs_schema(keep: pa.Schema | None = None) -> pa.Schema:
-    """Return the schema of `docs.parquet`: five columns, then the kept ones."""
-    import pyarrow as pa
-
-    fields = [
-        pa.field("id", pa.string()),
-        pa.field("input", pa.int32(), nullable=False),
-        pa.field("position", pa.int64(), nullable=False),
-        pa.field("text_bytes", pa.int64(), nullable=False),
-        pa.field("content_hash", pa.uint64(), nullable=False),
-    ]
-    return pa.schema(fields + list(keep or []))
-
-
-def window_counts(ends: np.ndarray) -> dict[str, list[int]]:
-    """Count document starts in windows of 64, 128, ... tokens of one shard.
-
-    Args:
-        ends: uint64 [documents], cumulative document ends in tokens.
-
-    Returns:
-        width -> [most starts in any window, starts in the first, in the last `width` tokens], up to
-        the first width that covers the shard.
-    """
-    if not len(ends):
-        return {}
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    tokens, rank = int(ends[-1]), np.arange(len(starts))
-    counts = {}
-    for width in WINDOWS:
-        most = int((np.searchsorted(starts, starts + width) - rank).max())
-        first = int(np.searchsorted(starts, width))
-        last = len(starts) - int(np.searchsorted(starts, tokens - width))
-        counts[str(width)] = [most, first, last]
-        if width >= tokens:
-            break
-    return counts
+ENDS = ".ends.npy"
 
 
 class ShardWriter:
@@ -154,30 +80,19 @@ class ShardWriter:
         shuffle: int | None = None,
         container: Container = "npy",
     ) -> None:
-        import pyarrow.parquet as pq
-
-        self.store, self.name, self.dtype, self.vocab_size = (
-            store,
-            name,
-            np.dtype(dtype),
-            vocab_size,
-        )
+        self.store, self.name, self.vocab_size = store, name, vocab_size
+        self.dtype = np.dtype(dtype)
         self._container, self._tokens_kind = container, tokens_suffix(container)
         kinds = (self._tokens_kind, ENDS, DOCS)
         self._paths = {kind: staging / (name + kind) for kind in kinds}
-        self._schema = docs_schema(keep)
         self._shuffle = shuffle
         self._ends: list[np.ndarray] = []
-        self._pending: list[pa.RecordBatch] = []
-        self._pending_rows = 0
         self._tokens = self._documents = self._text_bytes = 0
         self._max_token_id = -1
         with io_errors(store.url(name)):
             self._file = open(self._paths[self._tokens_kind], "wb", buffering=0)  # noqa: SIM115
             _write_all(self._file, bytes(tokens_header(container)))
-            self._docs = pq.ParquetWriter(
-                self._paths[DOCS], self._schema, compression="zstd", compression_level=1
-            )
+            self._docs = DocsWriter(self._paths[DOCS], docs_schema(keep))
 
     @property
     def tokens(self) -> int:
@@ -216,10 +131,7 @@ class ShardWriter:
             for start in range(0, len(body), CAST_TOKENS):
                 part = body[start : start + CAST_TOKENS].astype(self.dtype, copy=False)
                 _write_all(self._file, part.view(np.uint8).data)
-            self._pending.append(docs)
-            self._pending_rows += documents
-            while self._pending_rows >= DOCS_ROW_GROUP:
-                self._write_docs(DOCS_ROW_GROUP)
+            self._docs.append(docs)
         self._ends.append((offsets[1:] - offsets[0] + self._tokens).astype(np.uint64))
         self._tokens += len(body)
         self._documents += documents
@@ -242,8 +154,7 @@ class ShardWriter:
         ends = np.concatenate(self._ends) if self._ends else np.zeros(0, np.uint64)
         where = self.store.url(self.name)
         with io_errors(where):
-            self._write_docs(self._pending_rows)
-            self._docs.close()
+            self._docs.finish()
             self._file.seek(0)
             _write_all(self._file, file_header(self._container, self.dtype, self._tokens))
             os.fsync(self._file.fileno())
@@ -252,7 +163,7 @@ class ShardWriter:
                 order = document_order(self._shuffle, self.name, len(ends))
                 tokens, header = self._paths[self._tokens_kind], tokens_header(self._container)
                 ends = shuffle_tokens(tokens, header, self.dtype, ends, order)
-                shuffle_rows(self._paths[DOCS], order, DOCS_ROW_GROUP)
+                shuffle_rows(self._paths[DOCS], order)
             with open(self._paths[ENDS], "wb", buffering=0) as file:
                 _write_all(file, npy_header(np.dtype(np.uint64), len(ends)))
                 _write_all(file, ends.view(np.uint8).data)
@@ -300,18 +211,7 @@ class ShardWriter:
     def discard(self) -> None:
         """Close the unfinished files; the staging folder's owner removes them."""
         self._file.close()
-        self._docs.close()
-
-    def _write_docs(self, rows: int) -> None:
-        """Write the first `rows` pending rows: row groups must not depend on batches."""
-        import pyarrow as pa
-
-        if rows == 0:
-            return
-        table = pa.Table.from_batches(self._pending, schema=self._schema)
-        self._docs.write_table(table.slice(0, rows), row_group_size=DOCS_ROW_GROUP)
-        self._pending = table.slice(rows).to_batches()
-        self._pending_rows -= rows
+        self._docs.discard()
 
 
 class Shard:
@@ -331,6 +231,7 @@ class Shard:
             cut short or removed.
 
     Attributes:
+        docs: the rows of its documents.
         mapped: whether memory maps are used; never of a remote store.
         tokens_name: name of the token file in the store.
 
@@ -357,8 +258,7 @@ class Shard:
         self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
         self._record: ShardRecord | None = None
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
-        self._docs: Any = None
-        self._docs_group: tuple[int, Any] = (-1, None)
+        self.docs = DocumentRows(store, name)
         self.tokens_name = file or name + tokens_suffix(container)
         store.refuse_links(self.tokens_name, *(name + kind for kind in (ENDS, DOCS, RECORD)))
         self._header = tokens_header(container)
@@ -377,19 +277,12 @@ class Shard:
     def record(self) -> ShardRecord:
         """The commit record, read and checked against the manifest on first use."""
         if self._record is None:
-            url = self.store.url(self.name + RECORD)
-            data = self._read_whole(RECORD)
-            if _sha256(data) != self._sha256["record"]:
-                raise _damaged(url, "the commit record does not match its digest in the manifest")
-            try:
-                record = msgspec.json.decode(data, type=ShardRecord)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise _damaged(url, f"the commit record is malformed: {error}") from error
-            blocks, size = record.blocks, self._header + self._tokens * self.dtype.itemsize
-            digits = 8 * -(-size // max(blocks.bytes, 1))
-            if blocks.bytes < 1 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", blocks.crc32):
-                raise _damaged(url, "the commit record has no checksum for each block")
-            self._record = record
+            self._record = ShardRecord.decode(
+                self._read_whole(RECORD),
+                self.store.url(self.name + RECORD),
+                sha256=self._sha256["record"],
+                token_bytes=self._header + self._tokens * self.dtype.itemsize,
+            )
         return self._record
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -403,7 +296,7 @@ class Shard:
         end = min(last * size, self._header + self._tokens * self.dtype.itemsize)
         data = self.store.read(self.tokens_name, first * size, end)
         if len(data) != end - first * size:
-            raise _damaged(self.store.url(self.tokens_name), "the file ends early")
+            raise damaged(self.store.url(self.tokens_name), "the file ends early")
         if self.verify != "off":
             for block in range(first, last):
                 self._check_block(block, data[(block - first) * size : (block - first + 1) * size])
@@ -443,56 +336,14 @@ class Shard:
         first, last = self._block_range(starts, starts + width)
         return left[first] == left[last]
 
-    def document_row(self, number: int) -> dict[str, Any]:
-        """Return the row of document `number` (of this shard) in `docs.parquet`."""
-        group = number // DOCS_ROW_GROUP
-        if self._docs_group[0] != group:
-            with _docs_errors(self.store.url(self.name + DOCS)):
-                table = self._docs_file().read_row_group(group)
-                table.validate(full=True)  # its strings may be anything
-                self._docs_group = (group, table)
-        return self._docs_group[1].slice(number % DOCS_ROW_GROUP, 1).to_pylist()[0]
-
-    def document_schema(self) -> pa.Schema:
-        """Return the columns of `docs.parquet`."""
-        return self._docs_file().schema_arrow
-
-    def document_rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of `docs.parquet` in order, some columns of 65,536 at a time."""
-        with _docs_errors(self.store.url(self.name + DOCS)):
-            for batch in self._docs_file().iter_batches(DOCS_ROW_GROUP, columns=list(columns)):
-                batch.validate(full=True)
-                yield batch
-
-    def docs(self) -> pa.Table:
-        """Return all rows of `docs.parquet`."""
-        import pyarrow.parquet as pq
-
-        data = self._read_whole(DOCS)
-        with _docs_errors(self.store.url(self.name + DOCS)):
-            table = pq.read_table(io.BytesIO(data))
-            table.validate(full=True)
-            return table
-
-    def _docs_file(self) -> Any:
-        import pyarrow.parquet as pq
-
-        if self._docs is None:
-            data = self._read_whole(DOCS) if self.store.remote else None
-            with _docs_errors(self.store.url(self.name + DOCS)):
-                path = self.store.url(self.name + DOCS)
-                self._docs = pq.ParquetFile(path if data is None else io.BytesIO(data))
-        return self._docs
-
     def _block_range(self, start: Any, stop: Any) -> tuple[Any, Any]:
         size, item = self.record.blocks.bytes, self.dtype.itemsize
         return (self._header + start * item) // size, -(-(self._header + stop * item) // size)
 
     def _check_block(self, block: int, data: Any) -> None:
-        expected = int(self.record.blocks.crc32[block * 8 : block * 8 + 8], 16)
-        if zlib.crc32(data) != expected:
+        if zlib.crc32(data) != self.record.blocks.crc(block):
             size = self.record.blocks.bytes
-            raise _damaged(
+            raise damaged(
                 self.store.url(self.tokens_name),
                 f"bytes {block * size:,} to {block * size + len(data):,} have changed "
                 "since they were written",
@@ -504,11 +355,11 @@ class Shard:
         size = self.store.size(name)
         expected = len(header) + count * itemsize
         if size is None:
-            raise _damaged(url, "the file is missing")
+            raise damaged(url, "the file is missing")
         if size != expected:
-            raise _damaged(url, f"the file has {size:,} bytes, not {expected:,}")
+            raise damaged(url, f"the file has {size:,} bytes, not {expected:,}")
         if header and self.store.read(name, 0, len(header)) != header:
-            raise _damaged(url, f"the NumPy header is not that of {count:,} values")
+            raise damaged(url, f"the NumPy header is not that of {count:,} values")
 
     def _read_ends(self) -> np.ndarray:
         header = npy_header(np.dtype(np.uint64), self._documents)
@@ -520,27 +371,19 @@ class Shard:
             with io_errors(url):
                 data = np.memmap(url, np.uint8, "r").view(np.ndarray)
         if self.verify != "off" and _sha256(data.data) != self._sha256["ends"]:
-            raise _damaged(url, "the document ends do not match their digest in the manifest")
+            raise damaged(url, "the document ends do not match their digest in the manifest")
         ends = data[HEADER_BYTES:].view(np.uint64)
         if len(ends) and (ends[0] == 0 or np.any(ends[1:] <= ends[:-1])):
-            raise _damaged(url, "the document ends do not rise")
+            raise damaged(url, "the document ends do not rise")
         if (int(ends[-1]) if len(ends) else 0) != self._tokens:
-            raise _damaged(url, f"the last document does not end at token {self._tokens:,}")
+            raise damaged(url, f"the last document does not end at token {self._tokens:,}")
         return ends
 
     def _read_whole(self, kind: str) -> bytes:
         try:
             return self.store.read(self.name + kind)
         except FileNotFoundError as error:
-            raise _damaged(self.store.url(self.name + kind), "the file is missing") from error
-
-
-def stored_plan(store: Store, name: str) -> str | None:
-    """Return the plan of a shard's commit record, None where there is none that can be read."""
-    try:
-        return msgspec.json.decode(store.read(name + RECORD), type=_PlanOf).plan
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-        return None
+            raise damaged(self.store.url(self.name + kind), "the file is missing") from error
 
 
 def _write_all(file: Any, data: bytes | memoryview) -> None:
@@ -560,28 +403,3 @@ def _sha256(data: bytes | memoryview) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
-
-
-@contextmanager
-def _docs_errors(url: str) -> Iterator[None]:
-    """Turn what Arrow says of a damaged `docs.parquet` into our error."""
-    import pyarrow as pa
-
-    with io_errors(url):
-        try:
-            yield
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
-            raise _damaged(url, f"the document rows are damaged: {error}") from error
-        except OSError as error:
-            if error.errno is None:  # Arrow says what is wrong with bytes
-                raise _damaged(url, f"the document rows are damaged: {error}") from error
-            raise
-
-
-def _damaged(url: str, what: str) -> ValidationError:
-    return ValidationError(
-        what,
-        where=url,
-        why="training on it would feed the model other tokens than were written",
-        fix="restore the file from a copy, or tokenise its inputs again into a new output",
-    )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.dataset.docs import ROW_GROUP, DocsWriter
 from olm_data.mixture.prp import permute, round_keys
 
 PIECE = 1 << 20
@@ -62,8 +63,8 @@ def shuffle_tokens(
     return new_ends.astype(np.uint64)
 
 
-def shuffle_rows(path: Path, order: np.ndarray, row_group: int) -> None:
-    """Put the rows of a staged `docs.parquet` into a new order, `row_group` rows a group."""
+def shuffle_rows(path: Path, order: np.ndarray) -> None:
+    """Put the rows of a staged `docs.parquet` into a new order."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -71,8 +72,10 @@ def shuffle_rows(path: Path, order: np.ndarray, row_group: int) -> None:
 
     table = pq.read_table(path, use_threads=False).combine_chunks()
     fresh = path.with_suffix(".shuffled")
-    with pq.ParquetWriter(fresh, table.schema, compression="zstd", compression_level=1) as writer:
-        for low in range(0, len(order), row_group):
-            part = numbers(order[low : low + row_group], pa.int64())
-            writer.write_table(table.take(part), row_group_size=row_group)
+    writer = DocsWriter(fresh, table.schema)
+    for low in range(0, len(order), ROW_GROUP):
+        part = table.take(numbers(order[low : low + ROW_GROUP], pa.int64()))
+        for rows in part.to_batches():
+            writer.append(rows)
+    writer.finish()
     os.replace(fresh, path)

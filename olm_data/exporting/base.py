@@ -127,7 +127,7 @@ def document_batches(
         (first token, uint64 [n] ends of the documents in the shard, n rows).
     """
     done = 0
-    for rows in shard.document_rows(columns):
+    for rows in shard.docs.batches(columns):
         low = 0
         while low < rows.num_rows:
             first = int(shard.ends[done - 1]) if done else 0
@@ -140,12 +140,12 @@ def document_batches(
 
 def kept_columns(dataset: Dataset) -> list[str]:
     """Return the names of the columns that were kept beside each document."""
-    from olm_data.dataset.shard import docs_schema
+    from olm_data.dataset.docs import docs_schema
 
     if not dataset.manifest.shards:
         return []
     known = set(docs_schema().names)
-    return [name for name in dataset.open_shard(0).document_schema().names if name not in known]
+    return [name for name in dataset.open_shard(0).docs.schema().names if name not in known]
 
 
 def lost_columns(dataset: Dataset, *, ids: bool, origins: bool) -> list[str]:

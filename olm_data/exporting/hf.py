@@ -50,7 +50,7 @@ class HuggingFace:
         """
         name = f"data-{index:05d}-of-{len(self.dataset.manifest.shards):05d}.arrow"
         item = pa.from_numpy_dtype(self.dataset.dtype)
-        rest = [shard.document_schema().field(column) for column in self._kept]
+        rest = [shard.docs.schema().field(column) for column in self._kept]
         schema = pa.schema([("id", pa.string()), ("input_ids", pa.list_(item)), *rest])
         columns = ["id", *self._kept]
         with (

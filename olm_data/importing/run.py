@@ -35,7 +35,7 @@ from olm_data.dataset.manifest import (
     TokenizerInfo,
     build_manifest,
 )
-from olm_data.dataset.shard import ShardRecord, stored_plan
+from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
 from olm_data.importing.files import Borders, TokenFile, find, read_borders, refuse, tokenizer_of
 from olm_data.importing.megatron import HEAD, IndexDefect, index_dtype

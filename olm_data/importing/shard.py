@@ -21,18 +21,16 @@ import numpy as np
 import xxhash
 
 from olm_data.dataset.container import npy_header
-from olm_data.dataset.shard import (
+from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
+from olm_data.dataset.record import (
     BLOCK_BYTES,
-    DOCS,
-    DOCS_ROW_GROUP,
-    ENDS,
     RECORD,
     Blocks,
     FileInfo,
     ShardRecord,
-    docs_schema,
     window_counts,
 )
+from olm_data.dataset.shard import ENDS
 from olm_data.importing.files import Borders, TokenFile, pieces, refuse
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store
@@ -179,7 +177,6 @@ def write_sidecars(
 
 def _write_docs(path: Path, number: int, borders: Borders, hashes: np.ndarray) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     count, columns = len(borders.ends), dict(borders.columns)
     ids = columns.pop("id", pa.nulls(count, pa.string()))
@@ -195,8 +192,9 @@ def _write_docs(path: Path, number: int, borders: Borders, hashes: np.ndarray) -
         ],
         schema=schema,
     )
-    pq.write_table(
-        table, path, row_group_size=DOCS_ROW_GROUP, compression="zstd", compression_level=1
-    )
+    writer = DocsWriter(path, schema)
+    for rows in table.to_batches():
+        writer.append(rows)
+    writer.finish()
     with open(path, "rb") as written:
         os.fsync(written.fileno())

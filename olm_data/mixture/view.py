@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.shard import DOCS, Shard
+from olm_data.dataset.docs import DOCS
+from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable, suggest
 from olm_data.mixture.manifest import Mixture, SourceSpec
 from olm_data.select.where import Node, columns, parse
@@ -97,13 +98,13 @@ class View:
             ValidationError: the document rows are damaged.
         """
         self._check_digest(dataset, number)
-        self._check_columns(shard.document_schema())
+        self._check_columns(shard.docs.schema())
         names = [] if self._node is None else columns(self._node)
         if self._excluded is not None and "id" not in names:
             names = [*names, "id"]
         inputs = _paths(dataset)
         first = 0
-        for batch in shard.document_rows(names):
+        for batch in shard.docs.batches(names):
             mask = self._mask(batch, names, inputs)
             yield first, mask
             first += len(mask)

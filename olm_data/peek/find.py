@@ -50,7 +50,7 @@ def find_id(dataset: Dataset, wanted: str, *, most: int, watch: Watch | None = N
     def search(index: int) -> list[Hit]:
         first = int(dataset.document_ends[index]) - dataset.manifest.shards[index].documents
         hits: list[Hit] = []
-        for rows in dataset.open_shard(index).document_rows(["id"]):
+        for rows in dataset.open_shard(index).docs.batches(["id"]):
             found = np.flatnonzero(pc.equal(rows.column("id"), wanted).fill_null(False))
             hits += [Hit(first + int(row)) for row in found]
             first += rows.num_rows

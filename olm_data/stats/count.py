@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as kinds
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.shard import docs_schema
+from olm_data.dataset.docs import docs_schema
 from olm_data.peek.views import dataset_tokenizer, view_document
 from olm_data.runners.local import granted_cpus
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
@@ -283,13 +283,13 @@ def _tally(dataset: Dataset, watch: Callable[[int, int], None] | None) -> Tally:
     shards = len(dataset.manifest.shards)
     keep = pa.schema([])
     if shards:
-        keep = pa.schema(list(dataset.open_shard(0).document_schema())[len(docs_schema()) :])
+        keep = pa.schema(list(dataset.open_shard(0).docs.schema())[len(docs_schema()) :])
 
     def count(index: int) -> Tally:
         tally, shard = Tally(inputs, keep, extra), dataset.open_shard(index)
         first = int(dataset.document_ends[index]) - dataset.manifest.shards[index].documents
         at = 0
-        for rows in shard.document_rows(["input", "text_bytes", *keep.names]):
+        for rows in shard.docs.batches(["input", "text_bytes", *keep.names]):
             stop = at + rows.num_rows
             before = int(shard.ends[at - 1]) if at else 0
             lengths = np.diff(shard.ends[at:stop].astype(np.int64), prepend=before)

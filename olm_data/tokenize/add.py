@@ -26,7 +26,7 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
-from olm_data.dataset.shard import RECORD, stored_plan
+from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.errors import ConflictError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner

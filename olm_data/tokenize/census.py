@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.arrow_values import as_numpy
-from olm_data.dataset.shard import DOCS
+from olm_data.dataset.docs import DOCS
 from olm_data.errors import ValidationError
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import msgspec
 
 from olm_data.dataset.container import tokens_suffix
-from olm_data.dataset.shard import DOCS, ENDS, RECORD, ShardRecord
+from olm_data.dataset.docs import DOCS
+from olm_data.dataset.record import RECORD, ShardRecord
+from olm_data.dataset.shard import ENDS
 from olm_data.storage.store import Store
 from olm_data.tokenize.plan import Plan, shard_name
 

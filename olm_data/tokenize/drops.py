@@ -9,7 +9,7 @@ import msgspec
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
-from olm_data.dataset.shard import RECORD, ShardRecord
+from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import ValidationError
 from olm_data.tokenize.account import InputAccount
 from olm_data.tokenize.plan import shard_name

@@ -24,7 +24,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from olm_data.dataset.manifest import EXCLUDED, VALIDATION
-from olm_data.dataset.shard import RECORD, ShardWriter
+from olm_data.dataset.record import RECORD
+from olm_data.dataset.shard import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, OlmError, ValidationError

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import numbers
-from olm_data.dataset.shard import ShardWriter, docs_schema
+from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.shard import ShardWriter
 from olm_data.encoders import TextEncoder
 from olm_data.errors import InputError
 from olm_data.runners.base import Report

@@ -19,7 +19,8 @@ import numpy as np
 
 from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
-from olm_data.dataset.shard import ENDS, RECORD
+from olm_data.dataset.record import RECORD
+from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.base import Count
 from olm_data.storage.store import Store

@@ -208,7 +208,7 @@ class _Comparison:
         start, stop = plan.tasks[int(info.name.removeprefix("shard-")) - plan.first_shard]
         self._units = [Unit.from_json(list(unit)) for unit in plan.units[start:stop]]
         self._inputs = inputs
-        table = self._shard.docs()
+        table = self._shard.docs.table()
         self._input = table["input"].to_numpy()
         self._position = table["position"].to_numpy()
         self._hash = table["content_hash"].to_numpy()

@@ -34,7 +34,7 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
-from olm_data.dataset.shard import RECORD, Blocks, ShardRecord
+from olm_data.dataset.record import RECORD, Blocks, ShardRecord
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
 from olm_data.mixture.pack import PlanInfo
 from olm_data.progress import duration

@@ -20,15 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
+from olm_data.dataset.docs import DOCS, docs_schema
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.shard import (
-    DOCS,
-    ENDS,
-    RECORD,
-    ShardRecord,
-    docs_schema,
-    window_counts,
-)
+from olm_data.dataset.record import RECORD, ShardRecord, window_counts
+from olm_data.dataset.shard import ENDS
 from olm_data.errors import OlmError, StorageError, printable
 from olm_data.storage.store import Store
 

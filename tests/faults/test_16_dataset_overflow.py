@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
-from olm_data.dataset.shard import ENDS, Shard, window_counts
+from olm_data.dataset.record import window_counts
+from olm_data.dataset.shard import ENDS, Shard
 from olm_data.storage.store import Store
 from olm_data.tokenize.account import InputAccount, check_accounts, totals_by_input
 from olm_data.tokenize.pipeline import delimit

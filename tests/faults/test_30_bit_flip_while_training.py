@@ -10,7 +10,7 @@ import pytest
 from support.datasets import random_shards, write_mixture
 
 from olm_data.dataset.container import HEADER_BYTES
-from olm_data.dataset.shard import BLOCK_BYTES
+from olm_data.dataset.record import BLOCK_BYTES
 from olm_data.errors import ValidationError
 from olm_train.data import DataLoader, EvalLoader
 

@@ -29,7 +29,8 @@ from olm_data.canonical import digest as canonical_digest
 from olm_data.counts import parse_count
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
-from olm_data.dataset.shard import Shard, ShardRecord
+from olm_data.dataset.record import ShardRecord
+from olm_data.dataset.shard import Shard
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import UNDIGESTED, Lock
 from olm_data.mixture.manifest import parse_mixture
@@ -193,7 +194,7 @@ class Workshop:
                 shard = self.open_shard(folder, digests)
                 shard.read(0, shard.tokens.size)
                 for number in range(len(shard.ends)):
-                    shard.document_row(number)
+                    shard.docs.row(number)
 
         return run
 

@@ -97,7 +97,7 @@ def test_a_document_row_whose_id_is_no_utf8_is_refused(workshop: Workshop) -> No
     broken = pa.Array.from_buffers(pa.string(), len(ids), ids.buffers())
     pq.write_table(table.set_column(0, "id", broken), path)
     shard = workshop.open_shard(folder, {})
-    reads = (shard.docs, lambda: shard.document_row(0), lambda: list(shard.document_rows(["id"])))
+    reads = (shard.docs.table, lambda: shard.docs.row(0), lambda: list(shard.docs.batches(["id"])))
     for read in reads:
         with pytest.raises(ValidationError, match="rows are damaged"):
             read()

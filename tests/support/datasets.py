@@ -21,6 +21,7 @@ import pyarrow as pa
 import yaml
 
 from olm_data.dataset.container import HEADER_BYTES, TOKENS, Container, npy_header
+from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
@@ -30,17 +31,15 @@ from olm_data.dataset.manifest import (
     Totals,
     build_manifest,
 )
-from olm_data.dataset.shard import (
+from olm_data.dataset.record import (
     BLOCK_BYTES,
-    ENDS,
     RECORD,
     Blocks,
     FileInfo,
     ShardRecord,
-    ShardWriter,
-    docs_schema,
     window_counts,
 )
+from olm_data.dataset.shard import ENDS, ShardWriter
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 

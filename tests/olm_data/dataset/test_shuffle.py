@@ -15,6 +15,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset import shuffle as shard_shuffle
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.docs import ROW_GROUP
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.mixture.prp import permute, round_keys
 from olm_data.peek.views import view_document
@@ -65,16 +66,17 @@ def test_tokens_move_with_their_documents_whatever_the_piece(
 
 def test_rows_move_with_their_documents_in_groups_of_a_size(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("id", pa.string()), pa.field("n", pa.int64(), nullable=False)])
-    table = pa.table({"id": [None if k == 3 else f"d{k}" for k in range(10)], "n": range(10)})
+    count = ROW_GROUP + 4
+    table = pa.table({"id": [None if k == 3 else f"d{k}" for k in range(count)], "n": range(count)})
     path = tmp_path / "docs.parquet"
-    pq.write_table(table.cast(schema), path, row_group_size=4)
-    order = np.array([9, 3, 1, 0, 2, 4, 8, 7, 6, 5])
-    shuffle_rows(path, order, 4)
+    pq.write_table(table.cast(schema), path, row_group_size=1000)
+    order = np.random.default_rng(1).permutation(count)
+    shuffle_rows(path, order)
     file = pq.ParquetFile(path)
     assert file.schema_arrow == schema
-    assert [file.metadata.row_group(g).num_rows for g in range(3)] == [4, 4, 2]
+    assert [file.metadata.row_group(g).num_rows for g in range(2)] == [ROW_GROUP, 4]
     assert file.read()["n"].to_pylist() == order.tolist()
-    assert file.read()["id"].to_pylist()[:3] == ["d9", None, "d1"]
+    assert file.read()["id"].to_pylist() == [None if k == 3 else f"d{k}" for k in order]
 
 
 @pytest.fixture

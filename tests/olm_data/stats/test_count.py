@@ -56,7 +56,9 @@ def stats(folder: Path) -> Stats:
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> pa.Table:
     dataset = Dataset.open(str(folder / "out"))
-    return pa.concat_tables(dataset.shard(i).docs() for i in range(len(dataset.manifest.shards)))
+    return pa.concat_tables(
+        dataset.shard(i).docs.table() for i in range(len(dataset.manifest.shards))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +137,7 @@ def test_duplicates_are_of_both_splits_counted_or_known_from_the_run(
     hashes = [
         (row["content_hash"], row["text_bytes"])
         for i in range(len(Dataset.open(str(tmp_path)).manifest.shards))
-        for row in Dataset.open(str(tmp_path)).shard(i).docs().to_pylist()
+        for row in Dataset.open(str(tmp_path)).shard(i).docs.table().to_pylist()
     ]
     assert copies == len(hashes) - len(set(hashes))
 
