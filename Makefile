@@ -8,6 +8,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # torch first and by itself: asked for by another package, it may come with gigabytes of CUDA.
 TORCH  := torch==2.13.0
+# Tests at a time: one more than the usual two cores, as many wait for processes they started.
+TEST_WORKERS ?= 3
 
 .PHONY: demo test check clean
 
@@ -15,7 +17,7 @@ demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
