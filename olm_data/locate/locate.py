@@ -43,6 +43,8 @@ SHOWN_TOKENS = 64
 """Tokens of a document that are shown with its sightings."""
 
 TRAINED, TO_COME = "trained", "to come"
+NOT_TAKEN = "not taken"
+"""Of a step that left the weights as they were: its loss or gradient was a spike or no number."""
 
 
 class Batches:
@@ -78,10 +80,12 @@ class Batches:
             self._microbatch_rows = rows_of_tokens("the micro-batch", microbatch_size, length)
 
     def state(self, step: int) -> str | None:
-        """Return whether step `step` (from 1) is past; None without a run."""
+        """Return what became of step `step` (from 1); None without a run."""
         if self.run is None:
             return None
-        return TRAINED if step <= self.run.last_step else TO_COME
+        if step > self.run.last_step:
+            return TO_COME
+        return NOT_TAKEN if step in self.run.not_taken else TRAINED
 
     def split(self, step: int) -> Split | None:
         """Return how step `step` (from 1) is dealt out; None where no world size is known.
@@ -118,7 +122,7 @@ class StepView:
 
     Attributes:
         step: its number, from 1.
-        state: `trained`, `to come`, or None where no run was given.
+        state: `trained`, `not taken`, `to come`, or None where no run was given.
         order: digest of the rows of the whole step.
         sources: rows of the whole step by (stage, source).
         places: places in the step of the rows shown, ascending.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,11 @@ class Run:
     def last_step(self) -> int:
         """The last step that was trained and logged; 0 for none."""
         return self.steps[-1].step if self.steps else 0
+
+    @cached_property
+    def not_taken(self) -> frozenset[int]:
+        """The logged steps that left the weights as they were."""
+        return frozenset(step.step for step in self.steps if not step.taken)
 
     def skip(self) -> tuple[Range, ...]:
         """Return what the run has skipped, by its log, and will skip, by its configuration."""

@@ -13,6 +13,7 @@ from support.runs import build_trainer, group_world, metrics, same_bits
 
 from olm_data.audit.compare import audit
 from olm_data.audit.run_log import RunLog, read_starts
+from olm_data.locate.locate import Batches
 from olm_data.locate.run import Run
 from olm_data.locate.verify_log import verify_log
 from olm_data.mixture.lock import Lock
@@ -119,7 +120,14 @@ def test_57_skip_goes_on_and_log_audit_and_check_say_so(
     assert found.not_taken == [BAD]
     assert sum(account.skipped for account in found.accounts) == 8
     assert sum(account.trained for account in found.accounts) == 23 * 8
-    assert verify_log(lock, Run.read(str(folder))).steps == 24
+    run = Run.read(str(folder))
+    assert verify_log(lock, run).steps == 24
+    batches = Batches(lock, batch_sizes=run.batch_sizes, run=run)
+    assert [batches.state(step) for step in (BAD - 1, BAD, 24)] == [
+        "trained",
+        "not taken",
+        "trained",
+    ]
 
 
 def test_57_rewind_is_a_run_that_never_had_the_rows(
