@@ -11,6 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 from support.command import arguments, environment, olm_data
+from support.polling import wait_until
+from support.s3_proxy import Proxy, stall
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
@@ -108,18 +110,23 @@ def test_of_two_writers_on_s3_exactly_one_commits_and_the_other_is_refused(
 
 
 def test_killed_while_writing_to_s3_a_rerun_gives_the_same_bytes(
-    source: Path, prefix: str, tiny_tokenizer: Path, tmp_path: Path
+    source: Path, prefix: str, proxy: Proxy, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--shard-tokens", "300")
     command = (*words, "--workers", "2", "--output", f"{prefix}/out")
+    proxy.inject(stall, method="PUT", key=r"out/shard-00003\.json", times=None)  # it cannot finish
     process = subprocess.Popen(
         arguments(*command), env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
-    while process.poll() is None and not fs.exists(f"{prefix}/out/shard-00001.json"):
-        pass  # each look is a request to the server
+
+    def sent(name: str) -> bool:
+        return any(seen.method == "PUT" and name in seen.path for seen in list(proxy.seen))
+
+    wait_until(lambda: sent("shard-00001.json") and sent("shard-00003.json"), "two records")
     process.kill()
     process.communicate()
+    proxy.clear()
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False)
     assert not fs.exists(f"{prefix}/out/manifest.json")
     assert olm_data(*command).returncode == 0
     make_dataset([source], tiny_tokenizer, tmp_path / "local", shard_tokens=300)
