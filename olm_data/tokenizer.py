@@ -112,7 +112,7 @@ class TokenizerSpec:
 
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelled out; broken UTF-8 becomes U+FFFD."""
-        plain = [int(i) for i in ids]
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
         return str(self.reference.decode(plain, skip_special_tokens=False))
 
     def encoder_json(self, *, strip_special: bool) -> bytes:

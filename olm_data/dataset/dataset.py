@@ -211,7 +211,7 @@ class Dataset:
         i, local = self._document_shard(number)
         row = self.shard(i).docs.row(local)
         source = self.manifest.inputs[row["input"]]
-        known = ("id", "input", "position", "text_bytes", "content_hash")
+        known = ("id", "input", "position", "text_bytes")
         return Origin(
             number=number,
             id=row["id"],

@@ -96,14 +96,15 @@ class DocumentRows:
         self._group: tuple[int, Any] = (-1, None)
 
     def row(self, number: int) -> dict[str, Any]:
-        """Return row `number`, of the document with that number in the shard."""
+        """Return where document `number` of the shard came from: its row without `content_hash`."""
         group = number // ROW_GROUP
-        if self._group[0] != group:
-            with self._errors():
-                table = self._file().read_row_group(group)
-                table.validate(full=True)  # its strings may be anything
-                self._group = (group, table)
-        return self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
+        with self._errors():
+            if self._group[0] != group:
+                names = [name for name in self.schema().names if name != "content_hash"]
+                self._group = (group, self._file().read_row_group(group, columns=names))
+            row = self._group[1].slice(number % ROW_GROUP, 1)
+            row.validate(full=True)  # its strings may be anything
+        return row.to_pylist()[0]
 
     def schema(self) -> pa.Schema:
         """Return the columns."""

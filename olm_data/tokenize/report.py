@@ -303,4 +303,5 @@ def _census(manifest: Manifest) -> dict[str, Any]:
 
 
 def _size(tokens: int, documents: int, shards: int) -> str:
-    return f"{tokens:,} tokens in {documents:,} documents, {shards:,} shards"
+    plural = "s" * (shards != 1)
+    return f"{tokens:,} tokens in {documents:,} documents, {shards:,} shard{plural}"

@@ -399,7 +399,7 @@ def report_lines(report: VerifyReport) -> list[str]:
     lines += [
         f"{state} {printable(report.target)}: {report.tokens:,} tokens, "
         f"{report.documents:,} documents, "
-        f"{report.shards:,} shards in {sets} dataset{'s' if sets != 1 else ''}",
+        f"{report.shards:,} shard{'s' * (report.shards != 1)} in {sets} dataset{'s' * (sets != 1)}",
         f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
         f"{duration(report.seconds)} in all",
         f"  round trip  {report.round_trip:,} documents decoded and encoded again",
