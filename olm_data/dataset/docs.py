@@ -42,6 +42,8 @@ def docs_schema(keep: pa.Schema | None = None) -> pa.Schema:
 class DocsWriter:
     """Writes a `docs.parquet` whose bytes depend on its rows alone, not on the batches.
 
+    As a context manager it ends with `finish`, or with `discard` where something was raised.
+
     Args:
         path: local file.
         schema: `docs_schema` with the kept columns.
@@ -54,6 +56,15 @@ class DocsWriter:
         self._file = pq.ParquetWriter(path, schema, compression="zstd", compression_level=1)
         self._pending: list[pa.RecordBatch] = []
         self._rows = 0
+
+    def __enter__(self) -> DocsWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.discard()
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows; full row groups are written."""

@@ -1,4 +1,4 @@
-"""The commit record of a shard, `shard-00000.json`: it exists if the other files are complete.
+"""The commit record of a shard, `shard-00000.json`: there if and only if the rest is complete.
 
     ShardRecord.encode -> bytes -> ShardRecord.decode, checked against the manifest's digest
 

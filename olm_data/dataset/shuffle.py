@@ -72,10 +72,9 @@ def shuffle_rows(path: Path, order: np.ndarray) -> None:
 
     table = pq.read_table(path, use_threads=False).combine_chunks()
     fresh = path.with_suffix(".shuffled")
-    writer = DocsWriter(fresh, table.schema)
-    for low in range(0, len(order), ROW_GROUP):
-        part = table.take(numbers(order[low : low + ROW_GROUP], pa.int64()))
-        for rows in part.to_batches():
-            writer.append(rows)
-    writer.finish()
+    with DocsWriter(fresh, table.schema) as writer:
+        for low in range(0, len(order), ROW_GROUP):
+            part = table.take(numbers(order[low : low + ROW_GROUP], pa.int64()))
+            for rows in part.to_batches():
+                writer.append(rows)
     os.replace(fresh, path)

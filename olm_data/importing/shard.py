@@ -192,9 +192,8 @@ def _write_docs(path: Path, number: int, borders: Borders, hashes: np.ndarray) -
         ],
         schema=schema,
     )
-    writer = DocsWriter(path, schema)
-    for rows in table.to_batches():
-        writer.append(rows)
-    writer.finish()
+    with DocsWriter(path, schema) as writer:
+        for rows in table.to_batches():
+            writer.append(rows)
     with open(path, "rb") as written:
         os.fsync(written.fileno())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from olm_data.errors import printable
-from olm_data.locate.locate import Batches, DocumentSightings, StepView
+from olm_data.locate.locate import TRAINED, Batches, DocumentSightings, StepView
 from olm_data.locate.sightings import Sighting
 from olm_data.locate.verify_log import LogReport
 from olm_data.peek.render import render
@@ -50,7 +50,7 @@ def document_lines(
         return
     rows = len({sighting.row for sighting in found.sightings})
     steps = {step["step"] for step in found.steps if step.get("step")}
-    trained = {step["step"] for step in found.steps if step.get("state") == "trained"}
+    trained = {step["step"] for step in found.steps if step.get("state") == TRAINED}
     said = f"   seen in {rows:,} row{'s' * (rows != 1)} of the run"
     if any(found.steps):
         said += f", {len(steps):,} step{'s' * (len(steps) != 1)}"

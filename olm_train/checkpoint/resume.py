@@ -60,20 +60,21 @@ class LoadPolicy:
     optim_state: bool = True
 
     def __post_init__(self) -> None:
-        wrong = None
-        if self.path is not None and self.strategy is LoadStrategy.never:
-            wrong = "load_path has no effect with load_strategy `never`"
-        elif self.strict and self.strategy is LoadStrategy.never:
-            wrong = "load_strict has no effect with load_strategy `never`"
-        elif self.path is None and not (self.trainer_state and self.optim_state):
-            wrong = "load_trainer_state and load_optim_state have no effect without load_path"
-        if wrong is not None:
+        never = self.strategy is LoadStrategy.never
+        for name, given in (("load_path", self.path is not None), ("load_strict", self.strict)):
+            if given and never:
+                raise UsageError(
+                    f"{name} has no effect with load_strategy `never`",
+                    where=f"trainer.{name}",
+                    why="a run that starts anew reads no checkpoint",
+                    fix="leave one of them out",
+                )
+        if self.path is None and not (self.trainer_state and self.optim_state):
             raise UsageError(
-                wrong,
-                where="trainer",
-                why="`never` reads no checkpoint, and a run that goes on in its own save folder "
-                "takes over all of its state",
-                fix="leave one of them out",
+                "load_trainer_state and load_optim_state have no effect without load_path",
+                where="trainer.load_path",
+                why="a run that goes on in its own save folder takes over all of its state",
+                fix="leave them out, or say what to begin with",
             )
 
 

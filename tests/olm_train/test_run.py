@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support.runs import config_values, environment, run, write_config
 
 from olm_train.config import Values
@@ -73,6 +74,15 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     ):
         assert text in out
     assert not (config.parent / "run").exists()
+
+
+def test_strict_flags_set_their_fields(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, field in (("--strict", "load_strict"), ("--strict-env", "strict")):
+        for flags in ([], [flag]):
+            assert main([str(config), "--dry-run", *flags]) == 0
+            resolved = yaml.safe_load(capsys.readouterr().out.split("# mixture")[0])["trainer"]
+            found = resolved | resolved["callbacks"]["environment"]
+            assert found[field] == bool(flags)
 
 
 def test_dry_run_describes_the_launched_number_of_ranks(

@@ -145,6 +145,11 @@ def test_damaged_exports_are_refused(
     [
         (["--trainer.load_path={exported}"], UsageError, "without the state of a trainer"),
         (["--trainer.load_path={first}", "--trainer.load_strategy=never"], UsageError, "no effect"),
+        (
+            ["--trainer.load_strict=true", "--trainer.load_strategy=never"],
+            UsageError,
+            "load_strict",
+        ),
         ([NO_STATE[0]], UsageError, "no effect without load_path"),
         (["--trainer.load_path={first}/none"], InputError, "no checkpoint"),
         (["--trainer.load_path={first}", "--model.n_layers=1"], ValidationError, "n_layers"),
