@@ -1,22 +1,26 @@
 # make demo   install, tokenise real text, mix, train, write report.html
-# make test   install, run the whole suite
+# make test   install, run the suite without what is marked slow
+# make test-all  the same with the slow marks too
 # make check  lint, format, types
-# Both start on a fresh machine with Python 3.11 or newer and package registries, nothing else.
+# All start on a fresh machine with Python 3.11 or newer and package registries, nothing else.
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# torch first and by itself: asked for by another package, it may come with gigabytes of CUDA.
+# By itself: asked for by another package, it may come with gigabytes of CUDA.
 TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 
-.PHONY: demo test check clean
+.PHONY: demo test test-all check clean
 
 demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
 
 test: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+
+test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
 
 check: $(VENV)/.ready-dev
@@ -32,14 +36,18 @@ $(BIN)/python:
 		{ echo "error: Python 3.11 or newer is needed; try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.ready-torch: $(BIN)/python
+# Packages by the hashes of their files, then torch, whose builds differ by machine, then the project
+# itself, built with what is there.
+define install
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/$(1).txt
 	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+endef
+
+$(VENV)/.ready-demo: $(BIN)/python pyproject.toml constraints.txt requirements/demo.txt
+	$(call install,demo)
 	@touch $@
 
-$(VENV)/.ready-demo: $(VENV)/.ready-torch pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[train,fast,report]' -c constraints.txt
-	@touch $@
-
-$(VENV)/.ready-dev: $(VENV)/.ready-torch pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[train,fast,s3,hub,ray,report,dev]' -c constraints.txt
+$(VENV)/.ready-dev: $(BIN)/python pyproject.toml constraints.txt requirements/dev.txt
+	$(call install,dev)
 	@touch $@

@@ -2,9 +2,10 @@
 
     python benchmarks/bench_tokenize.py --megabytes 40 --encoder hf
     python benchmarks/bench_tokenize.py --megabytes 200 --encoder gigatoken
+    python benchmarks/bench_tokenize.py --fixed
 
-On the same text, in the same run, with the same number of processes, for parquet, .jsonl.zst and
-.jsonl.gz:
+On the same text, in the same run, with the same number of processes, for parquet, plain .jsonl,
+.jsonl.zst and .jsonl.gz:
 
 * `encoder`: the encoder plug-in alone over buffers already in memory (no reading, no writing);
 * `reading`: a bare loop that reads, decompresses and parses to text buffers, with the libraries
@@ -14,6 +15,9 @@ On the same text, in the same run, with the same number of processes, for parque
 * `tasks`: what the command says its tasks took: the pipe without start-up;
 * `command`: all of `olm-data tokenize`: start-up, parity gate, digests, ends, provenance, count of
   duplicates and fsync included.
+
+Byte code is cached, as after an installation, and the proof of the encoder is in the user's cache.
+With --fixed: the command alone, on 1 kB of text, for --runs runs: what it costs beside its work.
 
 `cpu` is user and system time of all processes, which other work on the machine changes least.
 Then, in one process and one thread, the share of each stage of the pipe.
@@ -60,13 +64,13 @@ from olm_data.errors import OlmError
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
-from olm_data.tokenize.digests import content_hashes, document_digests
-from olm_data.tokenize.pipeline import delimit, document_rows
+from olm_data.tokenization.digests import content_hashes, document_digests
+from olm_data.tokenization.pipeline import delimit, document_rows
 from olm_data.tokenizer import load_tokenizer
 
 PARTS = 16  # files of each kind: a compressed file is read by one process
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"  # where there is such a folder
-KINDS = ("jsonl.zst", "jsonl.gz", "parquet")
+KINDS = ("jsonl", "jsonl.zst", "jsonl.gz", "parquet")
 
 
 def corpus(folder: Path) -> Iterator[str]:
@@ -109,7 +113,9 @@ def write_inputs(texts: list[str], folder: Path) -> dict[str, list[str]]:
         for kind in KINDS:
             path = folder / f"part-{part:02d}.{kind}"
             paths[kind].append(str(path))
-            if kind == "jsonl.zst":
+            if kind == "jsonl":
+                path.write_bytes(lines)
+            elif kind == "jsonl.zst":
                 path.write_bytes(zstandard.ZstdCompressor(3).compress(lines))
             elif kind == "jsonl.gz":
                 path.write_bytes(gzip.compress(lines, 6))
@@ -139,7 +145,12 @@ def encoder_alone(
 
 
 def decompressed(path: str) -> Iterator[bytes]:
-    """Yield 4 MiB blocks of a compressed file."""
+    """Yield 4 MiB blocks of a file, decompressed where it is compressed."""
+    if path.endswith(".jsonl"):
+        with open(path, "rb") as plain:
+            while block := plain.read(4 << 20):
+                yield block
+        return
     codec = "zstd" if path.endswith(".zst") else "gzip"
     with pa.OSFile(path) as file, pa.CompressedInputStream(file, codec) as stream:
         while block := stream.read(4 << 20):
@@ -147,7 +158,7 @@ def decompressed(path: str) -> Iterator[bytes]:
 
 
 def whole_lines(path: str) -> Iterator[bytes]:
-    """Yield blocks of whole lines of a compressed file."""
+    """Yield blocks of whole lines of a file."""
     rest = b""
     for block in decompressed(path):
         cut = block.rfind(b"\n") + 1
@@ -291,6 +302,7 @@ def command(paths: list[str], tokenizer: str, name: str, workers: int, output: P
         ],
         check=True,
         stdout=subprocess.PIPE,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
     )
     measured = json.loads(done.stdout)
     return json.loads(measured["last"][0]) | measured
@@ -313,10 +325,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of files, with commas")
+    parser.add_argument("--fixed", action="store_true", help="only what the command costs at 1 kB")
     driver.add_options(parser)
     args = parser.parse_args()
     if args.peers:
         raise SystemExit(driver.run_peers(args, texts_of))
+    if args.fixed:
+        measure_fixed(args)
+        return
     beside = DATA / "corpora" if (DATA / "corpora").is_dir() else None
     base = list(corpus(args.corpus or beside or Path(sysconfig.get_path("stdlib"))))
     size = sum(len(t.encode()) for t in base)
@@ -333,6 +349,24 @@ def main() -> None:
         written = write_inputs(texts, folder)
         for kind in args.kinds.split(","):
             measure(kind, written[kind], total, args, folder)
+
+
+def measure_fixed(args: Any) -> None:
+    """Measure the command on one document of 1 kB and print what it costs."""
+    wall, cpu = [], []
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name, "one.jsonl")
+        file.write_text(json.dumps({"text": "a word " * 140}) + "\n")
+        for run in range(args.runs + 1):
+            output = Path(name, f"out-{run}")
+            result = command([str(file)], args.tokenizer, args.encoder, args.workers, output)
+            if run:  # the first one compiles and proves
+                wall.append(result["wall"])
+                cpu.append(result["cpu"])
+    print(
+        f"1 kB, {args.encoder}, {args.workers} workers: {statistics.median(wall):.2f} s "
+        f"({min(wall):.2f} to {max(wall):.2f}), cpu {statistics.median(cpu):.2f} s"
+    )
 
 
 def measure(kind: str, paths: list[str], total: float, args: Any, folder: Path) -> None:

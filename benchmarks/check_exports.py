@@ -60,6 +60,7 @@ PROJECTS = (
     Project("megatron", "megatron-core", (TORCH, ("megatron-core",)), "megatron", False),
     Project("datatrove", "datatrove", (TORCH, ("datatrove[io]", "tokenizers")), "datatrove", False),
     Project("mosaicml", "mosaicml-streaming", ((*TORCH, "mosaicml-streaming"),), "mds", True),
+    Project("litdata", "litdata", ((*TORCH, "litdata"),), "litdata", True),
     Project("datasets", "datasets", (("datasets",),), "hf", True),
 )
 

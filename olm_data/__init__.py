@@ -2,8 +2,8 @@
 
 Names are imported on first use, so that `import olm_data` stays fast:
 
-    dataset = olm_data.Dataset.open("./tokens/web")
-    lock = olm_data.Lock.read("mixture.lock.json")
+    dataset = olm_data.tokenize("web/*.jsonl", tokenizer="gpt2", output="./tokens/web")
+    lock = olm_data.mix("manifest.yaml")
     reader = olm_data.RowReader(lock)
 """
 
@@ -19,12 +19,18 @@ _HOMES = {
     "Lock": "olm_data.mixture.compile",
     "RowReader": "olm_data.rows.reader",
     "Schedule": "olm_data.mixture.order",
+    "mix": "olm_data.verbs",
+    "tokenize": "olm_data.verbs",
 }
 
-__all__ = ["Dataset", "Lock", "RowReader", "Schedule", "__version__"]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'olm_data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,51 +7,79 @@ Results go to stdout, messages and progress to stderr. Exit codes: 0 ok, 1 unexp
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from importlib import import_module
+from itertools import pairwise
 from keyword import iskeyword
-from types import TracebackType
 
 import click
 
 from olm_data import __version__
-from olm_data.errors import OlmError, redacted, shown
+from olm_data.commands.said import with_common_options
+from olm_data.ending import end_soon, ending
+from olm_data.errors import OlmError, UsageError, printable, shown, suggest
+from olm_data.extras import missing_extra
+from olm_data.redaction import redacted
+from olm_data.sinks import guard, print_traceback
+from olm_data.streams import OutputLost, drop_results, secure_streams
 
-COMMANDS = (
-    "train-tokenizer",
-    "tokenize",
-    "status",
-    "work",
-    "add",
-    "import",
-    "import-mix",
-    "pack",
-    "mix",
-    "export",
-    "verify",
-    "stats",
-    "peek",
-    "locate",
-    "audit",
-    "report",
-    "doctor",
-    "gc",
-)
-"""In the order of a working day. Each is `olm_data.commands.<name>`, imported when it is named."""
+COMMANDS = {
+    "Text to tokens": {
+        "train-tokenizer": "Train a byte-level BPE tokenizer on your text.",
+        "tokenize": "Turn text into a dataset of tokens.",
+        "add": "Add new inputs to a finished dataset, as a new version.",
+        "status": "Show how far a run is, from storage alone.",
+        "work": "Do some tasks of a run: what runners start.",
+        "import": "Make a dataset of token files you already have, in place.",
+        "export": "Write a dataset as files of another project.",
+    },
+    "Tokens to mixture": {
+        "pack": "Compare ways to pack documents into rows.",
+        "mix": "Compile a mixture manifest into the lock that training reads.",
+        "import-mix": "Make a manifest of an OLMo-core mixture or a Megatron blend.",
+    },
+    "Look and prove": {
+        "verify": "Check every byte of a dataset against its digests.",
+        "stats": "Count what is in a dataset.",
+        "peek": "Show documents or rows, decoded, with borders and origin.",
+        "locate": "Show what a step saw, or which steps see a document.",
+        "audit": "Compare what was planned with what a run trained on.",
+        "report": "Write one HTML page about a mixture and runs of it.",
+    },
+    "Storage": {
+        "doctor": "Try out a folder or bucket as the output of a run.",
+        "gc": "Delete what killed runs left behind.",
+    },
+}
+"""Summaries by heading. Each command is `olm_data.commands.<name>`, imported when it is named."""
+SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
 
 
 class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(SUMMARIES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in SUMMARIES:
             return None
         name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
-        return command
+        return with_common_options(command)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in SUMMARIES:
+            raise UsageError(
+                f"there is no command {printable(args[0])!r}",
+                fix=f"{suggest(args[0], SUMMARIES)} olm-data --help lists them",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,60 +96,105 @@ def cli(debug: bool) -> None:
     """
 
 
+def entry() -> None:
+    """Entry point of the process: run a command, and end the process with its exit code."""
+    end_soon()
+    try:
+        main()
+    except SystemExit as end:
+        ending(end.code)
+        raise
+
+
 def main() -> None:
-    """Entry point: run a command and turn its error into a message and an exit code.
+    """Run a command and turn its error into a message and an exit code.
 
     With `--json` an error is also a line on standard output:
     `{"event": "error", "exit_code": ...}`.
     """
-    sys.excepthook = _traceback
+    guard()
     debug = "--debug" in sys.argv[1:]  # accepted before and after the command's name
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     as_json = "--json" in arguments
     try:
-        code = cli.main(
-            arguments, standalone_mode=False
-        )  # what a command gave to ctx.exit, or None
-    except click.ClickException as error:
-        _error_event(as_json, 2, error.format_message())
+        secure_streams()
+        _refuse_empty(arguments)
+        # what a command gave to ctx.exit, or None
+        code = cli.main(arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        message = error.format_message()
+        _error_event(as_json, 2, message)
+        named = next((word for word in arguments if word in SUMMARIES), "")
+        help_of = " ".join(filter(None, ("olm-data", named, "--help")))
+        click.echo(f"error: {shown(_sentence(message))}\n  fix: {help_of}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         _error_event(as_json, 130, "interrupted")
         click.echo("interrupted; run the same command again to continue", err=True)
         sys.exit(130)
-    except OlmError as error:
-        parts = {"where": error.where, "why": error.why, "fix": error.fix}
-        _error_event(as_json, error.exit_code, error.what, **parts)
-        if debug:
-            _traceback(type(error), error, error.__traceback__)
-        else:
-            click.echo(f"error: {shown(str(error))}", err=True)
+    except OutputLost as error:
+        drop_results()
+        click.echo(f"error: {shown(str(error))}", err=True)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader of a pipe has seen enough: `olm-data peek ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except Exception as error:  # a defect: Python prints it, but whoever reads events learns too
-        _error_event(as_json, 1, f"{type(error).__name__}: {error}")
-        raise
+    except Exception as error:
+        known = _for_people(error)
+        if not isinstance(known, OlmError):  # a defect: Python prints it, and events tell it, too
+            _error_event(as_json, 1, f"{type(error).__name__}: {error}")
+            raise
+        parts = {"where": known.where, "why": known.why, "fix": known.fix}
+        _error_event(as_json, known.exit_code, known.what, **parts)
+        if debug:
+            print_traceback(type(error), error, error.__traceback__)
+        else:
+            click.echo(f"error: {shown(str(known))}", err=True)
+        sys.exit(known.exit_code)
     sys.exit(code or 0)
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """Refuse an empty word: an unset variable must not stand for a default or for this folder.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for before, word in pairwise(("", *arguments)):
+        name, assigned, value = word.partition("=")
+        if not word or (name.startswith("--") and assigned and not value):
+            raise UsageError(
+                "an argument is empty",
+                where=f'{before} ""'.strip() if not word else f'{name}=""',
+                why="it would be taken for a default, or for this folder",
+                fix="is a shell variable unset? write the value, or leave the argument out",
+            )
+
+
+def _for_people(error: Exception) -> Exception:
+    """Return an error of the machine, or of what is installed, as one with a message."""
+    if isinstance(error, ImportError):
+        return missing_extra(error)
+    if isinstance(error, OSError | MemoryError) and not isinstance(error, OlmError):
+        from olm_data.storage.disk import of_machine
+
+        return of_machine(error)
+    return error
+
+
+def _sentence(text: str) -> str:
+    """Return a message of click's in our style: no capital, no full stop at the end."""
+    text = text.strip()
+    return text[:1].lower() + text[1:].removesuffix(".")
 
 
 def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) -> None:
     if as_json:
         from olm_data.progress import write_event
 
-        said = {name: value and redacted(value) for name, value in parts.items()}
-        write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **said)
-
-
-def _traceback(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Print a traceback as Python does, without the credentials that a client's error may hold."""
-    text = "".join(traceback.format_exception(kind, error, trace))
-    click.echo(shown(text), err=True, nl=False)
+        write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **parts)
 
 
 if __name__ == "__main__":
-    main()
+    entry()

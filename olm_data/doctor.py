@@ -21,12 +21,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-from olm_data.errors import OlmError, ResourceError, StorageError
+from olm_data.errors import OlmError, ResourceError, StorageError, UsageError, printable
+from olm_data.kinds import kind_of, require
 from olm_data.storage.disk import existing_parent
+from olm_data.storage.flock import locked
+from olm_data.storage.places import refuse_output
+from olm_data.storage.preflight import Probe, conditional_create
 from olm_data.storage.s3_client import client, endpoint
 from olm_data.storage.s3_errors import CHECKSUM_SETTING
 from olm_data.storage.store import Store
-from olm_data.tokenize.preflight import Probe, conditional_create
 
 State = Literal["ok", "note", "fail"]
 LARGE = 8 << 20  # bytes, for the throughput
@@ -75,14 +78,24 @@ def examine(place: str) -> Report:
     """Try out a folder or `s3://bucket/prefix` as the output of a run.
 
     Raises:
-        UsageError: the URL holds credentials, or is of an unknown kind.
+        UsageError: the URL holds credentials or is of an unknown kind, or no output can be there.
     """
+    refuse_output(place)
+    if kind_of(place) is not None and not os.path.isdir(place.removeprefix("file://")):
+        require(place, "folder")
     store = Store(place)
     checks = _REMOTE if store.remote else _LOCAL
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         if not store.remote:
-            store = Store(str(existing_parent(store.root)))
+            parent = str(existing_parent(store.root))
+            if parent == "/":  # nothing of ours is tried out among the files of the system
+                raise UsageError(
+                    "the folder does not exist, nor does one above it",
+                    where=printable(place),
+                    fix="make it, then run the same command again",
+                )
+            store = Store(parent)
         with Probe(store) as probe:
             for check in checks:
                 name = (check.__doc__ or "").split(":")[0]
@@ -161,7 +174,7 @@ def _checksums(probe: Probe, folder: Path) -> Found:
     sent = client().meta.config.request_checksum_calculation
     answer = probe.store.bucket.head(probe.store.key(probe.name))
     md5 = answer is not None and answer.etag == "8c8d357b5e872bbacd45197626bd5759"  # of "probe"
-    proof = "ETags are md5" if md5 else "ETags are no md5: by CRC-32, or reading back"
+    proof = "ETags are md5" if md5 else "ETags are not md5: by CRC-32, or reading back"
     if sent == "when_required":
         yield "note", f"not sent ({CHECKSUM_SETTING}); {proof}"
     else:
@@ -220,18 +233,14 @@ def _room(probe: Probe, folder: Path) -> Found:
 
 
 def _lock(probe: Probe, folder: Path) -> Found:
-    """lock: a second writer on this machine is refused."""
-    import fcntl
-
+    """lock: a lock that one process holds is refused to another."""
     path = Path(probe.store.url(probe.name))
-    with open(path, "w") as one, open(path) as two:
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        try:
-            fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield "ok", "a second writer is refused"
+    with locked(path, remove=False), locked(path, wait=False, remove=False) as second:
+        if second is None:
+            yield "ok", "a second one is refused"
         else:
-            yield "note", "locks do nothing here", "make sure that only one run writes there"
+            said = "nothing: outputs and runs are kept apart by leases; as a shard cache it is slow"
+            yield "note", "locks do nothing here", said
 
 
 def _files(probe: Probe, folder: Path) -> Found:

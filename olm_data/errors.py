@@ -7,14 +7,18 @@ that reaches the command line is a defect and exits with 1.
 from __future__ import annotations
 
 import difflib
-import os
 import re
+import shlex
 from collections.abc import Iterable
 from fractions import Fraction
 
+from olm_data.redaction import names_credentials, redacted
+
+_MOST_FLOAT = 10**300
+
 
 class OlmError(Exception):
-    """Base of all errors with a message for the user.
+    """Base of all errors with a message for the user; no part of it holds a credential.
 
     Args:
         what: one sentence saying what is wrong.
@@ -28,8 +32,9 @@ class OlmError(Exception):
     def __init__(
         self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
     ) -> None:
-        self.what, self.where, self.why, self.fix = what, where, why, fix
-        super().__init__(what)
+        self.what = redacted(what)
+        self.where, self.why, self.fix = (part and redacted(part) for part in (where, why, fix))
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [_one_line(self.what)]
@@ -94,7 +99,8 @@ def _rebuild(
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return a sentence naming the nearest of `known` to `name`, or listing them all."""
     choices = sorted(known)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+    same = [choice for choice in choices if choice.casefold() == name.casefold()]
+    near = same or difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known: {', '.join(choices)}" if choices else "nothing is known here"
@@ -102,44 +108,38 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 def printable(text: str) -> str:
     """Return `text` with control characters and line breaks escaped: data cannot forge output."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def typed(name: str) -> str:
+    """Return a name as one types it in a shell."""
+    return printable(shlex.quote(name))
 
 
 def quoted(value: object) -> str:
     """Return a value that somebody gave as a message shows it."""
     if isinstance(value, Fraction):
-        return f"{float(value):g}"
+        near = f"{float(value):g}" if abs(value) < _MOST_FLOAT else ""
+        return near or f"{'-' if value < 0 else ''}1e{len(str(int(abs(value)))) - 1} or more"
     return repr(value) if not isinstance(value, str) else f"'{printable(value[:80])}'"
-
-
-_SECRET_QUERY = re.compile(
-    r"([?&;](?:x-amz-[a-z-]+|awsaccesskeyid|signature|sig|token|[a-z_-]*secret[a-z_-]*|password"
-    r"|access[_-]?key[a-z_-]*|key)=)[^&;\s\"'<>]+",
-    re.IGNORECASE,
-)
-_SECRET_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@\"'<>]+@", re.IGNORECASE)
-_SECRET_VARIABLE = re.compile(r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|API_KEY)(?:_|$)")
-_SHORTEST_SECRET = 8  # a shorter value would blot out ordinary words
-
-
-def redacted(text: str) -> str:
-    """Return `text` without credentials: of URLs, presigned queries, and the environment."""
-    text = _SECRET_USER.sub(r"\1***@", text)
-    text = _SECRET_QUERY.sub(r"\1***", text)
-    for name, value in os.environ.items():
-        if (
-            len(value) >= _SHORTEST_SECRET
-            and value in text  # the cheap and unlikely one first: a lock asks for each source
-            and _SECRET_VARIABLE.search(name.upper())
-            and not os.path.exists(value)
-        ):
-            text = text.replace(value, "***")
-    return text
 
 
 def shown(text: str) -> str:
     """Return a message of several lines for the terminal: no escape of it acts, no secret shows."""
     return "\n".join(printable(line) for line in redacted(text).split("\n"))
+
+
+def words(text: str, most: int = 80) -> str:
+    """Return what a server says as a message may repeat it: redacted, printable, and then cut."""
+    return printable(redacted(text).strip())[:most]
+
+
+def said_by(error: BaseException, most: int = 300) -> str:
+    """Return the first line of somebody else's error as a message may repeat it; see `words`."""
+    lines = redacted(str(error)).strip().splitlines()
+    return words(lines[0], most) if lines else type(error).__name__
 
 
 def refuse_secrets(url: str) -> None:
@@ -152,7 +152,7 @@ def refuse_secrets(url: str) -> None:
         return
     scheme, _, rest = url.partition("://")
     host = rest.partition("/")[0]
-    if "@" in host or redacted(url) != url:
+    if "@" in host or names_credentials(url):
         raise UsageError(
             "a URL must not hold credentials",
             where=f"{scheme}://...",

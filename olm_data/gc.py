@@ -1,6 +1,6 @@
 """`olm-data gc`: what killed runs left behind, found and deleted; never a byte of a dataset.
 
-    output -> staging folders, probes, heartbeats, unfinished uploads  } older than an age
+    output -> staging, probes, leases, heartbeats, unfinished uploads  } older than an age
     this machine's TMPDIR -> folders of dead writers                   } -> list -> delete
 
 Only names that this program gives, only below the output's own prefix, only what is older than the
@@ -13,20 +13,31 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
+from olm_data.kinds import require
+from olm_data.storage.exclusive import HIDDEN_PREFIX
+from olm_data.storage.lease import LONGEST_TAKEOVER
+from olm_data.storage.places import refuse_output
+from olm_data.storage.preflight import PROBE
 from olm_data.storage.s3 import Upload
-from olm_data.storage.scratch import abandoned
+from olm_data.storage.scratch import BESIDE, abandoned
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
-from olm_data.tokenize.heartbeat import RUN
-from olm_data.tokenize.preflight import PROBE
+from olm_data.tokenization.heartbeat import RUN
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # What `Store.publish` uploads in parts: files of a shard. Heartbeats and probes are small.
+_STAGING = re.compile(
+    rf"({re.escape(STAGING_PREFIX)}|{re.escape(WORKER_PREFIX)}[^/]+~|{re.escape(BESIDE)}[^/]+-)"
+    r"[a-z0-9_]{8}"
+)
+_LEASE = re.compile(rf"{re.escape(HIDDEN_PREFIX)}\d{{6,15}}\.json")
+_PROBE = re.compile(rf"{re.escape(PROBE)}[0-9a-f]{{32}}")
 _OUR_FILE = re.compile(r"(\A|/)(shard-[^/]+|\.olm-probe-[^/]+)\Z")
 
 
@@ -35,7 +46,7 @@ class Stale:
     """One thing to delete.
 
     Attributes:
-        kind: staging, probe, heartbeat, upload or scratch.
+        kind: staging, probe, lease, heartbeat, upload or scratch.
         name: path or URL.
         bytes: its size; 0 for an upload, whose parts are not counted by the store.
         seconds: how long nobody has touched it; None where its writer is known to be dead.
@@ -63,7 +74,7 @@ def parse_age(text: str) -> float:
     """
     found = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if not found:
-        raise UsageError(f"--older-than {text!r} is no age", fix="write 1d, 12h, 30m or 0s")
+        raise UsageError(f"--older-than {text!r} is not an age", fix="write 1d, 12h, 30m or 0s")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -76,16 +87,24 @@ def find(place: str, older_than: float) -> list[Stale]:
 
     Raises:
         InputError: there is no such folder.
+        UsageError: it is the root or the home folder.
         StorageError: the store fails.
     """
+    refuse_output(place)
     store = Store(place)
     if store.remote:
         found = [*_remote(store), *_scratch()]
     elif os.path.isdir(store.root):
-        found = list(_local(store))
+        found = [*_local(store), *_scratch()]
     else:
+        require(place, "folder")
         raise InputError("there is no such folder", where=place)
-    old = [item for item in found if item.seconds is None or item.seconds >= older_than]
+    least = {"lease": max(older_than, LONGEST_TAKEOVER)}  # a living one is younger
+    old = [
+        item
+        for item in found
+        if item.seconds is None or item.seconds >= least.get(item.kind, older_than)
+    ]
     return sorted(old, key=lambda item: item.name)
 
 
@@ -105,8 +124,10 @@ def remove(place: str, stale: list[Stale]) -> None:
 
 def _remote(store: Store) -> Iterator[Stale]:
     now = store.bucket.now().timestamp()
-    for entry in store.entries():
-        kind = _kind(entry.name)
+    entries = store.entries()
+    names = {entry.name for entry in entries}
+    for entry in entries:
+        kind = _kind(entry.name, lambda name: name in names)
         if kind:
             age = now - entry.modified
             yield Stale(kind=kind, name=store.url(entry.name), bytes=entry.size, seconds=age)
@@ -120,14 +141,14 @@ def _remote(store: Store) -> Iterator[Stale]:
 def _local(store: Store) -> Iterator[Stale]:
     now, root = time.time(), Path(store.root)
     for place, folders, names in os.walk(root):
-        for folder in [n for n in folders if n.startswith((STAGING_PREFIX, WORKER_PREFIX))]:
+        for folder in filter(_STAGING.fullmatch, list(folders)):
             folders.remove(folder)
             path = Path(place, folder)
             size, last = _size_and_age(path)
             yield Stale(kind="staging", name=str(path), bytes=size, seconds=now - last)
         for name in names:
             path = Path(place, name)
-            kind = _kind(str(path.relative_to(root)))
+            kind = _kind(str(path.relative_to(root)), lambda name: (root / name).is_file())
             if kind:
                 stat = path.lstat()
                 age = now - stat.st_mtime
@@ -141,12 +162,20 @@ def _scratch() -> Iterator[Stale]:
         yield Stale(kind="scratch", name=str(path), bytes=size, seconds=None)
 
 
-def _kind(name: str) -> str | None:
-    """Return what kind of leftover a file's name says it may be."""
+def _kind(name: str, there: Callable[[str], bool]) -> str | None:
+    """Return what kind of leftover a file's name says it may be.
+
+    Args:
+        there: whether a file is in the place; heartbeats lie beside a plan.
+    """
     folder, _, base = name.rpartition("/")
-    if base.startswith(PROBE):
+    if _PROBE.fullmatch(base):
         return "probe"
-    if folder.rpartition("/")[2] == RUN and base.endswith(".json"):
+    if _LEASE.fullmatch(base):
+        return "lease"
+    above, _, last = folder.rpartition("/")
+    plan = f"{above}/{PLAN}" if above else PLAN
+    if last == RUN and base.endswith(".json") and there(plan):
         return "heartbeat"
     return None
 

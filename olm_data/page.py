@@ -15,11 +15,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olm_data.errors import UsageError
+from olm_data.errors import printable, shown
+from olm_data.extras import needs
+from olm_data.storage.places import refuse_no_file
 from olm_data.storage.store import io_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 COLOURS = ("#3f7fe8", "#e07b39", "#3a9d6e", "#b0489c", "#7a6ff0", "#c2a21b", "#4fb3bf", "#c94f4f")
 _INK = "#010203"  # stands for the page's text colour while matplotlib draws
@@ -37,7 +40,7 @@ def write_page(
 
     Args:
         output: path of the HTML file.
-        facts: (name, value) pairs shown first.
+        facts: (name, value) pairs shown first; those of an empty value are left out.
         sections: what `section` returned; empty ones are left out.
 
     Returns:
@@ -45,10 +48,16 @@ def write_page(
 
     Raises:
         ResourceError: the folder does not exist or may not be written.
+        UsageError: the name is empty or is a folder's.
     """
-    cells = (f"<div><b>{html.escape(v)}</b><span>{html.escape(k)}</span></div>" for k, v in facts)
+    refuse_no_file(output, "the page")
+    cells = (
+        f"<div><b>{_escaped(value)}</b><span>{_escaped(name)}</span></div>"
+        for name, value in facts
+        if value
+    )
     page = _PAGE.format(
-        title=html.escape(title),
+        title=_escaped(title),
         facts="".join(cells),
         body="\n".join(part for part in sections if part),
     )
@@ -60,9 +69,14 @@ def write_page(
     return path
 
 
+def _escaped(text: str) -> str:
+    """Return foreign text as HTML: no mark-up of it acts, no control or bidi character stays."""
+    return html.escape(shown(text))
+
+
 def section(title: str, body: str) -> str:
     """Return a section of a page; `body` is HTML."""
-    return f"<section><h2>{html.escape(title)}</h2>{body}</section>"
+    return f"<section><h2>{_escaped(title)}</h2>{body}</section>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
@@ -75,36 +89,43 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 
     """
     first = len(head) - numbers
 
-    def line(tag: str, cells: Sequence[str]) -> str:
-        drawn = (
-            f"<{tag}{' class=number' if i >= first else ''}>{html.escape(c)}</{tag}>"
-            for i, c in enumerate(cells)
-        )
-        return "<tr>" + "".join(drawn) + "</tr>"
+    def cell(i: int, text: str) -> str:
+        name = _escaped(head[i])  # a narrow page shows it beside the value
+        number = " class=number" if i >= first else ""
+        return f'<td{number} data-name="{name}">{_escaped(text)}</td>'
 
-    body = "".join(line("td", row) for row in rows)
-    return f'<div class="scroll"><table>{line("th", head)}{body}</table></div>'
+    names = (
+        f'<th scope="col"{" class=number" if i >= first else ""}>{_escaped(name)}</th>'
+        for i, name in enumerate(head)
+    )
+    body = "".join(f"<tr>{''.join(cell(i, c) for i, c in enumerate(row))}</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{"".join(names)}</tr>{body}</table></div>'
 
 
 def note(text: str) -> str:
     """Return a short remark."""
-    return f'<p class="note">{html.escape(text)}</p>'
+    return f'<p class="note">{_escaped(text)}</p>'
 
 
-def svg(draw: Callable[[Axes], None], *, width: float = 9.0, height: float = 3.2) -> str:
+def svg(draw: Callable[[Axes], None], alt: str, *, width: float = 9.0, height: float = 3.2) -> str:
     """Return a picture as an SVG element; fonts and ink are the page's.
 
+    Args:
+        draw: draws into the axes it is given.
+        alt: what the picture says, in words, for those who do not see it.
+        width, height: inches at 72 points.
+
     Raises:
-        UsageError: matplotlib is not installed.
+        MissingExtra: matplotlib is not installed.
     """
-    try:
+    with needs("the report"):
+        import matplotlib as mpl
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UsageError("the report needs matplotlib", fix="pip install 'olm[report]'") from error
-    import matplotlib as mpl
+        from matplotlib.text import Text
 
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": "olm", "font.size": 9}
+    settings["text.parse_math"] = False  # a $ in a name is a $
     for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.", "grid."):
         settings[f"{name}color"] = _INK
     with mpl.rc_context(settings):
@@ -115,10 +136,35 @@ def svg(draw: Callable[[Axes], None], *, width: float = 9.0, height: float = 3.2
         axes.grid(alpha=0.2, linewidth=0.6)
         axes.set_axisbelow(True)
         draw(axes)
+        _plain_powers(axes)
+        for label in figure.findobj(Text):
+            label.set_text(printable(label.get_text()))
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue().replace(_INK, "currentColor")
-    return f'<div class="figure">{text[text.index("<svg") :]}</div>'
+    text = "\n".join(map(printable, text.split("\n")))
+    drawn = text[text.index("<svg") :].replace(
+        "<svg", f'<svg role="img" aria-label="{_escaped(alt)}"', 1
+    )
+    return f'<div class="figure">{drawn}</div>'
+
+
+def _plain_powers(axes: Axes) -> None:
+    """Label logarithmic axes by numbers: by default matplotlib writes formulas there."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
+
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_formatter(NullFormatter())
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Let an axis of counts have ticks at integers only, written with thousands."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 _PAGE = """<!doctype html>
@@ -165,8 +211,17 @@ pre {{ background: var(--page); border-radius: 8px; padding: 10px 14px; white-sp
 .note {{ color: var(--soft); font-size: 13px; margin: 6px 0 0; }}
 @media (max-width: 600px) {{
   section, .facts {{ padding: 14px 12px; }}
+  .facts {{ gap: 10px 22px; }}
+  tr {{ display: block; padding: 8px 0; border-bottom: 1px solid var(--line); }}
+  tr:has(> th) {{ display: none; }}
+  td {{ display: flex; justify-content: space-between; gap: 16px; padding: 2px 0 !important;
+    border: 0; white-space: normal; overflow-wrap: anywhere; text-align: right; }}
+  td::before {{ content: attr(data-name); color: var(--soft); text-align: left; flex: none; }}
+  td[data-name=""] {{ font-weight: 600; text-align: left; }}
+  td.bars {{ width: auto; display: block; }}
   .figure {{ overflow-x: auto; }}
-  .figure svg {{ min-width: 520px; }}
+  .figure svg {{ min-width: 620px; }}
+  .pair .figure svg {{ min-width: 0; }}
 }}
 </style>
 </head>

@@ -24,7 +24,8 @@ from typing import Any, Literal
 
 import yaml
 
-from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.errors import InputError, UsageError, ValidationError, printable, suggest
+from olm_data.regular_files import open_regular
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 20
@@ -101,11 +102,12 @@ def load_file(path: str | Path, *, numbers: Numbers = "exact") -> Document:
         UsageError: its text is refused.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_BYTES + 1)
-    except OSError as error:
+    except (OSError, ValidationError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.what
         raise InputError(
-            f"cannot read the file: {error.strerror}",
+            f"cannot read the file: {why}",
             where=printable(str(path)),
             fix="check the path; `ls` shows what is there",
         ) from None
@@ -316,7 +318,7 @@ class _Builder:
                 raise self._refused(event, "the merge key <<")
             if key in items:
                 raise UsageError(
-                    f"the key {printable(key)!r} stands here twice",
+                    f"the key {printable(key)!r} appears here twice",
                     where=self._where(event),
                     why=f"its first value is in line {self.lines[(*keys, key)]}; one would be lost",
                     fix="remove one of the two",

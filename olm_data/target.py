@@ -14,4 +14,4 @@ def dataset_root(target: str) -> str:
     """Return the folder of the dataset `target` names, itself or by its manifest.json."""
     if target == MANIFEST:
         return "."
-    return target.removesuffix(f"/{MANIFEST}") or "/"
+    return target.removesuffix(f"/{MANIFEST}") or (target and "/")

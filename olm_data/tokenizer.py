@@ -12,35 +12,34 @@ It never truncates, pads or adds special tokens, whatever the file asks for, and
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from olm_data.canonical import digest
-from olm_data.errors import InputError, UsageError, ValidationError, suggest
+from olm_data.errors import InputError, UsageError, ValidationError, printable, said_by, suggest
 from olm_data.storage.hub import hub_file
+from olm_data.tokenizer_ends import configured_eos, end_token
+from olm_data.tokenizer_json import (
+    Form,
+    decoded,
+    form_of,
+    refuse_growth,
+    rewrites,
+    unknown_of,
+    variant,
+)
+from olm_data.tokenizer_probe import probe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-# Names that mean "end of document" wherever they are a special token of a published tokenizer.
-EOS_NAMES = (
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<EOS>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-)
 
 # Hub ids people type by their short, retired name.
 HUB_ALIASES = {
@@ -48,6 +47,8 @@ HUB_ALIASES = {
     "dolma2": "allenai/dolma2-tokenizer",
     "gpt-neox-20b": "EleutherAI/gpt-neox-20b",
 }
+
+EXPORT = "export it: transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW)"
 
 # Part of format v1: changing any of these texts changes every `probe_sha256`.
 PROBE_TEXTS = (
@@ -78,7 +79,11 @@ class TokenizerSpec:
         eos_token, bos_token: the same as strings.
         special_tokens: content -> id of the special tokens (and of EOS and BOS); text that spells
             one is plain text unless asked otherwise.
+        added_tokens: strings that are cut out of text before it is encoded, special ones included.
         unk: id of the unknown token, the one special token that plain text may become, or None.
+        unk_token: the same as string.
+        form: the Unicode normalisation form, where that is all the normaliser does; else None.
+        rewrites: the normaliser's first step that follows Unicode tables or patterns, or "".
         lossless: True if the probe texts decode back to themselves; False for a tokenizer that
             normalises (NFC, lower case), whose datasets hold slightly other text than the input.
     """
@@ -93,7 +98,11 @@ class TokenizerSpec:
     eos_token: str | None
     bos_token: str | None
     special_tokens: Mapping[str, int]
+    added_tokens: tuple[str, ...]
     unk: int | None
+    unk_token: str | None
+    form: Form | None
+    rewrites: str
     lossless: bool
 
     @property
@@ -104,7 +113,7 @@ class TokenizerSpec:
     @cached_property
     def reference(self) -> Tokenizer:
         """The `tokenizers.Tokenizer`: specials in text are plain, nothing truncated or padded."""
-        return open_reference(self.encoder_json(strip_special=False), plain=True)
+        return open_reference(self.encoder_json(), plain=True)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of one text, by `reference`; no BOS, no EOS, specials as plain text."""
@@ -113,24 +122,42 @@ class TokenizerSpec:
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelled out; broken UTF-8 becomes U+FFFD."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return str(self.reference.decode(plain, skip_special_tokens=False))
+        try:
+            return str(self.reference.decode(plain, skip_special_tokens=False))
+        except BaseException as error:
+            why = failure(error)
+            if why is None:
+                raise
+            raise InputError("the tokenizer fails to decode", where=self.name, why=why) from error
 
-    def encoder_json(self, *, strip_special: bool) -> bytes:
-        """Return the JSON an encoder loads.
+    def ended_by(self, *ids: int | None) -> TokenizerSpec:
+        """Return this tokenizer with the BOS and EOS of a dataset among its special tokens."""
+        missing = {*ids} - {None, *self.special_tokens.values()}
+        if not missing:
+            return self
+        names = {str(self.reference.id_to_token(i)): i for i in missing if i is not None}
+        return replace(self, special_tokens=dict(sorted({**self.special_tokens, **names}.items())))
 
-        EOS and BOS are marked special even where the file forgot to. With `strip_special` the
-        special added tokens are left out (the vocabulary keeps their ids), for encoders that
-        otherwise parse them inside text.
-        """
-        model = msgspec.json.decode(self.json_bytes)
-        added = model.get("added_tokens") or []
-        for token in added:
-            token["special"] = bool(token.get("special")) or token["content"] in self.special_tokens
-        if strip_special:
-            added = [token for token in added if not token["special"]]
-        model["added_tokens"] = added
-        model["truncation"] = model["padding"] = None
-        return msgspec.json.encode(model)
+    @cached_property
+    def unspellable(self) -> Tokenizer:
+        """As `reference`, but no text spells a special token, whatever model the file has."""
+        return open_reference(self.encoder_json(unspellable=True), plain=True)
+
+    def encoder_json(
+        self,
+        *,
+        strip_special: bool = False,
+        strip_normalizer: bool = False,
+        unspellable: bool = False,
+    ) -> bytes:
+        """Return the JSON an encoder loads; see `tokenizer_json.variant`."""
+        return variant(
+            self.json_bytes,
+            self.special_tokens,
+            strip_special=strip_special,
+            strip_normalizer=strip_normalizer,
+            unspellable=unspellable,
+        )
 
     def to_manifest(self, special: str) -> dict[str, Any]:
         """Return the manifest's `tokenizer` object; `special` is the policy for specials."""
@@ -182,7 +209,8 @@ class TokenizerSpec:
         return spec
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "reference"}
+        cached = ("reference", "unspellable")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
 
 
 def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none") -> TokenizerSpec:
@@ -203,12 +231,28 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
     if path.is_dir():
         path /= "tokenizer.json"
         if not path.is_file():
-            raise UsageError("the folder holds no tokenizer.json", where=str(reference))
+            models = sorted(path.parent.glob("*.model"))
+            raise UsageError(
+                "the folder holds no tokenizer.json",
+                where=str(reference),
+                fix=None
+                if not models
+                else f"{models[0].name} is a sentencepiece model: export it "
+                "with transformers, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(NEW)",
+            )
+    if path.name.endswith(".model"):
+        raise UsageError(
+            "a sentencepiece model is not a tokenizer.json",
+            where=str(reference),
+            fix=f"{EXPORT}, then --tokenizer NEW",
+        )
     if path.is_file():
         config = path.parent / "tokenizer_config.json"
+        name, data = _local_name(Path(reference)), path.read_bytes()
+        probe(data, name)
         return spec_from_bytes(
-            path.read_bytes(),
-            name=_local_name(Path(reference)),
+            data,
+            name=name,
             config=config.read_bytes() if config.is_file() else None,
             eos=eos,
             bos=bos,
@@ -228,9 +272,11 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
             where=text,
             fix=suggest(text, HUB_ALIASES),
         )
+    name = text.rsplit("/", 1)[-1]
+    probe(found, name)
     return spec_from_bytes(
         found,
-        name=text.rsplit("/", 1)[-1],
+        name=name,
         config=hub_file(repository, "tokenizer_config.json"),
         eos=eos,
         bos=bos,
@@ -246,16 +292,12 @@ def spec_from_bytes(
         UsageError: as `load_tokenizer`.
         InputError: `data` is not a tokenizer the reference library can load.
     """
+    model = decoded(data, name)
+    refuse_growth(model, name)
     tokenizer = open_reference(data, plain=True, name=name)
-    try:
-        model = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InputError(
-            "the tokenizer file is not valid JSON", where=name, why=str(error)
-        ) from error
     special = {t["content"]: t["id"] for t in model.get("added_tokens") or [] if t.get("special")}
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    eos_token = _choose_eos(eos, special, _config_eos(config, name), name)
+    eos_token = end_token(eos, special, configured_eos(config, name), name)
     bos_token = None if bos == "none" else bos
     for option, token in (("--eos", eos_token), ("--bos", bos_token)):
         if token is not None:
@@ -266,8 +308,8 @@ def spec_from_bytes(
                     fix=suggest(token, special or ["none"]),
                 )
             special[token] = vocabulary[token]
-    unk_token = model.get("model", {}).get("unk_token")
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in PROBE_TEXTS]
+    unk_token = unknown_of(model)
+    ids = [_probe(tokenizer, text) for text in PROBE_TEXTS]
     spec = TokenizerSpec(
         name=name,
         json_bytes=data,
@@ -279,9 +321,13 @@ def spec_from_bytes(
         eos_token=eos_token,
         bos_token=bos_token,
         special_tokens=dict(sorted(special.items())),
-        unk=vocabulary.get(unk_token) if isinstance(unk_token, str) else None,
+        added_tokens=tuple(token["content"] for token in model.get("added_tokens") or []),
+        unk=None if unk_token is None else vocabulary.get(unk_token),
+        unk_token=unk_token,
+        form=form_of(model),
+        rewrites=rewrites(model),
         lossless=all(
-            tokenizer.decode(row, skip_special_tokens=False) == text
+            row is not None and tokenizer.decode(row, skip_special_tokens=False) == text
             for row, text in zip(ids, PROBE_TEXTS, strict=True)
         ),
     )
@@ -290,6 +336,26 @@ def spec_from_bytes(
         # the file marks EOS and BOS itself: `reference` would load just this once more
         vars(spec)["reference"] = tokenizer
     return spec
+
+
+def failure(error: BaseException) -> str | None:
+    """Return what the tokenizers library says of its failure; None if `error` is not one.
+
+    It raises bare `Exception`, and a panic of its Rust code is no `Exception` at all.
+    """
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return said_by(error)
+    return None
+
+
+def _probe(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return the ids of a probe text; None where the model has no id for all of it."""
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+    except BaseException as error:
+        if failure(error) is None:
+            raise
+        return None
 
 
 def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Tokenizer:
@@ -305,11 +371,14 @@ def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Toke
 
     try:
         tokenizer = Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises bare `Exception` for every defect of a file
+    except BaseException as error:
+        why = failure(error)
+        if why is None:
+            raise
         raise InputError(
             "this is not a tokenizer file the tokenizers library can load",
             where=name,
-            why=str(error).splitlines()[0][:300],
+            why=why,
             fix="export it as tokenizer.json (tokenizers.Tokenizer.save)",
         ) from error
     tokenizer.no_truncation()
@@ -318,45 +387,8 @@ def open_reference(data: bytes, *, plain: bool, name: str = "tokenizer") -> Toke
     return tokenizer
 
 
-def _choose_eos(
-    eos: str, special: Mapping[str, int], configured: str | None, name: str
-) -> str | None:
-    if eos == "none":
-        return None
-    if eos != "auto":
-        return eos
-    if configured is not None:
-        return configured
-    found = [token for token in EOS_NAMES if token in special]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(list(special)[:12]) or "none"
-    raise UsageError(
-        "cannot tell which token ends a document"
-        if not found
-        else "several tokens may end a document",
-        where=f"tokenizer {name}: special tokens: {known}",
-        why="without an end token a model cannot learn where documents stop",
-        fix=f'say --eos "{found[0] if found else "TOKEN"}", or --eos none for no end token',
-    )
-
-
-def _config_eos(config: bytes | None, name: str) -> str | None:
-    if config is None:
-        return None
-    try:
-        token = json.loads(config).get("eos_token")
-    except (ValueError, AttributeError) as error:
-        raise InputError(
-            "tokenizer_config.json is not a JSON object", where=name, why=str(error)
-        ) from error
-    if isinstance(token, dict):  # the library also writes tokens as objects
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
 def _local_name(path: Path) -> str:
     """A label that does not depend on the machine: the folder's or file's own name, as given."""
     if path.name == "tokenizer.json":
-        return path.parent.name or "tokenizer"
-    return path.name.removesuffix(".json") or path.resolve().name
+        return printable(path.parent.name) or "tokenizer"
+    return printable(path.name.removesuffix(".json") or path.resolve().name)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from olm_data.errors import InputError, ResourceError, UsageError
 from olm_data.sources import SourcePlan, plan_units, read_units
+from olm_data.storage.places import refuse_no_file
 from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
 
 DEFAULT_SPECIAL = ("<|endoftext|>",)
@@ -64,10 +65,12 @@ def train_tokenizer(
         report: called with the bytes of text of each batch.
 
     Raises:
-        UsageError: a vocabulary too small for the bytes and special tokens.
+        UsageError: a vocabulary too small for the bytes and special tokens, or an output that is
+            no file's name.
         InputError: there is no text.
         ResourceError: the file cannot be written.
     """
+    refuse_no_file(str(output), "--output")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     least = 256 + len(special)

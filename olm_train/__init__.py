@@ -21,6 +21,7 @@ _HOMES = {
     "Duration": "olm_train.duration",
     "EvalLoader": "olm_train.data.loader",
     "LMEvaluatorConfig": "olm_train.callbacks.evaluator",
+    "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
     "TransformerTrainModuleConfig": "olm_train.train_module",
     "World": "olm_train.world",
@@ -34,3 +35,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'olm_train' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

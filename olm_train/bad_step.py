@@ -64,11 +64,12 @@ def check_finite(trainer: Trainer, step: int, metrics: dict[str, float]) -> None
     loss, norm, loader = metrics[CE_LOSS], metrics[GRAD_NORM], trainer.data_loader
     rows = [int(row) for row in loader.rows_of_step(step - 1)]
     ranges = merge_ranges((row, row + 1) for row in rows)
+    trainer.check_lease()
     report = trainer.work_dir / f"bad-step{step:08d}.json"
     found = {"step": step, "loss": str(loss), "grad_norm": str(norm)}
     documents = trainer.world.on_main(lambda: write_report(report, found, loader.lock, rows))
     what = f"step {step:,}: loss {loss}, gradient norm {norm}; {documents}"
-    if trainer.train_module.config.non_finite is not NonFinite.skip:
+    if trainer.train_module.non_finite is not NonFinite.skip:
         raise NonFiniteError(step, ranges, what, report)
     metrics[SKIPPED] = 1.0
     trainer.say(f"warning: {what}\n  the step is left out; its documents are in {report}")
@@ -101,7 +102,7 @@ def rewind(trainer: Trainer, error: NonFiniteError) -> None:
     Raises:
         NonFiniteError: the policy does not allow it, or there is no checkpoint to go back to.
     """
-    allowed = trainer.train_module.config.non_finite is NonFinite.rewind
+    allowed = trainer.train_module.non_finite is NonFinite.rewind
     if not allowed or not trainer.checkpoints or trainer.rewinds == trainer.max_rewinds:
         raise error
     trainer.rewinds += 1

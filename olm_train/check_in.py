@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from olm_data.errors import ResourceError, UsageError
+from olm_data.storage.in_clear import is_loopback
 
 FAREWELL = timedelta(seconds=10)
 """How long the rank that hosts the store stays for the others to read why they are refused."""
@@ -53,8 +55,9 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
             timeout=timeout,
             wait_for_workers=False,
             multi_tenant=True,
+            master_listen_fd=_on_loopback() if hosts else None,
         )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except (dist.DistNetworkError, dist.DistStoreError, OSError) as error:
         raise ResourceError(
             f"rank {rank} cannot open the meeting place {place}"
             if hosts
@@ -73,6 +76,21 @@ def check_in(rank: int, size: int, timeout: timedelta) -> dist.Store:
             why=str(error).split("\n")[0],
             fix="look at the message of rank 0, which holds it",
         ) from error
+
+
+def meets_on_loopback() -> bool:
+    """Whether the ranks meet at an address that no other machine reaches."""
+    return is_loopback(os.environ.get("MASTER_ADDR", ""))
+
+
+def _on_loopback() -> int | None:
+    """Return an open socket for the store where it is to be on loopback; by itself torch's store
+    listens on every interface."""
+    if not meets_on_loopback():
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=1024).detach()
 
 
 def _meet(

@@ -16,7 +16,7 @@ import dataclasses
 import math
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,7 @@ from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, 
 from olm_data import strict_yaml
 from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, suggest
+from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_train.config_path import KeyPath, dotted, parse_path, put
 
 FilePath = NewType("FilePath", str)
@@ -63,7 +64,7 @@ class Values:
         """
         name = os.fspath(path)
         try:
-            text = Path(name).read_bytes()
+            text = read_regular(name, MAX_CONFIG)
         except OSError as error:
             raise UsageError(
                 f"cannot read the configuration {printable(name)}",
@@ -209,11 +210,7 @@ def _convert_union(kinds: tuple[Any, ...], value: Any, values: Values, path: Key
         if not isinstance(name, str):
             raise _wrong_type(Literal[tuple(named)], name, values, (*path, "name"))
         if name not in named:
-            raise UsageError(
-                f"{dotted(path)} has no kind called {_short(name)}",
-                where=values.where((*path, "name")),
-                fix=suggest(name, [str(known) for known in named]),
-            )
+            raise unknown_kind(name, named, values, path)
         return _convert(named[name], value, values, path)
     for kind in kinds:
         try:
@@ -247,11 +244,7 @@ def _convert_dataclass(kind: Any, value: Any, values: Values, path: KeyPath) -> 
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     for name in value:
         if name not in fields:
-            raise UsageError(
-                f"unknown field {printable(dotted((*path, name)))}",
-                where=values.where((*path, name)),
-                fix=suggest(str(name), fields),
-            )
+            raise unknown_field(name, fields, values, path)
     hints = get_type_hints(kind)
     parsed = {
         name: _convert(hints[name], item, values, (*path, name)) for name, item in value.items()
@@ -273,6 +266,24 @@ def _convert_dataclass(kind: Any, value: Any, values: Values, path: KeyPath) -> 
         raise UsageError(
             error.what, where=values.where(deeper), why=error.why, fix=error.fix
         ) from error
+
+
+def unknown_field(name: Any, known: Iterable[str], values: Values, path: KeyPath) -> UsageError:
+    """Return the error that the section at `path` has no field `name`."""
+    return UsageError(
+        f"unknown field {printable(dotted((*path, name)))}",
+        where=values.where((*path, name)),
+        fix=suggest(str(name), known),
+    )
+
+
+def unknown_kind(name: str, known: Iterable[Any], values: Values, path: KeyPath) -> UsageError:
+    """Return the error that there is no component `name` to stand at `path`."""
+    return UsageError(
+        f"{dotted(path)} has no kind called {_short(name)}",
+        where=values.where((*path, "name")),
+        fix=suggest(name, [str(choice) for choice in known]),
+    )
 
 
 def _name_of(kind: Any) -> Any:

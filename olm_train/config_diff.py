@@ -6,20 +6,25 @@ train.yaml + options --resolve--> RunConfig ----------> differences, one line ea
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from olm_data.bounded_json import decode
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.config import Values, differences, parse
+from olm_train.device_defaults import Capability
 from olm_train.run_config import RunConfig
+from olm_train.saved_config import folder_of_paths
+from olm_train.world import local_device
 
 
 def config_diff(run: str, config: RunConfig) -> list[str]:
     """Return one line for each field that differs, `a.b: value of the run -> value here`.
 
-    Fields that the run's release did not know count with the default of this one. If the saved
-    configuration no longer fits, its values are compared as they are, and the first line says so.
+    `auto` counts as what it is on this machine. Fields that the run's release did not know count
+    with the default of this one. If the saved configuration no longer fits, its values are compared
+    as they are, and the first line says so.
 
     Args:
         run: folder of a run or of one of its checkpoints, or a config.json.
@@ -29,9 +34,10 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
         InputError: there is no saved configuration.
         ValidationError: what is there is no JSON object.
     """
+    here = Capability.of(local_device())
     path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
     try:
-        saved = json.loads(path.read_bytes())
+        saved = decode(read_regular(path, MAX_CONFIG))
     except OSError as error:
         raise InputError(
             f"no saved configuration: {error.strerror}",
@@ -39,11 +45,12 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
             fix=f"give the folder of a run or of a checkpoint; it holds {CONFIG}",
         ) from error
     except ValueError as error:
-        raise ValidationError("the saved configuration is no JSON", where=str(path)) from error
+        raise ValidationError("the saved configuration is not JSON", where=str(path)) from error
     if not isinstance(saved, dict):
-        raise ValidationError("the saved configuration is no JSON object", where=str(path))
+        raise ValidationError("the saved configuration is not JSON object", where=str(path))
     try:
-        old, notes = parse(RunConfig, Values(saved, file=str(path))).as_dict(), []
+        there = parse(RunConfig, Values(saved, file=str(path), folder=folder_of_paths(path)))
+        old, notes = there.on_device(here)[0].as_dict(), []
     except UsageError as error:
         old, notes = saved, [f"(saved by another release: {error.what})"]
-    return notes + differences(old, config.as_dict())
+    return notes + differences(old, config.on_device(here)[0].as_dict())

@@ -87,7 +87,7 @@ def _check(place: Any, part: str | int, path: KeyPath, where: str) -> None:
     if isinstance(part, int) and not isinstance(place, list):
         name = printable(dotted(path[:-1]))
         raise UsageError(
-            f"{name} is no list in the file",
+            f"{name} is not a list in the file",
             where=where,
             fix=f"give all of it: --{name}='[...]'",
         )

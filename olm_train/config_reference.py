@@ -20,6 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from olm_data.command import reported
+from olm_train import config_schema
 from olm_train.config import FilePath, as_dict
 
 PAGE = "docs/reference/train-config.md"
@@ -207,9 +209,11 @@ def _own_name(kind: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the tables of the page anew."""
-    page = Path(arguments[0] if arguments else PAGE)
-    page.write_text(refresh(page.read_text()))
+    """Write the tables of the page and the JSON Schema anew."""
+    with reported(debug=False):
+        page = Path(arguments[0] if arguments else PAGE)
+        page.write_text(refresh(page.read_text()))
+        config_schema.PATH.write_text(config_schema.encoded())
 
 
 if __name__ == "__main__":

@@ -5,21 +5,26 @@ Made on one process without a GPU: the model is built on the meta device. Never:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 import yaml
 
 from olm_data.mixture.lock import Lock
+from olm_data.progress import duration
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
+from olm_train.device_defaults import Capability, resolve
+from olm_train.duration import run_length
 from olm_train.first_rows import first_rows
 from olm_train.flops import document_pairs, num_flops_per_token
 from olm_train.gpus import GPUS, Gpu
 from olm_train.memory import memory_of_step
 from olm_train.parallel.auto import Machine
 from olm_train.run_config import RunConfig
-from olm_train.trainer import run_length
+from olm_train.threads import Processors, choose
 from olm_train.world import World
 
 
@@ -45,6 +50,8 @@ def describe(
         OlmError: what the run itself would refuse at its start: sizes, lengths, missing data.
     """
     plan = plan or Plan()
+    here = "" if torch.cuda.is_available() else _here(config)
+    config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
     loader = config.data_loader.build(
@@ -57,6 +64,7 @@ def describe(
             "# mixture\n" + "\n".join(_mixture(loader.lock)) + "\n",
             "# schedule\n" + "\n".join(_schedule(config, loader, world_size)) + "\n",
             "# model\n" + "\n".join(_model(config, loader, world_size, plan)) + "\n",
+            "# device\n" + "\n".join([*chosen, _threads(config), here]).rstrip("\n") + "\n",
             "# memory of a rank\n" + "\n".join([*memory, *why]) + "\n",
             "# first rows\n" + "\n".join(first_rows(loader.lock, loader.rows_of_step(0).tolist())),
         ]
@@ -64,6 +72,21 @@ def describe(
     if held_out:
         sections.append("\n# evaluation\n" + "\n".join(held_out))
     return "\n".join(sections)
+
+
+def _threads(config: RunConfig) -> str:
+    """Return a line about the CPU threads of a rank, for this machine and its ranks."""
+    count, why = choose(config.threads, Processors.here(), os.environ, None)
+    return f"CPU threads of a rank, on this machine: {count} ({why})"
+
+
+def _here(config: RunConfig) -> str:
+    """Return a line that says what `auto` would be on this machine, which has no CUDA device."""
+    model, module, _ = resolve(config.model, config.train_module, Capability())
+    return (
+        f"here, without a CUDA device: attention {model.attention}, dtype "
+        f"{module.dp_config.param_dtype}, {'' if module.compile_model else 'not '}compiled\n"
+    )
 
 
 def _mixture(lock: Lock) -> Iterator[str]:
@@ -151,18 +174,18 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
     yield f"{tokens / config.model.num_params:.3g} tokens a parameter"
     module = config.train_module
     loss = module.loss.choose(
-        config.model, microbatch=module.rank_microbatch_size, compiling=module.compile_model
+        config.model,
+        microbatch=module.rank_microbatch_size,
+        compiling=module.compile_model is True,
     )
     yield f"attention {config.model.attention}; loss {loss.name}: {loss.why}"
     rate = plan.gpu.peak_flops * plan.mfu * world_size
+    seconds = flops * tokens / rate
+    time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"
     yield (
-        f"{_days(flops * tokens / rate)} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
+        f"{time} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
         f"their peak (--gpu, --mfu): {rate / flops:,.0f} tokens a second"
     )
-
-
-def _days(seconds: float) -> str:
-    return f"{seconds / 86_400:.3g} days" if seconds >= 86_400 else f"{seconds / 3600:.2g} hours"
 
 
 def _memory(
@@ -176,10 +199,12 @@ def _memory(
         nodes=nodes,
         micro_batches=config.most_micro_batches(world_size),
     )
+    unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
     for name, size in memory.by_component().items():
-        yield f"{name:<12} {size / 1e9:>10.4g} GB"
+        yield f"{name:<12} {size / scale:>10.4g} {unit}"
     share = memory.total / plan.gpu.memory
-    yield f"{'total':<12} {memory.total / 1e9:>10.4g} GB: {share:.1%} of the {plan.gpu.name}'s"
+    total = f"{memory.total / scale:>10.4g} {unit}"
+    yield f"{'total':<12} {total}: {share:.1%} of the {plan.gpu.name}'s"
     if memory.total > plan.gpu.budget:
         yield (
             f"more than the {plan.gpu.budget / 1e9:.0f} GB to plan with: lower "

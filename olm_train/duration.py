@@ -10,9 +10,13 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from olm_data.errors import UsageError
 from olm_data.mixture.steps import StepSizes
+
+if TYPE_CHECKING:
+    from olm_train.data.loader import DataLoader
 
 
 class DurationUnit(StrEnum):
@@ -96,3 +100,36 @@ class Duration:
         if self.unit is DurationUnit.chinchilla:
             return f"{self.value * TOKENS_PER_PARAMETER:,g} tokens a parameter"
         return f"{self.value:,} {unit if self.value != 1 else unit.removesuffix('s')}"
+
+
+def run_length(
+    data_loader: DataLoader,
+    num_params: int,
+    max_duration: Duration | None,
+    hard_stop: Duration | None,
+) -> tuple[int, int]:
+    """Return the steps of the learning-rate schedule, and the step at which the run ends.
+
+    Raises:
+        UsageError: the lock holds fewer steps than `max_duration` asks for.
+    """
+    available = data_loader.steps
+
+    def steps_of(duration: Duration) -> int:
+        return duration.to_steps(
+            batch_sizes=data_loader.batch_sizes, steps_per_epoch=available, num_params=num_params
+        )
+
+    wanted = max_duration or Duration.epochs(1)
+    steps = steps_of(wanted)
+    if steps > available or not available:
+        raise UsageError(
+            f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
+            f"{available:,}",
+            where="trainer.max_duration",
+            why="a run takes each row of the lock once",
+            fix="shorten it, or give the mixture's last stage more tokens and mix again",
+        )
+    if hard_stop is None:
+        return steps, steps
+    return steps, min(steps, steps_of(hard_stop))

@@ -1,6 +1,6 @@
 """The command that turns a checkpoint into one safetensors file: `python -m olm_train.export`.
 
-CHECKPOINT -> verified -> model.safetensors + config.json
+CHECKPOINT -> verified -> model.safetensors + tokenizer, lock, configuration + config.json
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import json
 
 import click
 
-from olm_data.errors import OlmError
-from olm_train.checkpoint.load import find_checkpoint
-from olm_train.checkpoint.weights import export
-from olm_train.world import World
+from olm_data.command import reported
+from olm_data.errors import shown
+from olm_data.extras import needs
+from olm_data.sinks import guard
+
+with needs("exporting a model", command=__name__ == "__main__"):
+    from olm_train.checkpoint.exported import export
+    from olm_train.checkpoint.load import find_checkpoint
+    from olm_train.world import World
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -20,7 +25,7 @@ from olm_train.world import World
 @click.option(
     "--output",
     required=True,
-    help="model.safetensors, or a folder for it; local or s3://. config.json is written beside it.",
+    help="model.safetensors, or a folder for it; local or s3://. The rest goes beside it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print config.json instead of a sentence.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
@@ -31,14 +36,11 @@ def main(checkpoint: str, output: str, as_json: bool, debug: bool) -> None:
     python -m olm_train.export runs/first --output model.safetensors
     python -m olm_train.export s3://bucket/run/step00001000 --output exported/
     """
-    try:
-        found = find_checkpoint(checkpoint, World(), lambda error: click.echo(error, err=True))
+    with reported(debug=debug):
+        found = find_checkpoint(
+            checkpoint, World(), lambda error: click.echo(shown(str(error)), err=True)
+        )
         about = export(found, output)
-    except OlmError as error:
-        if debug:
-            raise
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
     if as_json:
         click.echo(json.dumps(about))
     else:
@@ -50,4 +52,5 @@ def main(checkpoint: str, output: str, as_json: bool, debug: bool) -> None:
 
 
 if __name__ == "__main__":
+    guard()
     main()

@@ -46,7 +46,7 @@ def _row(shown: LockRows, row: int) -> Iterator[str]:
         return
     yield f"{head}, epoch {view.epoch}, {len(view.pieces)} documents"
     for piece in view.pieces[:SHOWN_DOCUMENTS]:
-        text = " ".join(printable(piece.text[:SHOWN_CHARACTERS]).split())
+        text = printable(" ".join(piece.text[:SHOWN_CHARACTERS].split()))
         more = "..." if len(piece.text) > SHOWN_CHARACTERS else ""
         yield f"    document {piece.document}, {piece.stop - piece.start:,} tokens: {text}{more}"
     if len(view.pieces) > SHOWN_DOCUMENTS:

@@ -1,61 +1,32 @@
 """Text from a checkpoint: prompt in, sampled continuation out.
 
-    SAVE_FOLDER/step... -> verified -> weights; its lock -> tokenizer
-                                       prompt -> ids -> sample -> text
+    SAVE_FOLDER/step... or an export -> verified -> weights, tokenizer
+                                                    prompt -> ids -> sample -> text
 
 Every token recomputes the whole context: right for looking at a model, not for serving one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
-from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.mixture.lock import Lock
+from olm_data.command import reported
+from olm_data.errors import UsageError, ValidationError, shown
+from olm_data.extras import needs
+from olm_data.sinks import guard
+from olm_data.storage.names import is_unicode
 from olm_data.storage.store import Store
-from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import LOCK, MANIFEST, folder_name
-from olm_train.checkpoint.weights import load_model
-from olm_train.model.decoder import Decoder
-from olm_train.world import World
 
+with needs("generating text", command=__name__ == "__main__"):
+    import torch
 
-def load_tokenizer(checkpoint: Checkpoint) -> tuple[Any, Lock]:
-    """Return the tokenizer of the data a checkpoint was trained on, and its lock.
-
-    Raises:
-        InputError: the data is no longer where it was.
-        ValidationError: another tokenizer lies there now.
-    """
-    from tokenizers import Tokenizer
-
-    text = checkpoint.read_bytes(LOCK) or b""
-    lock = Lock.decode(text, f"{checkpoint.state()['lock_folder']}/{LOCK}")
-    folder = lock.location(lock.sources[0].name)
-    try:
-        data = Store(folder).read("tokenizer.json")
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(
-            "the data set of the run is gone, and its tokenizer with it",
-            where=folder,
-            fix="put the data back where the run found it",
-        ) from error
-    if hashlib.sha256(data).hexdigest() != lock.tokenizer.sha256:
-        raise ValidationError(
-            "the tokenizer is not the one this checkpoint was trained with",
-            where=f"{folder}/tokenizer.json",
-            why="the ids would mean other text",
-        )
-    tokenizer = Tokenizer.from_str(data.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer, lock
+    from olm_train.checkpoint.portable import open_portable
+    from olm_train.model.decoder import Decoder
 
 
 @torch.no_grad()
@@ -81,11 +52,20 @@ def sample(
         seed: of the random numbers.
         context: at most so many of the last ids are looked at.
         eos: id that ends the text, None: nothing does.
+
+    Raises:
+        ValidationError: a logit is NaN or infinite.
     """
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
     for _ in range(max_new_tokens):
         logits = model(torch.tensor([ids[-context:]]))[0, -1].float()  # [V]
+        if not logits.isfinite().all():
+            raise ValidationError(
+                "the model gives non-finite logits",
+                why="its weights are too large, or non-finite themselves",
+                fix="choose an earlier checkpoint with --checkpoint",
+            )
         if temperature == 0:
             token = int(logits.argmax())
         else:
@@ -109,15 +89,25 @@ def generate(
     top_k: int = 50,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Continue `prompt` with a run's model: `prompt`, `text`, `ids` and what they were made with.
+    """Continue `prompt` with the model of a run, a checkpoint or an export.
+
+    Returns:
+        `prompt`, `text`, `ids` and what they were made with.
 
     Raises:
         InputError: there is no checkpoint.
-        UsageError: the prompt is empty and the model knows no token that begins a document.
-        ValidationError: the checkpoint is damaged, or the data moved.
+        UsageError: the prompt is empty and the model knows no token that begins a document, or it
+            is no text; the temperature is no number.
+        ValidationError: the checkpoint is damaged.
     """
-    found = _find(save_folder, checkpoint)
-    tokenizer, lock = load_tokenizer(found)
+    if not 0 <= temperature < math.inf:  # NaN is neither
+        raise UsageError(f"--temperature is a number from 0 on, not {temperature}")
+    if not is_unicode(prompt):
+        raise UsageError("the prompt is not valid UTF-8", fix="in the C locale, set LANG=C.UTF-8")
+    found = open_portable(
+        save_folder, checkpoint, lambda error: click.echo(shown(f"warning: {error}"), err=True)
+    )
+    tokenizer, lock = found.tokenizer(), found.lock
     first, last = lock.tokenizer.bos, lock.tokenizer.eos
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     start = first if first is not None else last
@@ -125,8 +115,15 @@ def generate(
         if start is None:
             raise UsageError("the prompt has no token", fix="give a --prompt with some text")
         ids = [start, *ids]
+    model = found.model()
+    if max(ids) >= model.config.vocab_size:
+        raise ValidationError(
+            f"the tokenizer gives the id {max(ids):,}, and the model knows only "
+            f"{model.config.vocab_size:,}",
+            where=found.folder,
+        )
     new = sample(
-        load_model(found),
+        model,
         ids,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -146,19 +143,6 @@ def generate(
     }
 
 
-def _find(save_folder: str, name: str) -> Checkpoint:
-    if name == "latest":
-        return find_checkpoint(save_folder, World(), lambda error: click.echo(error, err=True))
-    place = f"{save_folder}/{folder_name(int(name)) if name.isdigit() else name}"
-    if not Store(place).exists(MANIFEST):
-        raise InputError(
-            f"there is no checkpoint {name}",
-            where=save_folder,
-            fix="give a step, a folder name such as step00000100, or latest",
-        )
-    return open_checkpoint(place, World())
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("save_folder")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
@@ -166,28 +150,24 @@ def _find(save_folder: str, name: str) -> Checkpoint:
 @click.option("--max-new-tokens", type=click.IntRange(1), default=100, show_default=True)
 @click.option("--temperature", type=click.FloatRange(0), default=0.8, show_default=True)
 @click.option("--top-k", type=click.IntRange(0), default=50, show_default=True, help="0: all.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Also write a JSON file.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(save_folder: str, output: Path | None, debug: bool, **options: Any) -> None:
-    """Sample text from a run's newest checkpoint.
+    """Sample text from a run's newest checkpoint, from a checkpoint, or from an exported model.
 
     \b
     python -m olm_train.generate runs/first --prompt "def " --max-new-tokens 50
     """
-    try:
+    with reported(debug=debug):
         result = generate(save_folder, **options)
         if output is not None:
             Store(str(output.parent)).put(
                 output.name, json.dumps(result, indent=1).encode() + b"\n"
             )
-    except OlmError as error:
-        if debug:
-            raise
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
-    click.echo(result["prompt"] + result["text"])
+    click.echo(shown(result["prompt"] + result["text"]))
 
 
 if __name__ == "__main__":
+    guard()
     main()

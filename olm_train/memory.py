@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from olm_train.device_defaults import Capability, resolve
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.base import OptimConfig
 
@@ -186,6 +187,8 @@ def memory_of_step(
 ) -> Memory:
     """Return what one rank of a run needs, as its `train_module` is configured.
 
+    What is still `auto` counts as on a CPU.
+
     Args:
         sequence_length: tokens of a row, the longest of the run.
         world_size: ranks of the run.
@@ -196,8 +199,10 @@ def memory_of_step(
     Raises:
         UsageError: the parallel degrees do not fit the world.
     """
+    model, module, _ = resolve(model, module, Capability())
     dp, microbatch = module.dp_config, module.rank_microbatch_size
-    loss = module.loss.choose(model, microbatch=microbatch, compiling=module.compile_model)
+    compiling = module.compile_model is True
+    loss = module.loss.choose(model, microbatch=microbatch, compiling=compiling)
     counted = counted or TrainingTensors.count(model, module.optim)
     return counted.memory(
         microbatch=microbatch,
@@ -244,8 +249,11 @@ def block_bytes(
     attention += heads * head  # output
     for changed in (model.positions == "rope", model.qk_norm is not None):
         attention += changed * (heads + kv_heads) * head  # queries and keys anew
-    if model.attention == "sdpa":
+    if model.attention in ("sdpa", "auto"):
         attention += sequence_length  # a row of the mask, as the kernel wants it
+        if kv_heads < heads:  # keys and values for each head, not those that were changed
+            attention += 2 * heads * head
+            attention -= kv_heads * head * (model.positions == "rope" or model.qk_norm is not None)
     hidden = 2 if model.feed_forward == "gelu" else 4  # gate and up, act(gate), their product
     norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
     streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each

@@ -15,7 +15,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -29,7 +29,9 @@ REQUEUE_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: the run is saved; the same command goes on from there."""
 INTERRUPT_EXIT_CODE = 130
 TIME_LIMIT = 128
-"""Stands for a signal where the time is up; above all of them."""
+"""Stands for a signal where the time is up; above those."""
+LEASE_LOST = 129
+"""Stands for a signal where another run has taken the save folder over; above all of them."""
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in each job: Unix time at which it will end the job (sbatch(1))."""
 
@@ -91,12 +93,14 @@ class Preemption:
     Attributes:
         group: process group of CPU tensors for the agreement, None in a single process.
         deadline: monotonic time from which on this rank asks to stop.
+        lost: whether this rank knows that the save folder was taken over.
     """
 
     def __init__(self, *, debounce: float = 1.0, at_once: bool = False) -> None:
         self.debounce, self.at_once = debounce, at_once
         self.group: dist.ProcessGroup | None = None
         self.deadline = math.inf
+        self.lost: Callable[[], bool] = lambda: False
         self.received = 0
         self._first_time = 0.0
         self._depth = 0
@@ -133,7 +137,9 @@ class Preemption:
 
     @property
     def asked(self) -> int:
-        """The signal that this rank got, TIME_LIMIT where its time is up, else 0."""
+        """LEASE_LOST, the signal that this rank got, TIME_LIMIT where its time is up, else 0."""
+        if self.lost():
+            return LEASE_LOST
         return self.received or (TIME_LIMIT if time.monotonic() >= self.deadline else 0)
 
     def ask(self) -> int:

@@ -12,10 +12,15 @@ import json
 import click
 import yaml
 
-from olm_data.errors import OlmError, UsageError, suggest
-from olm_train.gpus import Gpu, gpu_named
-from olm_train.model.presets import PRESETS
-from olm_train.recipe import Recipe, recipe
+from olm_data.command import reported
+from olm_data.errors import UsageError, suggest
+from olm_data.extras import needs
+from olm_data.sinks import guard
+
+with needs("planning a model", command=__name__ == "__main__"):
+    from olm_train.gpus import Gpu, gpu_named
+    from olm_train.model.presets import PRESETS
+    from olm_train.recipe import Recipe, recipe
 
 HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", "accumulates")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
@@ -35,18 +40,13 @@ def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
 
     With PRESET only that one, as the part of train.yaml that it decides.
     """
-    try:
+    with reported(debug=debug):
         kind = gpu_named(gpu)
         if preset is not None and preset not in PRESETS:
             raise UsageError(f"unknown model preset {preset!r}", fix=suggest(preset, PRESETS))
         found = {name: recipe(name, kind) for name in ([preset] if preset else PRESETS)}
         if preset is not None and found[preset] is None:
             raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
-    except OlmError as error:
-        if debug:
-            raise
-        click.echo(f"error: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
     only = found[preset] if preset else None
     if as_json:
         plain = [each and each.as_dict() for each in found.values()]
@@ -103,4 +103,5 @@ def _shared(recipe: Recipe) -> str:
 
 
 if __name__ == "__main__":
+    guard()
     main()

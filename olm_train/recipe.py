@@ -32,6 +32,8 @@ from olm_train.parallel.config import DataParallelConfig
 from olm_train.train_module import TransformerTrainModuleConfig
 
 ATTENTION = "varlen"
+OLD_ATTENTION = "sdpa"
+"""Of a GPU without bf16."""
 PER_MACHINE = 8
 """GPUs of a machine; larger runs take whole machines."""
 MOST_GPUS = 4096
@@ -76,9 +78,9 @@ class Recipe:
         """The loss that is taken: the named one, or what "auto" chooses."""
         module = self.module
         return module.loss.choose(
-            _model(self.preset),
+            _model(self.preset, self.gpu),
             microbatch=module.rank_microbatch_size,
-            compiling=module.compile_model,
+            compiling=module.compile_model is True,
         ).name
 
     def values(self) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class Recipe:
             if changed:
                 module[name] = changed
         return {
-            "model": {"preset": self.preset, "attention": ATTENTION},
+            "model": {"preset": self.preset, "attention": _attention(self.gpu)},
             "train_module": module,
         }
 
@@ -119,9 +121,12 @@ def recipe(name: str, gpu: Gpu) -> Recipe | None:
         gpu: the accelerator of each rank.
     """
     row = PRESETS[name].sequence_length
-    model = _model(name)
-    start = TransformerTrainModuleConfig(rank_microbatch_size=row)
-    counted = counted_tensors(name)
+    model = _model(name, gpu)
+    start = TransformerTrainModuleConfig(
+        rank_microbatch_size=row,
+        dp_config=DataParallelConfig(param_dtype="bfloat16" if gpu.modern else "float32"),
+    )
+    counted = counted_tensors(name, _attention(gpu))
     gpus = 1
     while gpus <= MOST_GPUS:
         machine = Machine(world_size=gpus, nodes=-(-gpus // PER_MACHINE), memory=gpu.memory)
@@ -189,10 +194,12 @@ def _ways(
     machine: Machine, start: TransformerTrainModuleConfig
 ) -> Iterator[TransformerTrainModuleConfig]:
     """Yield options, the cheapest in time first, the one that needs the least memory last."""
-    bf16 = DataParallelConfig(param_dtype="bfloat16")
-    shares = [bf16]
+    shares = [start.dp_config]
     if machine.world_size > 1:
-        shares = [replace(bf16, **options) for _, options in candidates(machine, bf16)]
+        shares = [
+            replace(start.dp_config, **options)
+            for _, options in candidates(machine, start.dp_config)
+        ]
     for mode in CHECKPOINTING:
         for dp_config in shares:
             for loss in LOSSES:
@@ -206,10 +213,15 @@ def _ways(
 
 
 @functools.cache
-def counted_tensors(name: str) -> TrainingTensors:
-    """Return the tensors of preset `name` and of AdamW, the same for every GPU."""
-    return TrainingTensors.count(_model(name), AdamWConfig())
+def counted_tensors(name: str, attention: str = ATTENTION) -> TrainingTensors:
+    """Return the tensors of preset `name` and of AdamW."""
+    model = preset(name, vocab_size=PRESETS[name].vocab_size, attention=attention)
+    return TrainingTensors.count(model, AdamWConfig())
 
 
-def _model(name: str) -> DecoderConfig:
-    return preset(name, vocab_size=PRESETS[name].vocab_size, attention=ATTENTION)
+def _model(name: str, gpu: Gpu) -> DecoderConfig:
+    return preset(name, vocab_size=PRESETS[name].vocab_size, attention=_attention(gpu))
+
+
+def _attention(gpu: Gpu) -> str:
+    return ATTENTION if gpu.modern else OLD_ATTENTION

@@ -12,17 +12,21 @@ import atexit
 import os
 import sys
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown, suggest
+from olm_data.extras import missing_extra
+from olm_data.sinks import guard
 
 if TYPE_CHECKING:
     from olm_train.dry_run import Plan
     from olm_train.preempt import Preemption
     from olm_train.run_config import RunConfig
+    from olm_train.world import World
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -37,7 +41,8 @@ Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value .
   CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
   --preset NAME           take the model of that name, such as olmo2-1b, instead of the file's
   --name.of.field=value   replaces one field; the value is YAML, such as 3e-4, true or
-                          '{value: 100, unit: steps}'. Paths count from the current folder.
+                          '{value: 100, unit: steps}', after `=` or as the next word. Paths
+                          count from the current folder.
                           --name.of.list[0]= is an item, --name.of.mapping["key"]= any key.
   --dry-run               print configuration, mixture, schedule, size, memory of a rank, days and
                           first rows; train nothing. Set WORLD_SIZE for that many ranks.
@@ -86,12 +91,7 @@ class Arguments:
             elif text in FLAGS:
                 arguments.flags.add("--help" if text == "-h" else text)
             elif text.startswith("-"):
-                if "=" not in text:
-                    raise UsageError(
-                        f"unknown option {text}",
-                        fix=f"{suggest(text, (*FLAGS, *OPTIONS))} A field is set with {text}=value",
-                    )
-                arguments.overrides.append(text)
+                arguments.overrides.append(text if "=" in text else _with_value(text, rest))
             elif arguments.config is not None:
                 raise UsageError(
                     f"two configuration files: {arguments.config} and {text}",
@@ -113,6 +113,23 @@ class Arguments:
         self.options[name] = value
 
 
+def _with_value(name: str, rest: Iterator[str]) -> str:
+    """Return `--name=value` of the option `--name value`.
+
+    Raises:
+        UsageError: `--name` can be no field, or nothing follows that could be its value.
+    """
+    value = next(rest, "")
+    near = suggest(name, (*FLAGS, *OPTIONS))
+    if not name.startswith("--") or ("." not in name and near.startswith("did you mean")):
+        raise UsageError(f"unknown option {printable(name)}", fix=near)
+    if not value or value.startswith("--"):
+        raise UsageError(
+            f"{printable(name)} has no value", fix=f"{near} A field is set with {name}=value"
+        )
+    return f"{name}={value}"
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code; errors become messages."""
     argv = sys.argv[1:] if argv is None else argv
@@ -126,15 +143,18 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command again to go on", 130)
     except OlmError as error:
-        return _fail(_trace(argv) or f"error: {error}", error.exit_code)
+        return _fail(_trace(argv) or f"error: {shown(str(error))}", error.exit_code)
     except OSError as error:
         place = f"\n  where: {printable(str(error.filename))}" if error.filename else ""
-        message = f"error: {error.strerror or error}{place}"
+        message = shown(f"error: {error.strerror or error}{place}")
         return _fail(_trace(argv) or message, ResourceError.exit_code)
     except Exception as error:
+        known = missing_extra(error, "training") if isinstance(error, ImportError) else error
+        if isinstance(known, OlmError):
+            return _fail(_trace(argv) or f"error: {shown(str(known))}", known.exit_code)
         return _fail(
             _trace(argv)
-            or f"unexpected error: {type(error).__name__}: {error}\n"
+            or f"unexpected error: {shown(f'{type(error).__name__}: {error}')}\n"
             "  fix: run again with --debug for the traceback, and please report it",
             1,
         )
@@ -154,6 +174,10 @@ def _run(arguments: Arguments) -> int:
     if "--strict-env" in arguments.flags:
         values.override("--trainer.callbacks.environment.strict=true")
 
+    from olm_train.config_schema import check_names
+
+    check_names(values)
+
     from olm_train.preempt import Preemption
     from olm_train.run_config import RunConfig
 
@@ -164,14 +188,14 @@ def _run(arguments: Arguments) -> int:
 
             size = int(os.environ.get("WORLD_SIZE", "1"))
             nodes = size // int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
-            print(describe(config, size, _plan(arguments), nodes=nodes))
+            print(shown(describe(config, size, _plan(arguments), nodes=nodes)))
         return 0
     if "--config-diff" in arguments.options:
         if _rank() == 0:
             from olm_train.config_diff import config_diff
 
             lines = config_diff(arguments.options["--config-diff"], config)
-            print("\n".join(lines) if lines else "no difference")
+            print(shown("\n".join(lines)) if lines else "no difference")
         return 0
     with Preemption(at_once=True) as preemption:
         return _train(config, preemption)
@@ -179,17 +203,21 @@ def _run(arguments: Arguments) -> int:
 
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
+    from olm_train.device_defaults import Capability
     from olm_train.parallel.auto import Machine
     from olm_train.preempt import Preempted
     from olm_train.startup import Introduction, meet
     from olm_train.world import World
 
     world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
+    config, threads = _with_threads(config, world)
+    config, chosen = config.on_device(Capability.of(world.device))
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
-        print("\n".join(why), file=sys.stderr, flush=True)
+        print(shown("\n".join(why)), file=sys.stderr, flush=True)
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
     trainer = config.build(world)
+    trainer.chosen = [*chosen, threads]
     try:
         trainer.fit(preemption)
         code = 0
@@ -198,6 +226,22 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
         code = stop.exit_code
     world.stop()
     return code
+
+
+def _with_threads(config: RunConfig, world: World) -> tuple[RunConfig, str]:
+    """Return the configuration with the number of CPU threads, now in use, and a line about it."""
+    import torch
+
+    from olm_train.checkpoint.logs import default_work_dir
+    from olm_train.checkpoint.manifest import CONFIG
+    from olm_train.threads import Processors, choose, recorded_threads
+
+    folder = Path(config.trainer.work_dir or default_work_dir(config.trainer.save_folder))
+    recorded = world.on_main(lambda: recorded_threads(folder / CONFIG))
+    mine = choose(config.threads, Processors.here(), os.environ, recorded)
+    count, why = min(world.gather(mine))  # the same on each rank: those that wait gain nothing
+    torch.set_num_threads(count)
+    return replace(config, threads=count), f"CPU threads of a rank: {count} ({why})"
 
 
 def _plan(arguments: Arguments) -> Plan:
@@ -300,5 +344,6 @@ class _Exit:
 
 
 if __name__ == "__main__":
+    guard()
     process_exit = _Exit()
     process_exit.code = main()

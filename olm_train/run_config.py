@@ -5,14 +5,14 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.steps import BatchSizeChange
-from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
+from olm_data.storage.lease import TAKEOVER_SECONDS
+from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.checkpointer import CheckpointerConfig
@@ -27,53 +27,20 @@ from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
 from olm_train.callbacks.watchdog import WatchdogConfig
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
 from olm_train.config import FilePath, Values, as_dict, parse
+from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
+from olm_train.device_defaults import Capability, resolve
 from olm_train.duration import Duration
+from olm_train.holding import LeasePolicy
 from olm_train.model.decoder import DecoderConfig
+from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
 from olm_train.parallel.auto import CHOSEN, Goal, Machine, choose
 from olm_train.parallel.waiting import CommConfig
+from olm_train.saved_config import saved_config
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 from olm_train.world import World
-
-_CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheConfig:
-    """The local copy of shards of remote datasets; local datasets are read where they are.
-
-    Attributes:
-        enabled: copy whole shards of remote datasets to a local folder; false: their rows are read
-            one by one, a request each.
-        folder: local folder, shared by all ranks and runs of a machine.
-        size_gb: 10^9 bytes it may hold; default: twice what the mixture needs at a time. One that
-            is too small is refused with the numbers.
-    """
-
-    enabled: bool = True
-    folder: FilePath = _CACHE_FOLDER
-    size_gb: float | None = None
-
-    def __post_init__(self) -> None:
-        if "://" in self.folder:
-            raise UsageError(
-                f"the cache folder {self.folder} is remote",
-                where="data_loader.cache.folder",
-                fix="give a folder on a local disk",
-            )
-        if self.size_gb is not None and not 0 < self.size_gb < 1e9:
-            raise UsageError(
-                f"the cache cannot hold {self.size_gb:g} GB", where="data_loader.cache.size_gb"
-            )
-
-    def build(self) -> CacheOptions | None:
-        """Return the options of the cache, None if there is to be none."""
-        if not self.enabled:
-            return None
-        size = None if self.size_gb is None else round(self.size_gb * 10**9)
-        return CacheOptions(folder=self.folder, size=size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +154,10 @@ class TrainerConfig:
             than a step, an evaluation batch and a save.
         max_rewinds: bad steps that a start of the run goes back for, with `non_finite: rewind`;
             then it halts.
+        takeover_seconds: a run that shows no sign of life in `save_folder` for so long is taken
+            over by the next start; see [a long run](../how-to/survive-failures.md).
+        single_writer: nobody else writes to the remote `save_folder`: go on where its store does
+            not honour conditional creates.
         callbacks: what happens around the steps.
     """
 
@@ -203,11 +174,20 @@ class TrainerConfig:
     time_limit: float | Literal["slurm"] | None = None
     time_margin: float = 120.0
     max_rewinds: int = 3
+    takeover_seconds: float = TAKEOVER_SECONDS
+    single_writer: bool = False
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
+        refuse_output(self.save_folder)
         if is_remote(self.save_folder):
             Store(self.save_folder)  # refuses other kinds of storage
+        elif self.single_writer:
+            raise UsageError(
+                "single_writer has no effect with a local save_folder",
+                where="trainer.single_writer",
+                fix="leave it out",
+            )
         if is_remote(self.work_dir or ""):
             raise UsageError(
                 f"work_dir {self.work_dir} is remote",
@@ -215,11 +195,16 @@ class TrainerConfig:
                 fix="give a folder on a local disk",
             )
         self.load_policy()
+        self.lease_policy()
         if self.metrics_collect_interval < 1:
             raise UsageError(
                 f"metrics_collect_interval is at least 1, not {self.metrics_collect_interval}",
                 where="trainer.metrics_collect_interval",
             )
+
+    def lease_policy(self) -> LeasePolicy:
+        """Return how the save folder is held."""
+        return LeasePolicy(takeover_seconds=self.takeover_seconds, single_writer=self.single_writer)
 
     def load_policy(self) -> LoadPolicy:
         """Return where the run begins."""
@@ -239,6 +224,8 @@ class RunConfig:
     Attributes:
         seed: with each parameter's name decides its initial value; the order of the data has its
             own seed, in the lock.
+        initial_values: name of the rule by which they follow. A release with another rule has
+            another name for it: a file that names one begins with the same weights, or is refused.
         model: shape of the decoder; `vocab_size` comes from the lock unless given. `preset` names
             a shape, `depth` derives one from the number of blocks; fields beside it override it.
         data_loader: rows.
@@ -247,15 +234,23 @@ class RunConfig:
         comm: how long ranks wait for each other.
         parallel: `auto`, `speed` or `memory` choose how ranks share the weights, in place of
             the fields of `train_module.dp_config` but its dtypes; default: what stands there.
+        threads: CPU threads of a rank; default: as many as cores, quota, load and the ranks of the
+            machine leave, the same on each rank, and those it began with when a run goes on.
     """
 
     seed: int = 0
+    initial_values: Literal["sliced-1"] = RULE
     model: DecoderConfig
     data_loader: DataLoaderConfig
     train_module: TransformerTrainModuleConfig
     trainer: TrainerConfig
     comm: CommConfig = field(default_factory=CommConfig)
     parallel: Goal | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads is at least 1, not {self.threads}", where="threads")
 
     @classmethod
     def resolve(cls, values: Values) -> RunConfig:
@@ -298,6 +293,12 @@ class RunConfig:
         largest = max(loader.global_batch_size, *sizes, 0)
         return largest // (self.train_module.rank_microbatch_size * world_size)
 
+    def on_device(self, capability: Capability) -> tuple[RunConfig, list[str]]:
+        """Return the configuration with what `auto` stands for there, and lines saying why."""
+        model, module, why = resolve(self.model, self.train_module, capability)
+        lines = [f"auto on {capability.name}: {line}" for line in why]
+        return replace(self, model=model, train_module=module), lines
+
     def fitted(self, machine: Machine) -> tuple[RunConfig, list[str]]:
         """Return the configuration with what `parallel` chooses filled in, and lines saying why."""
         if self.parallel is None:
@@ -315,17 +316,18 @@ class RunConfig:
         return replace(self, train_module=module, parallel=None), why
 
     def build(self, world: World) -> Trainer:
-        """Return the trainer of this rank; model and optimiser are built and initialised.
+        """Return the trainer of this rank; the weights get their values when it begins.
 
         Raises:
             OlmError: sizes that do not fit, data that is not what the lock says.
         """
-        if self.parallel is not None:
-            fitted, _ = self.fitted(Machine.of(world))
-            return fitted.build(world)
+        resolved, _ = self.on_device(Capability.of(world.device))
+        resolved, _ = resolved.fitted(Machine.of(world))
+        if resolved != self:
+            return resolved.build(world)
         microbatch = self.train_module.rank_microbatch_size
         loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
-        module = self.train_module.build(self.model, seed=self.seed, world=world)
+        module = self.train_module.build(self.model, seed=self.seed, world=world, draw=False)
         trainer = self.trainer
         return Trainer(
             train_module=module,
@@ -340,8 +342,9 @@ class RunConfig:
             time_limit=trainer.time_limit,
             time_margin=trainer.time_margin,
             callbacks=trainer.callbacks.build(),
-            config=self.as_dict(),
+            config=saved_config(self, trainer.save_folder),
             comm=self.comm,
+            lease=trainer.lease_policy(),
         )
 
     def lock_digest(self) -> str:

@@ -1,4 +1,4 @@
-"""A loss or gradient that is no number: the step is not taken, on any rank, and the host need not
+"""A non-finite loss or gradient: the step is not taken, on any rank, and the host need not
 know at once.
 
     loss, gradient norm --device--> bad? --> blocked: 1 = weights and moments stay as they are

@@ -20,24 +20,29 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError, ValidationError
-from olm_train.flops import attention_pairs
+from olm_train.device_defaults import Capability, resolve
+from olm_train.flops import attention_pairs, num_flops_per_token
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.head import Head
-from olm_train.model.init import assign
+from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid
 from olm_train.model.loss_chunked import by_label_chunked
 from olm_train.model.loss_config import LossConfig
+from olm_train.model.shards import assign
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.lr_scaling import LRScaling
+from olm_train.optim.muon import Muon
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
+from olm_train.optim.state import make_room, set_values, state_of
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.stability import NON_FINITE, SKIPPED, FiniteGate, NonFinite, take_step
+from olm_train.train_module_base import TrainModule
 from olm_train.world import World
 
 if TYPE_CHECKING:
@@ -60,12 +65,13 @@ class TransformerTrainModuleConfig:
         loss: cross entropy, its implementation and the z-loss.
         ac_config: activation checkpointing.
         compile_model: `torch.compile` for each block, static shapes, and for the loss if
-            `loss.name` is `auto`.
+            `loss.name` is `auto`; auto: [on CUDA](#what-auto-stands-for).
         compile_config: how blocks are compiled.
         float32_matmul_precision: of matrix products of fp32 tensors: "highest" is fp32, "high"
-            allows TF32, "medium" bf16, where the device has them. A setting of the process.
+            allows TF32, "medium" bf16, where the device has them; auto: [high on
+            CUDA](#what-auto-stands-for). A setting of the process.
         non_finite: what happens where loss or gradient norm is NaN or infinite, see
-            [below](#when-loss-or-gradient-is-no-number).
+            [below](#when-loss-or-gradient-is-not-finite).
     """
 
     rank_microbatch_size: int
@@ -76,13 +82,13 @@ class TransformerTrainModuleConfig:
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
-    compile_model: bool = False
+    compile_model: bool | Literal["auto"] = "auto"
     compile_config: CompileConfig = field(default_factory=CompileConfig)
-    float32_matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
     non_finite: NonFinite = NonFinite.halt
 
     def __post_init__(self) -> None:
-        self.ac_config.check(compiling=self.compile_model)
+        self.ac_config.check(compiling=bool(self.compile_model))
         if not self.compile_model and self.compile_config != CompileConfig():
             raise UsageError(
                 "compile_config has no effect without compile_model",
@@ -97,7 +103,7 @@ class TransformerTrainModuleConfig:
             )
 
     def build(
-        self, model: DecoderConfig, *, seed: int, world: World | None = None
+        self, model: DecoderConfig, *, seed: int, world: World | None = None, draw: bool = True
     ) -> TransformerTrainModule:
         """Build model and optimiser on this process.
 
@@ -105,15 +111,20 @@ class TransformerTrainModuleConfig:
             model: shape of the model.
             seed: with each parameter's name decides its initial value.
             world: the processes that train together; None: this one alone, on the CPU.
+            draw: give the weights their initial values now; False: not before `ensure_weights`, and
+                not at all where a state is loaded.
         """
-        return TransformerTrainModule(self, model, seed=seed, world=world or World())
+        module = TransformerTrainModule(self, model, seed=seed, world=world or World())
+        if draw:
+            module.ensure_weights()
+        return module
 
 
-class TransformerTrainModule:
-    """A decoder with its optimiser.
+class TransformerTrainModule(TrainModule):
+    """A decoder with its optimiser. Its weights are undefined until drawn or loaded.
 
     Attributes:
-        config, world: what it was built from.
+        config, seed, world: what it was built from.
         model: the decoder, its parameters possibly sharded.
         optimizer: over the parameters of `model`.
         loss: the loss that was chosen.
@@ -122,11 +133,13 @@ class TransformerTrainModule:
     def __init__(
         self, config: TransformerTrainModuleConfig, model: DecoderConfig, *, seed: int, world: World
     ) -> None:
-        self.config = config
-        self.world = world
+        model, config, _ = resolve(model, config, Capability.of(world.device))
+        compiling = config.compile_model is True
+        self.config, self.seed, self.world = config, seed, world
+        self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
         self.loss = config.loss.choose(
-            model, microbatch=config.rank_microbatch_size, compiling=config.compile_model
+            model, microbatch=config.rank_microbatch_size, compiling=compiling
         )
         self._loss = self.loss.build()
         self.model: Decoder = model.build(device="meta", dtype=torch.float32)
@@ -134,13 +147,57 @@ class TransformerTrainModule:
             self.model,
             config.dp_config,
             world,
-            seed=seed,
             checkpointing=config.ac_config,
-            compiling=config.compile_config if config.compile_model else None,
+            compiling=config.compile_config if compiling else None,
         )
         self.optimizer = config.optim.build(self.model)
+        if isinstance(self.optimizer, Muon):
+            self.optimizer.world = world
         self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)
         self._gate = FiniteGate(config.non_finite, world.device)
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model, without the rows that pad its vocabulary."""
+        return self.model.config.num_params
+
+    @property
+    def non_finite(self) -> NonFinite:
+        """What happens where loss or gradient norm is NaN or infinite."""
+        return self.config.non_finite
+
+    def check_length(self, steps: int, tokens: int) -> None:
+        """Refuse a run that the schedule does not fit.
+
+        Raises:
+            UsageError: a part of the schedule is longer than the run.
+        """
+        self.config.scheduler.factor((steps, steps), (tokens, tokens))
+
+    def describe(self) -> list[str]:
+        """Return attention, loss, and the rates of groups that have their own."""
+        lines = [f"attention {self.model.config.attention}; loss {self.loss.name}: {self.loss.why}"]
+        for number in range(len(self._group_rates())):
+            group = self.optimizer.param_groups[number]
+            first = group["names"][0] if group.get("names") else "unnamed"
+            lines.append(
+                f"group {number}: peak rate {group['peak_lr']:g}, {len(group['params']):,} tensors "
+                f"from {first}"
+            )
+        return lines
+
+    def flops_per_token(self, pairs_per_token: float) -> float:
+        """Return the FLOPs of forward and backward for one token."""
+        return num_flops_per_token(self.model.config, pairs_per_token=pairs_per_token)
+
+    def ensure_weights(self) -> None:
+        """Give the weights their initial values, unless they were drawn or loaded before.
+
+        They are the same bits for every strategy and world.
+        """
+        if not self._has_weights:
+            init_parameters(self.model, self.seed)
+            self._has_weights = True
 
     def train_step(
         self,
@@ -164,7 +221,8 @@ class TransformerTrainModule:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
             "train/CE loss" and, if there is one, "train/Z loss" (multiplied) fp32 nats per valid
             label, "optim/total grad norm" fp32 before
-            clipping, "optim/lr" float, "train/tokens", "train/labels" (valid ones) and
+            clipping, "optim/lr" float ("optim/lr (group 1)" and so on too, where groups have
+            rates of their own), "train/tokens", "train/labels" (valid ones) and
             "train/attention pairs" (queries times the keys each sees, mean over layers) int64,
             "train/sequence length" tokens of a row. "optim/non-finite" fp32 is 1 where loss or
             norm is NaN or infinite: nothing was changed by this step, nor is by later ones unless
@@ -172,6 +230,7 @@ class TransformerTrainModule:
         """
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
+        assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
         batches = [batch.to(self.world.device) for batch in batches]
         counts = self.world.sum(
             torch.stack([torch.stack(self._counts(batch)) for batch in batches]).sum(0)
@@ -180,7 +239,11 @@ class TransformerTrainModule:
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
         divisor = labels.clamp(min=1).to(torch.float32)
 
-        self.optimizer.zero_grad(set_to_none=True)
+        # Of the model and not of the optimiser, which may leave parameters alone. After a forward
+        # pass without a backward one, as in an evaluation, FSDP2 still shows whole parameters in
+        # place of the shards: clearing those would leave the gradients of the last step.
+        reshard(self.model)
+        self.model.zero_grad(set_to_none=True)
         loss, z_loss = (torch.zeros((), device=self.world.device) for _ in range(2))
         for i, batch in enumerate(batches):
             with gradient_sync(self._forward, last=i == len(batches) - 1):
@@ -206,6 +269,7 @@ class TransformerTrainModule:
             **extra,
             "optim/total grad norm": grad_norm,
             "optim/lr": lr,
+            **self._group_rates(),
             **skipped,
             "train/tokens": seen,
             "train/labels": labels,
@@ -222,6 +286,7 @@ class TransformerTrainModule:
             Sum of the cross entropy in nats (float64) and number of valid labels (int64), scalars
             on the device. Add both up over batches and ranks before dividing.
         """
+        assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
         batch = batch.to(self.world.device)
         chunk_size = self.loss.chunk_size
         losses = self._reduce(
@@ -229,28 +294,24 @@ class TransformerTrainModule:
         )
         return losses.sum(dtype=torch.float64), count_valid(batch.labels)
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Weights and optimiser state, under names that do not depend on the parallelism.
 
         Returns:
-            {"model": {parameter: tensor}, "optim": {"parameter.exp_avg": tensor, ...}}. Tensors
-            only, DTensors where sharded: what torch's distributed checkpoint saves, and loads in
-            place under any other sharding. They are the live ones: copy before an async save.
+            {"model": {parameter: tensor}, "optim": {"parameter.exp_avg": tensor, ...}}, DTensors
+            where sharded: what torch's distributed checkpoint saves, and loads in place under any
+            other sharding. They are the live ones: copy before an async save. What else the
+            optimiser keeps of a parameter is there as a plain value.
         """
         reshard(self.model)
-        names = dict(self.model.named_parameters())
+        guard = {} if self._guard is None else self._guard.state()
         return {
-            "model": {name: parameter.data for name, parameter in names.items()},
-            "optim": {
-                f"{name}.{key}": value
-                for name, parameter in names.items()
-                for key, value in self.optimizer.state[parameter].items()
-            }
-            | ({} if self._guard is None else self._guard.state()),
+            "model": {name: parameter.data for name, parameter in self.model.named_parameters()},
+            "optim": state_of(self.model, self.optimizer) | guard,
         }
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over a state; tensors may be full or sharded as here.
 
         Args:
@@ -259,15 +320,22 @@ class TransformerTrainModule:
         Raises:
             ValidationError: a name or shape does not fit; then nothing is changed.
         """
+        if "optim" in state:
+            make_room(self.model, self.optimizer, state["optim"])
         own = self.state_dict()
         pairs = list(_paired(own["model"], state["model"], "model"))
         if "optim" in state:
             pairs += _paired(own["optim"], state["optim"], "optim")
-        for target, source in pairs:
-            if isinstance(source, DTensor):
+        values = {}
+        for name, target, source in pairs:
+            if not isinstance(source, Tensor):
+                values[name] = source
+            elif isinstance(source, DTensor):
                 target.copy_(source)
             else:
                 assign(target, source)
+        set_values(self.model, self.optimizer, values)
+        self._has_weights = True
         self._gate.open()
 
     def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
@@ -298,16 +366,22 @@ class TransformerTrainModule:
             group["lr"] = group["peak_lr"] * factor
         return self.config.optim.lr * factor
 
+    def _group_rates(self) -> dict[str, float]:
+        groups = self.optimizer.param_groups
+        if len({group["peak_lr"] for group in groups}) == 1:
+            return {}
+        return {f"optim/lr (group {number})": group["lr"] for number, group in enumerate(groups)}
+
 
 def _paired(
-    own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str
-) -> Iterator[tuple[Tensor, Tensor]]:
+    own: Mapping[str, Any], given: Mapping[str, Any], what: str
+) -> Iterator[tuple[str, Any, Any]]:
     wrong = [f"missing {name}" for name in sorted(own.keys() - given.keys())]
     wrong += [f"unexpected {name}" for name in sorted(given.keys() - own.keys())]
     wrong += [
-        f"{name} has shape {list(given[name].shape)}, here {list(own[name].shape)}"
+        f"{name} {_kind(given[name])}, here it {_kind(own[name])}"
         for name in sorted(own.keys() & given.keys())
-        if own[name].shape != given[name].shape
+        if _kind(own[name]) != _kind(given[name])
     ]
     if wrong:
         raise ValidationError(
@@ -315,4 +389,8 @@ def _paired(
             why=f"{len(wrong)} of {len(own)} tensors differ",
             fix="use the model configuration the state was saved with",
         )
-    return ((own[name], given[name]) for name in own)
+    return ((name, own[name], given[name]) for name in own)
+
+
+def _kind(leaf: Any) -> str:
+    return f"has shape {list(leaf.shape)}" if isinstance(leaf, Tensor) else "is a plain value"

@@ -20,25 +20,30 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from olm_data.errors import ConflictError, OlmError, UsageError
+from olm_data.errors import OlmError, shown
 from olm_data.mixture.skip import Range, clip_ranges
 from olm_data.storage.disk import write_durable
-from olm_data.storage.store import Store, absolute
+from olm_data.storage.lease import Fence
+from olm_data.storage.store import absolute
 from olm_train.bad_step import NonFiniteError, check_finite, leave_out_recorded, rewind
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
+from olm_train.checkpoint.carried import carried
 from olm_train.checkpoint.logs import default_work_dir, fetch_logs, run_logs
-from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, Kind
+from olm_train.checkpoint.manifest import CONFIG, STATE, Kind
 from olm_train.checkpoint.resume import LoadPolicy, restore
 from olm_train.checkpoint.save import Contents
+from olm_train.checkpoint.state import to_json
 from olm_train.config import as_dict
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
-from olm_train.duration import Duration
+from olm_train.duration import Duration, run_length
+from olm_train.holding import Holding, LeasePolicy
 from olm_train.metrics import MetricsBuffer
+from olm_train.optim.state import OptimizerState
 from olm_train.parallel.waiting import CommConfig, Waiting
-from olm_train.preempt import Preempted, Preemption, seconds_left
-from olm_train.train_module import TransformerTrainModule
+from olm_train.preempt import LEASE_LOST, Preempted, Preemption, seconds_left
+from olm_train.train_module_base import TrainModule
 
 DATA_POLL_SECONDS = 0.2
 """How often a rank that waits for data looks whether it was asked to stop."""
@@ -65,14 +70,20 @@ class Trainer:
             checkpointer are added unless one of that class, or None under that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
         comm: how long ranks wait for each other.
+        lease: how the save folder is held.
 
     Attributes:
         step: optimiser steps done.
         max_steps, stop_step: length of the schedule; step at which this run ends.
         resumed: whether `fit` went on from a checkpoint.
+        config_changes: fields that differ from the checkpoint it went on from, `a.b: old -> new`.
+        left: what callbacks still have to do for a run that has ended.
         origin: path, step and digest of the checkpoint of another run that this one began with.
         rewinds, bad_rows: how often it went back for a bad step; the rows of the last one.
+        optimizer_state: what the train module's optimiser keeps beside its tensors.
+        chosen: lines that say what `auto` is on this device, and why; printed at the start.
         checkpoints: kind of each checkpoint in the save folder, by step.
+        fence: lease on the save folder, in `fit`; else None.
 
     Raises:
         UsageError: the lock has fewer steps than `max_duration` asks for.
@@ -81,7 +92,7 @@ class Trainer:
     def __init__(
         self,
         *,
-        train_module: TransformerTrainModule,
+        train_module: TrainModule,
         data_loader: DataLoader,
         save_folder: str | Path,
         work_dir: str | Path | None = None,
@@ -95,34 +106,42 @@ class Trainer:
         callbacks: Mapping[str, Callback | None] | None = None,
         config: Mapping[str, Any] | None = None,
         comm: CommConfig | None = None,
+        lease: LeasePolicy | None = None,
     ) -> None:
-        self.train_module, self.data_loader = train_module, data_loader
-        self.world = train_module.world
+        self.train_module, self.world = train_module, train_module.world
+        self.data_loader = data_loader
         self.save_folder = absolute(str(save_folder))
         self.work_dir = Path(work_dir or default_work_dir(self.save_folder))
         self.metrics_collect_interval = metrics_collect_interval
         self.load_policy = load or LoadPolicy()
-        self.config = {"model": as_dict(train_module.model.config), **(config or {})}
+        known = as_dict({"model": train_module.model_config, "train_module": train_module.config})
+        self.config = {**json.loads(json.dumps(known, default=str)), **(config or {})}
+        self.config_changes: tuple[str, ...] = ()
         self.max_steps, self.stop_step = run_length(
-            data_loader, train_module.model.config.num_params, max_duration, hard_stop
+            data_loader, train_module.num_params, max_duration, hard_stop
         )
-        # A warm-up that does not fit is refused now and not after the first batch.
-        run, tokens = self.max_steps, self.tokens_at(self.max_steps)
-        train_module.config.scheduler.factor((run, run), (tokens, tokens))
+        train_module.check_length(self.max_steps, self.tokens_at(self.max_steps))
         self.callbacks = with_defaults(callbacks or {})
         for callback in self.callbacks.values():
             callback.trainer = self
-        self.step = 0
-        self.resumed = False
+        self.step, self.resumed, self.paused_seconds = 0, False, 0.0
+        self.left: list[str] = []
+        self.chosen: list[str] = []
         self.origin: dict[str, Any] | None = None
         self.max_rewinds, self.rewinds = max_rewinds, 0
         self.bad_rows: tuple[Range, ...] = ()
         self.checkpoints: dict[int, Kind] = {}
-        self.paused_seconds = 0.0
+        self._carried = carried(data_loader.lock, self.say) if self.main else {}
+        self.fence: Fence | None = None
+        self._holding = Holding(
+            self.save_folder, self.work_dir, self.world, lease or LeasePolicy(), self.say
+        )
+        self.optimizer_state = OptimizerState(train_module.model, train_module.optimizer)
         self._buffer = MetricsBuffer()
         self._preemption = Preemption()
         self._time_limit, self._time_margin = time_limit, time_margin
-        self._stop_signal = 0
+        self._asked: list[tuple[Kind, bool]] | None = None
+        self._stop_signal, self._recordable = 0, False
         self._waiting = Waiting(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
         )
@@ -138,8 +157,9 @@ class Trainer:
         Raises:
             Preempted: a signal or the time limit asked to stop; the checkpoint is on disk.
             ValidationError: the checkpoint belongs to another mixture, model or batch size.
-            ConflictError: another process trains into this folder, or `never` found a checkpoint.
-            NonFiniteError: loss or gradient is no number; nothing changed since the step before.
+            ConflictError: another process trains into this folder, or has taken it over; or `never`
+                found a checkpoint.
+            NonFiniteError: a non-finite loss or gradient; nothing changed since the step before.
             RanksLostError: other ranks hang or died; names them and each rank's last step.
         """
         self._preemption = preemption or Preemption()
@@ -147,20 +167,25 @@ class Trainer:
         if self._time_limit is not None:
             left = seconds_left(self._time_limit, os.environ) - self._time_margin
             self._preemption.deadline = time.monotonic() + left
-        with self._waiting, self._exclusive(), self._preemption:
+        self.optimizer_state = self.optimizer_state.of(self.train_module.optimizer)
+        with self._waiting, self._holding as held, self._preemption:
+            self.fence, self._preemption.lost = held.fence, lambda: held.lost
             fetch_logs(self.save_folder, self.work_dir, self.world)
             leave_out_recorded(self)
             restore(self)
-            while self.step < self.stop_step:
+            if self.step >= self.stop_step:
+                rest = f"still to do: {', '.join(self.left)}" if self.left else "nothing to do"
+                self.say(f"already finished at step {self.step:,}: {rest}")
+            while self.step < self.stop_step or self.left:
                 try:
                     self._start()
                     return
                 except NonFiniteError as error:
                     rewind(self, error)
-            self.say(f"already finished at step {self.step:,}: nothing to do")
 
     def _start(self) -> None:
         """Train from the step reached, with everything around it opened and closed."""
+        self.check_lease()
         if self.main:
             plain = json.dumps(self.config, indent=1).encode() + b"\n"
             write_durable(self.work_dir / CONFIG, plain)
@@ -177,7 +202,7 @@ class Trainer:
             self.data_loader.close()
 
     def _train(self) -> None:
-        self._call("pre_train")
+        self._around_step("pre_train")
         self._stop_if_asked()
         steps = iter(self.data_loader)
         while self.step < self.stop_step:
@@ -192,9 +217,20 @@ class Trainer:
             self._preemption.at_once = False  # there is something to save
             if self.step % self.metrics_collect_interval == 0:
                 self.flush_metrics()
-            self._call("post_step")
+            self._around_step("post_step")
         self.flush_metrics()
         self._call("post_train")
+
+    def _around_step(self, hook: str) -> None:
+        """Call a hook, evaluate, then save what was asked for: no state is a hook behind."""
+        self._asked = []
+        self._call(hook)
+        asked, self._asked = self._asked, None
+        if self.step and not self._recordable:  # what cannot be saved is refused at once
+            self._recordable = bool(self._state())
+        self._call("evaluate")
+        for kind, wait in asked:
+            self.save_checkpoint(kind, wait=wait)
 
     def _wait_for_data(self) -> None:
         """Wait for the batches of the next step, or until this rank is asked to stop."""
@@ -214,7 +250,12 @@ class Trainer:
             raise
 
     def _stop_if_asked(self) -> None:
-        """End the run with a checkpoint if all ranks agreed to, unless it has ended anyway."""
+        """End the run with a checkpoint if all ranks agreed to, unless it has ended anyway.
+
+        Without one where another run has taken over.
+        """
+        if self._stop_signal == LEASE_LOST:
+            self.check_lease()
         if self._stop_signal and self.step < self.stop_step:
             if self.step:
                 self.save_checkpoint(Kind.ephemeral, wait=True)
@@ -244,7 +285,7 @@ class Trainer:
         """Return the digest of the rows of step `step` (from 1), see `mixture.steps`."""
         return self.data_loader.order_digest(step - 1)
 
-    def take_step(self, batches: Sequence[Batch]) -> dict[str, Tensor | float]:
+    def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]:
         """Train on the batches of the next step; return its metrics, still on the device."""
         metrics = self.train_module.train_step(
             batches,
@@ -286,18 +327,33 @@ class Trainer:
         finally:
             self.paused_seconds += time.monotonic() - start
 
+    def check_lease(self) -> None:
+        """Before writing what other runs see: make sure the save folder is still ours.
+
+        Every rank calls it.
+
+        Raises:
+            LeaseLostError: another run has taken it over, the same error on every rank.
+        """
+        self._holding.check()
+
     def say(self, message: str) -> None:
-        """Print a line to stderr, on rank 0."""
+        """Print a line to stderr, on rank 0; names in it act on no terminal."""
         if self.main:
-            print(message, file=sys.stderr, flush=True)
+            print(shown(message), file=sys.stderr, flush=True)
 
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None:
         """Write a checkpoint of the current step, unless there is one; every rank calls it.
+
+        Asked for in `pre_train` or `post_step`, it is written once that hook has run everywhere.
 
         Args:
             kind: decides how long it stays.
             wait: return when it is complete, and raise if it fails.
         """
+        if self._asked is not None:
+            self._asked.append((kind, wait))
+            return
         self._call("save_checkpoint", kind, wait=wait)
 
     def contents(self, kind: Kind) -> Contents:
@@ -305,11 +361,12 @@ class Trainer:
         return Contents(
             step=self.step,
             kind=kind,
-            tensors=self.train_module.state_dict(),
+            state=self.train_module.state_dict(),
             documents={
-                STATE: self._state(),
+                # Ready bytes: what callbacks hand out may change while it is written.
+                STATE: json.dumps(self._state(), indent=1).encode() + b"\n",
                 CONFIG: self.config,
-                LOCK: self.data_loader.lock.encode(),
+                **self._carried,
             },
             lock_digest=self.data_loader.lock.digest,
             logs=run_logs(self.work_dir),
@@ -322,65 +379,22 @@ class Trainer:
     # ---- state ---------------------------------------------------------------------------------
 
     def _state(self) -> dict[str, Any]:
+        # First, as ranks meet in it: a callback may fail on rank 0 alone.
+        optimizer = self.optimizer_state.record(self.world)
         return {
+            "optimizer": optimizer,
             "step": self.step,
             "max_steps": self.max_steps,
             **self.data_loader.batch_sizes.record(),
             "world_size": self.world.size,
-            "lock_folder": self.data_loader.lock.folder,
             "data_loader": self.data_loader.state_dict(),
-            "callbacks": {name: c.state_dict() for name, c in self.callbacks.items()},
+            "callbacks": to_json(
+                {name: c.state_dict() for name, c in self.callbacks.items()}, "callbacks"
+            ),
             "origin": self.origin,
         }
-
-    @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the save folder as the only run that writes there."""
-        with contextlib.ExitStack() as stack:
-            try:
-                self.world.on_main(lambda: stack.enter_context(Store(self.work_dir).exclusive()))
-            except ConflictError as error:
-                raise ConflictError(
-                    "another process trains into this folder",
-                    where=str(self.work_dir),
-                    fix="wait for it to end, or choose another trainer.save_folder",
-                ) from error
-            yield
 
     def _call(self, hook: str, *arguments: Any, **options: Any) -> None:
         ordered = sorted(self.callbacks.values(), key=lambda callback: -callback.priority)
         for callback in ordered:
             getattr(callback, hook)(*arguments, **options)
-
-
-def run_length(
-    data_loader: DataLoader,
-    num_params: int,
-    max_duration: Duration | None,
-    hard_stop: Duration | None,
-) -> tuple[int, int]:
-    """Return the steps of the learning-rate schedule, and the step at which the run ends.
-
-    Raises:
-        UsageError: the lock holds fewer steps than `max_duration` asks for.
-    """
-    available = data_loader.steps
-
-    def steps_of(duration: Duration) -> int:
-        return duration.to_steps(
-            batch_sizes=data_loader.batch_sizes, steps_per_epoch=available, num_params=num_params
-        )
-
-    wanted = max_duration or Duration.epochs(1)
-    steps = steps_of(wanted)
-    if steps > available or not available:
-        raise UsageError(
-            f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
-            f"{available:,}",
-            where="trainer.max_duration",
-            why="a run takes each row of the lock once",
-            fix="shorten it, or give the mixture's last stage more tokens and mix again",
-        )
-    if hard_stop is None:
-        return steps, steps
-    return steps, min(steps, steps_of(hard_stop))

@@ -12,6 +12,7 @@ Never: wrap a model (`parallel/`), or read more of the environment than torchrun
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,10 +23,11 @@ import torch
 import torch.distributed as dist
 
 from olm_data.errors import OlmError, UsageError
-from olm_train.check_in import check_in
+from olm_train.check_in import check_in, meets_on_loopback
 
 Result = TypeVar("Result")
 
+_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 START_TIMEOUT = timedelta(minutes=30)
 """Machines of a large job come up minutes apart."""
 
@@ -67,11 +69,13 @@ class World:
             ResourceError: ranks did not come in time.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        device = _device(int(os.environ.get("LOCAL_RANK", "0")))
+        device = local_device(int(os.environ.get("LOCAL_RANK", "0")))
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if size == 1:
             return cls(device=device)
+        if meets_on_loopback():  # gloo listens at the address of the host's name, unless told
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
         store = check_in(rank, size, timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -159,7 +163,8 @@ def _neighbours(rank: int, size: int) -> range:
     return range(max(0, first), min(size, first + count))
 
 
-def _device(local_rank: int) -> torch.device:
+def local_device(local_rank: int = 0) -> torch.device:
+    """Return the device of a process of this machine: a CUDA device where there is one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # so that tests can import tests/support as `support`
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# What commands keep for the user (proofs of encoders) is kept beside pytest's own cache.
+os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".pytest_cache" / "user")
 # Workers and the processes they start share the cores: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit that.

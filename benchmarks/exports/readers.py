@@ -129,6 +129,14 @@ def mds(folder: Path, dtype: str, eos: int) -> None:
     documents("StreamingDataset", ((rows[k]["id"], rows[k]["tokens"]) for k in range(len(rows))))
 
 
+def litdata(folder: Path, dtype: str, eos: int) -> None:
+    """Samples of StreamingDataset in stored order."""
+    from litdata import StreamingDataset
+
+    rows = StreamingDataset(str(folder), shuffle=False)
+    documents("StreamingDataset", ((rows[k]["id"], rows[k]["tokens"]) for k in range(len(rows))))
+
+
 def hf(folder: Path, dtype: str, eos: int) -> None:
     """Rows of load_from_disk, and of load_dataset on the same Arrow files."""
     import datasets
@@ -145,6 +153,7 @@ READERS: dict[str, Callable[[Path, str, int], None]] = {
     "megatron": megatron,
     "datatrove": datatrove,
     "mds": mds,
+    "litdata": litdata,
     "hf": hf,
 }
 

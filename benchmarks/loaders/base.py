@@ -56,7 +56,7 @@ class Task:
     @property
     def ends(self) -> np.ndarray:
         """Where documents end, int64, cumulative."""
-        return np.load(f"{self.folder}/ends.npy")
+        return np.load(f"{self.folder}/ends.npy", allow_pickle=False)
 
     def save(self, path: Path) -> None:
         """Write the task as JSON."""

@@ -21,14 +21,14 @@ LOADERS = [
         name="olm-labels",
         module="olm",
         option="labels",
-        package="olm",
+        package="olm-data",
         gives="ids, labels masked at borders",
     ),
     Loader(
         name="olm-fields",
         module="olm",
         option="fields",
-        package="olm",
+        package="olm-data",
         gives="ids, labels masked at borders, positions, doc_start, cu_seqlens",
     ),
 ]

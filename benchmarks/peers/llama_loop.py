@@ -26,7 +26,8 @@ def main() -> None:
     if spec["threads"]:
         torch.set_num_threads(spec["threads"])
     device = torch.device(spec["device"])
-    ids, labels = (torch.from_numpy(np.load(path)).to(device) for path in sys.argv[2:4])
+    arrays = [np.load(path, allow_pickle=False) for path in sys.argv[2:4]]
+    ids, labels = (torch.from_numpy(array).to(device) for array in arrays)
     torch.manual_seed(0)
     config = LlamaConfig(**spec["config"], use_cache=False, attn_implementation="sdpa")
     model = LlamaForCausalLM(config).to(device).train()

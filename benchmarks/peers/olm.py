@@ -35,7 +35,7 @@ def ours(encoder: str) -> Peer:
 
     return Peer(
         name=f"olm-{encoder}",
-        package="olm",
+        package="olm-data",
         formats=("jsonl.zst", "jsonl", "parquet"),
         command=command,
         read=read,

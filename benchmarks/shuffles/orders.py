@@ -124,7 +124,7 @@ class Grain:
             print(json.dumps(wish), file=self.process.stdin, flush=True)
             if self.process.stdout.readline() != "done\n":
                 raise RuntimeError("the program of grain ended; its words are above")
-            return list(np.load(wish["output"]))
+            return list(np.load(wish["output"], allow_pickle=False))
 
 
 Orders = Callable[[int, Sequence[int], int], list[np.ndarray]]

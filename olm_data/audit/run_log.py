@@ -10,12 +10,15 @@ the history of the weights, and starts.jsonl that of the machine. Never: compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from olm_data.errors import InputError, ValidationError
+from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.errors import InputError
+from olm_data.json_lines import LogEnd, malformed_log, raw_lines
 from olm_data.locate.run import LOG, LoggedStep, read_steps
 from olm_data.mixture.skip import Range
 from olm_data.mixture.steps import StepSizes
@@ -36,18 +39,31 @@ class Start(
         batch_size_changes: later sizes: (first step, counted from 1, tokens).
         world_size: ranks.
         skip: ranges of global rows left out, in the past and in the future of the run.
-        bad: rows of a step whose loss or gradient was no number. The run went back to this start
+        bad: rows of a step with a non-finite loss or gradient. The run went back to this start
             to leave them out; they are among `skip`.
+        time: seconds since 1970, UTC; 0.0 in logs without.
+        command: what was typed, credentials left out; "" in logs without.
+        device: name of the device of rank 0; "" in logs without.
+        parameters: of the model; 0 in logs without.
+        config: resolved configuration, as in config.json; empty in logs without.
+        changes: fields of it that differ from those of the checkpoint it went on from, one line
+            each, `a.b: old -> new`.
     """
 
-    step: int
-    rewound: int
+    step: Size
+    rewound: Size
     lock: str
-    global_batch_size: int
-    world_size: int
+    global_batch_size: Size
+    world_size: Size
     skip: tuple[Range, ...]
     bad: tuple[Range, ...] = ()
     batch_size_changes: tuple[tuple[int, int], ...] = ()
+    time: float = 0.0
+    command: str = ""
+    device: str = ""
+    parameters: int = 0
+    config: dict[str, Any] = {}  # msgspec gives each its own
+    changes: tuple[str, ...] = ()
 
     @property
     def batch_sizes(self) -> StepSizes:
@@ -57,11 +73,15 @@ class Start(
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """The log of a run: its starts, at least one, and the steps its weights have seen."""
+    """The log of a run: its starts, at least one, and the steps its weights have seen.
+
+    `notes` says what of the files was left out.
+    """
 
     folder: Path
     starts: list[Start]
     steps: list[LoggedStep]
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
     def read(cls, folder: str | Path) -> RunLog:
@@ -72,7 +92,8 @@ class RunLog:
             ValidationError: a line is not what a run writes.
         """
         folder = Path(folder)
-        starts = read_starts(folder)
+        ends = LogEnd(), LogEnd()
+        starts = read_starts(folder, ends[0])
         if not starts or not (folder / LOG).is_file():
             missing = LOG if starts else STARTS
             raise InputError(
@@ -82,10 +103,12 @@ class RunLog:
                 fix="give the trainer.save_folder of a run whose "
                 "trainer.callbacks.metric_saver was not switched off",
             )
-        return cls(folder=folder, starts=starts, steps=list(read_steps(folder / LOG)))
+        steps = list(read_steps(folder / LOG, ends[1]))
+        notes = [*ends[0].note(folder / STARTS), *ends[1].note(folder / LOG)]
+        return cls(folder=folder, starts=starts, steps=steps, notes=notes)
 
 
-def read_starts(folder: Path) -> list[Start]:
+def read_starts(folder: Path, end: LogEnd | None = None) -> list[Start]:
     """Return the starts of a run, oldest first; none where there is no such file.
 
     Raises:
@@ -95,17 +118,11 @@ def read_starts(folder: Path) -> list[Start]:
     if not path.is_file():
         return []
     starts = []
-    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
-        if line.endswith(b"\n"):
-            try:
-                starts.append(msgspec.json.decode(line, type=Start))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise ValidationError(
-                    "a file of the run is malformed",
-                    where=str(path),
-                    why=f"line {number}: {error}",
-                    fix="restore it from a copy",
-                ) from error
+    for number, line in raw_lines(path, end):
+        try:
+            starts.append(decode(line, Start))
+        except MalformedJson as error:
+            raise malformed_log(path, f"line {number}: {error}") from None
     return starts
 
 

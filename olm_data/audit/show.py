@@ -60,7 +60,7 @@ def print_audit(found: Audit, console: Console) -> None:
         )
     lines += [
         f"step {start.step + 1:,}: went back and left out rows "
-        f"{', '.join(f'[{a:,}, {b:,})' for a, b in start.bad)}: loss or gradient was no number"
+        f"{', '.join(f'[{a:,}, {b:,})' for a, b in start.bad)}: non-finite loss or gradient"
         for start in found.starts
         if start.bad
     ]

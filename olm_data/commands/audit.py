@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from olm_data.commands.said import note, warn
 from olm_data.errors import ValidationError
 
 
@@ -32,11 +33,13 @@ def audit(ctx: click.Context, run: str, lock: str | None, as_json: bool) -> None
     from olm_data.audit.show import print_audit
 
     log = RunLog.read(run)
+    for remark in log.notes:
+        warn(remark)
     found = verb(find_lock(log, lock), log)
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:
         print_audit(found, Console(width=None if sys.stdout.isatty() else 140))
     if not found.agrees:
-        click.echo("next: olm-data peek LOCK --row N   shows what a row holds", err=True)
+        note("next: olm-data peek LOCK --row N   shows what a row holds")
         ctx.exit(ValidationError.exit_code)

@@ -6,7 +6,9 @@ import json
 
 import click
 
-from olm_data.errors import printable, redacted
+from olm_data.commands.said import note, warn
+from olm_data.errors import printable, typed
+from olm_data.redaction import redacted
 
 
 @click.command()
@@ -33,6 +35,6 @@ def doctor(ctx: click.Context, place: str, as_json: bool) -> None:
             if finding.fix:
                 click.echo(f"{'':<5} {'':<{width}}  fix: {finding.fix}")
     if report.exit_code:
-        click.echo(f"{place} cannot be the output of a run as it is", err=True)
+        warn(f"{place} cannot be the output of a run as it is")
         ctx.exit(report.exit_code)
-    click.echo(f"next: olm-data tokenize ... --output {place}", err=True)
+    note(f"next: olm-data tokenize ... --output {typed(place)}")

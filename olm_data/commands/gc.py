@@ -11,7 +11,7 @@ from olm_data.errors import printable
 
 @click.command()
 @click.argument("place", metavar="DIR|URL")
-@click.option("--older-than", default="1d", show_default=True, help="Least age: 30m, 12h, 1d.")
+@click.option("--older-than", default="1d", show_default=True, help="Minimum age: 30m, 12h, 1d.")
 @click.option("--dry-run", is_flag=True, help="List only; delete nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
 def gc(place: str, older_than: str, dry_run: bool, as_json: bool) -> None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import click
 
-from olm_data.errors import printable
+from olm_data.commands.said import note, show_progress
+from olm_data.errors import typed
 
 
 @click.command("import")
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE|DIR...")
+@click.argument("inputs", nargs=-1, required=True, metavar="FILE|PREFIX|DIR...")
 @click.option("--tokenizer", required=True, help="tokenizer.json, a folder with one, or a hub id.")
 @click.option("--output", required=True, help="Folder of the dataset, or s3://bucket/prefix.")
 @click.option(
     "--dtype",
     type=click.Choice(["uint16", "uint32"]),
-    help="Of the tokens, where the files do not say.",
+    help="Dtype of the tokens, where the files do not record it.",
 )
-@click.option("--eos", default="auto", show_default=True, help="After each document; or none.")
+@click.option(
+    "--eos", default="auto", show_default=True, help="Token after each document, or none."
+)
 @click.option("--bos", default="none", show_default=True, help="Token before each document.")
+@click.option(
+    "--strict-inputs", is_flag=True, help="Refuse if a file of the folders would not be imported."
+)
 @click.option("--dry-run", is_flag=True, help="Check the files; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def import_(
@@ -30,6 +35,7 @@ def import_(
     dtype: str | None,
     eos: str,
     bos: str,
+    strict_inputs: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -37,21 +43,21 @@ def import_(
 
     \b
     olm-data import tokens/part-*.npy --dtype uint16 --tokenizer gpt2 --output ./tokens/web
-    olm-data import data_text_document.bin --tokenizer ./my-tokenizer --output ./tokens/web
+    olm-data import data_text_document --tokenizer ./my-tokenizer --output ./tokens/web
     olm-data import s3://bucket/dolma --dtype uint32 --tokenizer dolma2 --output s3://bucket/dolma
     """
     from olm_data.importing.run import import_files
-    from olm_data.progress import Progress
     from olm_data.tokenizer import load_tokenizer
 
     spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
-    with Progress("import") as progress:
+    with show_progress("import") as progress:
         done = import_files(
             inputs,
             output,
             spec,
             dtype=dtype,
             dry_run=dry_run,
+            strict_inputs=strict_inputs,
             watch=lambda read, total: progress.update(
                 read / max(total, 1),
                 [
@@ -60,11 +66,11 @@ def import_(
                 ],
             ),
         )
-    for note in done.notes:
-        click.echo(f"note: {note}", err=True)
+    for remark in done.notes:
+        note(f"note: {remark}")
     if as_json:
         click.echo(json.dumps(done.to_json(), indent=1))
         return
     click.echo("\n".join(done.lines()))
     if not dry_run:
-        click.echo(f"next: olm-data verify {shlex.quote(printable(output))}", err=True)
+        note(f"next: olm-data verify {typed(output)}")

@@ -8,13 +8,23 @@ import shlex
 
 import click
 
+from olm_data.commands.said import note, warn
+
+SHOWN = 20
+
 
 @click.command("import-mix")
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file")
 @click.option("--sequence-length", type=click.IntRange(1), default=2048, show_default=True)
 @click.option("--tokens", help="Of the run, such as 100B, where the file does not say.")
 @click.option("--data", default="./tokens", show_default=True, help="Folder of the datasets.")
 @click.option("--output", default="manifest.yaml", show_default=True, help="Manifest to write.")
+@click.option("--tokenizer", help="Of the token files, for the commands that are printed.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["uint16", "uint32"]),
+    help="Of the .npy files, for the commands that are printed.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the manifest and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was read as JSON.")
 def import_mix(
@@ -23,10 +33,14 @@ def import_mix(
     tokens: str | None,
     data: str,
     output: str,
+    tokenizer: str | None,
+    dtype: str | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
     """Make a manifest of an OLMo-core source mixture or a Megatron blend list.
+
+    Prints the commands that make its datasets of the token files.
 
     \b
     olm-data import-mix source_mixture.yaml --tokens 100B
@@ -34,11 +48,15 @@ def import_mix(
     """
     from olm_data.counts import parse_count
     from olm_data.errors import ConflictError, InputError, printable
-    from olm_data.mixture.import_mixture import manifest_text, read_mixture_file
+    from olm_data.mixture.import_mixture import (
+        import_command,
+        manifest_text,
+        read_mixture_file,
+    )
+    from olm_data.regular_files import MAX_SMALL, read_regular
 
     try:
-        with open(file, "rb") as opened:
-            raw = opened.read()
+        raw = read_regular(file, MAX_SMALL)
     except OSError as error:
         raise InputError(
             f"cannot read the file: {error.strerror}", where=file, fix="check the path"
@@ -51,6 +69,10 @@ def import_mix(
         tokens=parse_count(tokens, "--tokens") if tokens else None,
         data=data,
     )
+    commands = [
+        import_command(source, data=data, output=output, tokenizer=tokenizer, dtype=dtype)
+        for source in found.sources
+    ]
     if as_json:
         sources = [
             {
@@ -58,8 +80,9 @@ def import_mix(
                 "weight": None if source.weight is None else str(source.weight),
                 "max_epochs": None if source.max_epochs is None else str(source.max_epochs),
                 "paths": list(source.paths),
+                "command": command,
             }
-            for source in found.sources
+            for source, command in zip(found.sources, commands, strict=True)
         ]
         click.echo(json.dumps({"output": output, "sources": sources, "manifest": text}, indent=1))
     elif dry_run:
@@ -72,11 +95,20 @@ def import_mix(
             raise ConflictError(
                 "a file is here already", where=output, fix="choose another --output, or remove it"
             ) from None
-        click.echo(f"wrote {output}: {len(found.sources):,} sources", err=True)
-    first = found.sources[0]
-    paths = " ".join(shlex.quote(printable(path)) for path in first.paths[:2])
-    click.echo(
-        f"next, for each source: olm-data import {paths}{' ...' if len(first.paths) > 2 else ''} "
-        f"--tokenizer TOKENIZER --output {data.rstrip('/')}/{first.name}",
-        err=True,
-    )
+        note(f"wrote {output}: {len(found.sources):,} sources")
+    for source, command in zip(found.sources, commands, strict=True):
+        if command is None:
+            warn(
+                f"source {source.name}: olm-data import does not take "
+                f"{printable(source.paths[0])}; copy its files to a folder or s3://BUCKET/PREFIX "
+                "and import that"
+            )
+    runnable = [command for command in commands if command is not None]
+    for command in runnable[:SHOWN]:
+        note(f"next: {printable(command)}")
+    if len(runnable) > SHOWN:
+        note(f"and {len(runnable) - SHOWN:,} more such commands: --json --dry-run lists them all")
+    for word, option in (("TOKENIZER", tokenizer), ("DTYPE", dtype)):
+        if option is None and any(f" {word} " in command for command in runnable):
+            note(f"      put the files' own for {word}, or say --{word.lower()}")
+    note(f"then: olm-data mix {shlex.quote(printable(output))}")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from olm_data.commands.said import show_progress, warn
 from olm_data.errors import UsageError
 
 if TYPE_CHECKING:
     from olm_data.locate.locate import Batches
+    from olm_data.locate.run import Run
     from olm_data.mixture.lock import Lock
 
 ONE_OF = ("step", "doc", "address", "text", "verify_log")
@@ -51,13 +53,17 @@ class Asked:
 @click.option("--address", help="A document as SOURCE:NUMBER or SOURCE:SHARD:NUMBER; no search.")
 @click.option("--text", help="Text that a document holds, exactly as it is.")
 @click.option("--verify-log", metavar="RUN", help="Check the log of a run folder.")
-@click.option("--run", metavar="RUN", help="Take batch sizes, skipped rows and what is past from.")
+@click.option(
+    "--run", metavar="RUN", help="Run to take batch sizes, skipped rows and the current step from."
+)
 @click.option("--global-batch", type=click.IntRange(1), help="Tokens of a step, without --run.")
 @click.option("--skip", multiple=True, metavar="A:B", help="Rows left out, without --run.")
 @click.option("--rank", type=click.IntRange(0), help="With --step: only rows of this rank.")
 @click.option("--world", type=click.IntRange(1), help="Ranks of the run.")
 @click.option("--micro-batch", type=click.IntRange(0), help="With --rank: only this one, from 0.")
-@click.option("--micro-batch-size", type=click.IntRange(1), help="Tokens of one, without --run.")
+@click.option(
+    "--micro-batch-size", type=click.IntRange(1), help="Tokens of a micro-batch, without --run."
+)
 @click.option("--of", "source", help="With --doc, --text: search only this source.")
 @click.option("--first", type=click.IntRange(1), help="Most rows, or documents of each source.")
 @click.option("--full", is_flag=True, help="Show all of the text and all rows.")
@@ -101,7 +107,7 @@ def _refuse_mixed(asked: list[str]) -> None:
     if len(wanted) != 1:
         names = " and ".join(option(name) for name in wanted)
         raise UsageError(
-            f"{names} do not go together" if wanted else "locate what?",
+            f"{names} do not go together" if wanted else "nothing to locate is given",
             fix="give one of --step, --doc, --address, --text, --verify-log",
         )
     allowed: dict[str, tuple[str, ...]] = {
@@ -124,7 +130,7 @@ def _refuse_mixed(asked: list[str]) -> None:
         needs = [name for name in OF_STEPS if name in asked]
         if wanted[0] == "step" or needs:
             raise UsageError(
-                "a step of how many tokens?",
+                "the size of a step is not known",
                 where=option(needs[0]) if needs else "--step",
                 fix="add --run RUN, or --global-batch TOKENS (data_loader.global_batch_size)",
             )
@@ -141,10 +147,9 @@ def _refuse_mixed(asked: list[str]) -> None:
 def _batches(lock: Lock, asked: Asked) -> Batches | None:
     """Return the steps of the run, or of the sizes given; None where there are neither."""
     from olm_data.locate.locate import Batches
-    from olm_data.locate.run import Run
     from olm_data.mixture.steps import StepSizes
 
-    run = Run.read(asked.run) if asked.run is not None else None
+    run = _read_run(asked.run) if asked.run is not None else None
     if run is not None:
         sizes = run.batch_sizes
     elif asked.global_batch is not None:
@@ -162,11 +167,21 @@ def _batches(lock: Lock, asked: Asked) -> Batches | None:
     )
 
 
+def _read_run(folder: str) -> Run:
+    """Read a run folder; say what of its log is left out."""
+    from olm_data.locate.run import Run
+
+    run = Run.read(folder)
+    for remark in run.notes:
+        warn(remark)
+    return run
+
+
 def _range(text: str) -> tuple[int, int]:
     first, _, end = text.partition(":")
     if not (first.isdecimal() and end.isdecimal()):
         raise UsageError(
-            f"{text!r} is no range of rows",
+            f"{text!r} is not a range of rows",
             where="--skip",
             fix="write FIRST:END, for example --skip 4096:8192",
         )
@@ -175,12 +190,10 @@ def _range(text: str) -> tuple[int, int]:
 
 def _verify_log(lock: Lock, folder: str, as_json: bool) -> None:
     from olm_data.locate.render import log_lines
-    from olm_data.locate.run import Run
     from olm_data.locate.verify_log import verify_log
-    from olm_data.progress import Progress
 
-    run = Run.read(folder)
-    with Progress("verify-log") as progress:
+    run = _read_run(folder)
+    with show_progress("verify-log") as progress:
         report = verify_log(
             lock,
             run,
@@ -216,11 +229,10 @@ def _step(lock: Lock, asked: Asked, step: int, *, full: bool, as_json: bool) -> 
 def _documents(lock: Lock, asked: Asked, *, full: bool, as_json: bool) -> None:
     from olm_data.locate.locate import locate_documents
     from olm_data.locate.render import document_lines
-    from olm_data.progress import Progress
 
     if asked.text == "":
         raise UsageError("nothing to search for", where="--text")
-    with Progress("search") as progress:
+    with show_progress("search") as progress:
         found = locate_documents(
             lock,
             _batches(lock, asked),

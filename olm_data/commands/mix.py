@@ -7,11 +7,12 @@ import sys
 
 import click
 
-from olm_data.errors import UsageError
+from olm_data.commands.said import note, warn
+from olm_data.errors import UsageError, typed
 
 
 @click.command()
-@click.argument("manifest", type=click.Path(dir_okay=False), required=False)
+@click.argument("manifest", required=False)
 @click.option("--output", help="Lock file to write.  [default: NAME.lock.json beside it]")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace another lock at the output.")
@@ -63,9 +64,11 @@ def mix(
     from rich.console import Console
 
     from olm_data.counts import parse_count
+    from olm_data.kinds import require
     from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
 
+    require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if extend:
         tokens = parse_count(extend, "--extend")
         done = verb.lengthen(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
@@ -85,21 +88,20 @@ def mix(
         if not (tree or explain):
             verb.print_plan(done.lock, console)
     for warning in verb.warnings(done.lock):
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})", err=True)
+        warn(warning)
+    note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
     if extend:
         older = done.lock.extends[-1]
-        click.echo(
+        note(
             f"rows 0 to {older.rows - 1:,} are those of lock {older.digest[:12]} (order digest "
-            f"{older.order_sha256[:12]} in both); {done.lock.total_rows - older.rows:,} follow",
-            err=True,
+            f"{older.order_sha256[:12]} in both); {done.lock.total_rows - older.rows:,} follow"
         )
     following = (
-        f"olm-data mix {manifest}" + (f" --extend {extend}" if extend else "")
+        f"olm-data mix {typed(manifest)}" + (f" --extend {extend}" if extend else "")
         if dry_run
-        else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={done.path}"
+        else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={typed(done.path)}"
     )
-    click.echo(f"next: {following}", err=True)
+    note(f"next: {following}")
 
 
 def _print_difference(old: str, new: str, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from olm_data.commands.said import note
 from olm_data.errors import UsageError
 
 
@@ -23,10 +24,10 @@ from olm_data.errors import UsageError
     "--documents",
     default="16M",
     show_default=True,
-    help='Look at the first so many documents of each dataset; or "all".',
+    help='Look at the first N documents of each dataset; or "all".',
 )
 @click.option("--where", help="Take only documents whose kept columns meet a condition.")
-@click.option("--exclude-ids", help="Leave out the documents whose ids stand in this file.")
+@click.option("--exclude-ids", help="Leave out the documents whose ids are in this file.")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with pictures too.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def pack(
@@ -53,7 +54,7 @@ def pack(
 
     if not all(text.isdecimal() and int(text) for text in lengths.split(",")):
         raise UsageError(
-            f"{lengths!r} are no lengths of rows", where="--seq-len", fix="--seq-len 2048,8192"
+            f"{lengths!r} are not row lengths", where="--seq-len", fix="--seq-len 2048,8192"
         )
     found = verb.compare(
         datasets,
@@ -69,6 +70,6 @@ def pack(
     else:
         verb.print_comparisons(found, Console(width=None if sys.stdout.isatty() else 120))
     if html:
-        click.echo(f"wrote {verb.write_comparison(found, html)}", err=True)
+        note(f"wrote {verb.write_comparison(found, html)}")
     best = min(found, key=lambda one: (one.cut_avoidable, one.padding))
-    click.echo(f"next: write packing: {best.packing} in the mixture's manifest.yaml", err=True)
+    note(f"next: write packing: {best.packing} in the mixture's manifest.yaml")

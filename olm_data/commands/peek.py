@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from olm_data.commands.said import note, show_progress
 from olm_data.errors import UsageError
 
 
@@ -19,7 +20,12 @@ from olm_data.errors import UsageError
 @click.option("--row", type=int, help="Number of a row: of the run (LOCK) or of the dataset (DIR).")
 @click.option("--first", type=click.IntRange(1), help="Most documents, rows or hits to show.")
 @click.option("--of", "source", help="LOCK with --doc, --id, --search: which source's documents.")
-@click.option("--sequence-length", type=click.IntRange(1), default=2048, help="Of DIR rows.")
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(1),
+    default=2048,
+    help="With DIR and --row: tokens of a row.",
+)
 @click.option("--full", is_flag=True, help="Show all of the text.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def peek(
@@ -47,7 +53,6 @@ def peek(
     """
     from olm_data.peek import peek as verb
     from olm_data.peek.render import render
-    from olm_data.progress import Progress
 
     asked = {"--doc": doc, "--id": identifier, "--search": search, "--row": row}
     given = [name for name, value in asked.items() if value is not None]
@@ -65,7 +70,7 @@ def peek(
         most=first,
         full=full,
     )
-    with Progress("search") as progress:
+    with show_progress("search") as progress:
         views = verb.peek(
             target,
             wanted,
@@ -78,4 +83,4 @@ def peek(
     shown = (render(view, full=full, colour=colour, found=search or "") for view in views)
     click.echo("\n\n".join(shown), color=colour)
     if search is not None and len(views) == (first or verb.FIRST_HITS):
-        click.echo(f"there may be more: --first {2 * len(views)} shows more of them", err=True)
+        note(f"there may be more: --first {2 * len(views)} shows more of them")

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from olm_data.commands.said import note
+
 if TYPE_CHECKING:
     from olm_data.progress import Progress
     from olm_data.runners.local import LocalRunner
     from olm_data.runners.ray import RayRunner
     from olm_data.runners.slurm import SlurmRunner
-    from olm_data.tokenize.plan import Plan
-    from olm_data.tokenize.request import Request
-    from olm_data.tokenize.run import Summary
+    from olm_data.tokenization.plan import Plan
+    from olm_data.tokenization.request import Request
+    from olm_data.tokenization.run import Summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,12 @@ def runner_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_running
 
 
+def running_of(parameters: dict[str, Any]) -> Running:
+    """Take the options that `runner_options` adds out of a command's parameters."""
+    names = ("runner", "workers", "slurm", "ray_address")
+    return Running(**{name: parameters.pop(name) for name in names})
+
+
 def make_runner(running: Running) -> LocalRunner | SlurmRunner | RayRunner:
     """Return the runner that the options name.
 
@@ -89,8 +97,8 @@ def make_runner(running: Running) -> LocalRunner | SlurmRunner | RayRunner:
 
 def print_plan(request: Request, plan: Plan, output: str, *, as_json: bool) -> None:
     """Print what `--dry-run` found: for people, or one JSON object."""
-    from olm_data.tokenize.report import plan_lines
-    from olm_data.tokenize.run import first_documents
+    from olm_data.tokenization.report import plan_lines
+    from olm_data.tokenization.run import first_documents
 
     if as_json:
         click.echo(json.dumps({"output": output, **plan.to_json()}))
@@ -101,11 +109,11 @@ def print_plan(request: Request, plan: Plan, output: str, *, as_json: bool) -> N
 def print_done(
     request: Request, done: Summary, workers: int, progress: Progress, *, as_json: bool
 ) -> None:
-    """Print what a run made: a summary and its last line for people, or the event `done`."""
-    from olm_data.tokenize.report import last_line, summary_json, summary_lines
+    """Print what a run made: a summary and what to type next for people, or the event `done`."""
+    from olm_data.tokenization.report import next_line, summary_json, summary_lines
 
     if as_json:
         progress.event("done", **summary_json(done))
     else:
         click.echo("\n".join(summary_lines(request, done, workers)))
-        click.echo(last_line(done), err=True)
+        note(next_line(done))

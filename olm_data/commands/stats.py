@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 
 import click
 
-from olm_data.errors import printable
+from olm_data.commands.said import note, show_progress
+from olm_data.errors import typed
 
 WITHOUT_TERMINAL = 120
 
@@ -25,12 +25,14 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     olm-data stats ./tokens/books
     olm-data stats s3://bucket/tokens/web --html web.html
     """
-    from olm_data.progress import Progress
     from olm_data.stats import count as verb
     from olm_data.stats.text import stats_lines
+    from olm_data.storage.places import refuse_no_file
     from olm_data.target import dataset_root
 
-    with Progress("stats") as progress:
+    if page is not None:
+        refuse_no_file(page, "--html")
+    with show_progress("stats") as progress:
         found = verb.collect(
             dataset_root(dataset),
             top=top,
@@ -48,6 +50,6 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
         width = shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
         click.echo("\n".join(stats_lines(found, width)))
     if page is not None:
-        click.echo(f"wrote {page}", err=True)
+        note(f"wrote {page}")
     following = found.few[0].document if found.few else 0
-    click.echo(f"next: olm-data peek {shlex.quote(printable(dataset))} --doc {following}", err=True)
+    note(f"next: olm-data peek {typed(dataset)} --doc {following}")

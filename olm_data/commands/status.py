@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from olm_data.tokenize.status import Status
+    from olm_data.tokenization.status import Status
 
 SHOWN_WORKERS = 20
 
@@ -23,7 +23,7 @@ def status(output: str, as_json: bool) -> None:
     olm-data status ./tokens/books
     olm-data status s3://bucket/tokens/web --json
     """
-    from olm_data.tokenize.status import read_status
+    from olm_data.tokenization.status import read_status
 
     found = read_status(output)
     if as_json:
@@ -36,7 +36,7 @@ def _lines(status: Status) -> list[str]:
     from olm_data.errors import printable
     from olm_data.progress import duration
     from olm_data.runners.base import Count
-    from olm_data.tokenize.status import worker_state
+    from olm_data.tokenization.status import worker_state
 
     lines = [
         f"{status.output}: {status.state}",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -14,9 +16,16 @@ from olm_data.commands.running import (
     print_plan,
     runner_options,
 )
+from olm_data.commands.said import note, show_progress
 from olm_data.errors import printable
 
-WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenize.job", "tokenizers")
+if TYPE_CHECKING:
+    from olm_data.progress import Progress
+    from olm_data.tokenization.plan import Plan
+    from olm_data.tokenization.request import Request
+    from olm_data.tokenization.run import Summary
+
+WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenization.job", "tokenizers")
 FAST_MODULES = ("awkward", "gigatoken")
 """What a worker needs, imported once for all of them."""
 
@@ -29,20 +38,26 @@ FAST_MODULES = ("awkward", "gigatoken")
 @click.option("--split", help="Split of an hf: dataset.  [default: train]")
 @click.option("--tokenizer", help="tokenizer.json, a folder with one, or a hub id.")
 @click.option("--output", help="Folder or s3://bucket/prefix of the dataset.")
+@click.option("--format", "form", help="Of standard input (-): jsonl, txt, ...  [default: jsonl]")
 @click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
 @click.option("--id-column", help="Column or field of the document's id.  [default: id, if any]")
 @click.option("--keep", help="More columns to keep beside each document: a,b.")
 @click.option("--where", help="Take only records that match: \"score >= 3 and language == 'en'\".")
-@click.option("--exclude-ids", help="Leave out the records whose ids stand in this file.")
+@click.option("--exclude-ids", help="Leave out the records whose ids are in this file.")
 @click.option("--sample", help="Draw this share of the documents, by their text: 1%.")
-@click.option("--seed", type=int, help="Of the draw and of the shuffle.  [default: 0]")
-@click.option("--limit", help="Stop after so many documents: 100K.")
+@click.option("--seed", type=int, help="Seed of the sample and the shuffle.  [default: 0]")
+@click.option("--limit", help="Stop after this many documents: 100K.")
 @click.option("--shuffle-documents", is_flag=True, help="Shuffle the documents of each shard.")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
+@click.option(
+    "--delimiter", help="Separator of the fields in CSV files.  [default: , or tab by name]"
+)
 @runner_options
 @click.option("--encoder", default="auto", show_default=True, help="auto, hf or gigatoken.")
 @click.option("--holdout", default="0", show_default=True, help="Share of documents held out.")
-@click.option("--shard-tokens", help="Tokens a shard, about: 100M.  [default: to fit the inputs]")
+@click.option(
+    "--shard-tokens", help="Approximate tokens per shard: 100M.  [default: to fit the inputs]"
+)
 @click.option(
     "--container",
     type=click.Choice(["npy", "raw"]),
@@ -57,7 +72,9 @@ FAST_MODULES = ("awkward", "gigatoken")
     show_default=True,
     help="Text that spells a special token: ordinary text, the token itself, or an error.",
 )
-@click.option("--eos", default="auto", show_default=True, help="After each document; or none.")
+@click.option(
+    "--eos", default="auto", show_default=True, help="Token after each document, or none."
+)
 @click.option("--bos", default="none", show_default=True, help="Token before each document.")
 @click.option(
     "--on-invalid",
@@ -67,17 +84,27 @@ FAST_MODULES = ("awkward", "gigatoken")
     help="Text that is not UTF-8: into the quarantine, mended with U+FFFD, or an error.",
 )
 @click.option(
+    "--on-unknown",
+    type=click.Choice(["keep", "drop"]),
+    default="keep",
+    show_default=True,
+    help="Text with what the tokenizer does not know: with unknown tokens, or left out.",
+)
+@click.option(
     "--max-bad", default="0.1%", show_default=True, help="Bad records accepted: a share or a count."
 )
 @click.option(
     "--single-writer",
     is_flag=True,
-    help="Nobody else writes there: for stores without conditional writes.",
+    help="State that no other process writes there: for stores without conditional writes.",
 )
 @click.option(
     "--dedup", type=click.Choice(["exact"]), help="Keep only the first document of each text."
 )
 @click.option("--allow-duplicates", is_flag=True, help="Take inputs with the same content.")
+@click.option(
+    "--strict-inputs", is_flag=True, help="Refuse inputs among which a file would not be read."
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
 @click.option(
     "--json",
@@ -85,8 +112,35 @@ FAST_MODULES = ("awkward", "gigatoken")
     is_flag=True,
     help="Print events as JSON Lines; the last one is the result.",
 )
-def tokenize(
+def tokenize(as_json: bool, **options: Any) -> None:
+    """Turn text into a dataset of tokens. Run it again after an interruption: it goes on.
+
+    \b
+    olm-data tokenize books/*.jsonl.zst --tokenizer gpt2 --output ./tokens/books
+    olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
+    olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
+    """
+    asked, done = run(**options, begin=partial(show_progress, "tokenize", as_json=as_json))
+    from olm_data.tokenization.plan import Plan
+
+    if isinstance(done, Plan):
+        print_plan(asked.request, done, asked.output, as_json=as_json)
+    else:
+        print_done(asked.request, done, asked.workers, asked.progress, as_json=as_json)
+
+
+class Asked(NamedTuple):
+    """What a command line comes to: `workers` tasks at a time."""
+
+    request: Request
+    output: str
+    workers: int
+    progress: Progress
+
+
+def run(
     inputs: tuple[str, ...],
+    form: str | None,
     tokenizer: str | None,
     output: str | None,
     running: Running,
@@ -102,47 +156,63 @@ def tokenize(
     special: Literal["plain", "allow", "error"],
     eos: str,
     bos: str,
+    on_unknown: Literal["keep", "drop"],
     max_bad: str,
     single_writer: bool,
     dedup: str | None,
     allow_duplicates: bool,
+    strict_inputs: bool,
     dry_run: bool,
-    as_json: bool,
+    begin: Callable[[], Progress],
     **reading: str | None,
-) -> None:
-    """Turn text into a dataset of tokens. Run it again after an interruption: it goes on.
+) -> tuple[Asked, Plan | Summary]:
+    """Do what the options of `olm-data tokenize` say; return its plan if it is a dry run.
 
-    \b
-    olm-data tokenize books/*.jsonl.zst --tokenizer gpt2 --output ./tokens/books
-    olm-data tokenize data/*.parquet --text-column content --tokenizer ./my-tokenizer --output s3://b/x
-    olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
+    Args:
+        begin: called at the start, returns what shows how far the work is.
+
+    Raises:
+        OlmError: see `tokenization.run.tokenize`; options that do not go together.
     """
-    from olm_data.runners import fork_server
-    from olm_data.tokenize import request as asked
+    if running.runner == "local" and not dry_run:
+        from olm_data.runners import fork_server
+
+        # before all else is imported: on another core, the server of the workers imports the same
+        fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
+    progress = begin()
+    from olm_data.counts import parse_count, parse_share
+    from olm_data.sources.passed import refuse_passed
+    from olm_data.sources.standard_input import spooled
+    from olm_data.tokenization import request as asked
 
     budget = asked.parse_budget(max_bad)
-    share = asked.parse_share(holdout, "--holdout")
+    share = parse_share(holdout, "--holdout")
+    asked.require_own(inputs, tokenizer, output)
+    spool = spooled(inputs, form, running.runner, note)
+    inputs = click.get_current_context().with_resource(spool)
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
-    if running.runner == "local" and not dry_run:
-        # before the rest is imported: on another core, workers import the same
-        fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
-    from olm_data.counts import parse_count
+    if strict_inputs:
+        refuse_passed(source.passed)
+    source = replace(source, options=replace(source.options, on_unknown=on_unknown))
+    from olm_data.dataset.folder import refuse_place
     from olm_data.errors import UsageError
-    from olm_data.progress import Progress
-    from olm_data.tokenize import run as verb
-    from olm_data.tokenize.selecting import select_documents
+    from olm_data.storage.store import Store
+    from olm_data.tokenization import run as verb
+    from olm_data.tokenization.selecting import select_documents
     from olm_data.tokenizer import load_tokenizer
 
     if seed is not None and sample is None and not shuffle_documents:
         raise UsageError(
             "--seed has no effect without --sample or --shuffle-documents", where=f"--seed {seed}"
         )
-    spec = load_tokenizer(tokenizer or asked.DEFAULT_TOKENIZER, eos=eos, bos=bos)
+    spec = load_tokenizer(
+        asked.DEFAULT_TOKENIZER if tokenizer is None else tokenizer, eos=eos, bos=bos
+    )
     default = asked.default_output(source, spec)
     source = select_documents(
         source,
         exclude_ids=exclude_ids,
-        sample=None if sample is None else asked.parse_share(sample, "--sample"),
+        sample=None if sample is None else parse_share(sample, "--sample"),
         seed=seed or 0,
         limit=parse_count(limit) if limit else None,
         output=output or default,
@@ -160,15 +230,14 @@ def tokenize(
     if output is None:
         output = default
     if tokenizer is None or output == default:
-        click.echo(f"tokenizer {printable(spec.name)}, output {printable(output)}", err=True)
+        note(f"tokenizer {printable(spec.name)}, output {printable(output)}")
     if dry_run:
+        refuse_place(Store(output, single_writer=single_writer))
         plan = request.plan()
         if not allow_duplicates:
             asked.refuse_identical(source)
-        print_plan(request, plan, output, as_json=as_json)
-        return
+        return Asked(request, output, 0, progress), plan
     runner = make_runner(running)
-    progress = Progress("tokenize", events=sys.stdout if as_json else None)
     done = verb.tokenize(
         request,
         output,
@@ -179,4 +248,4 @@ def tokenize(
         single_writer=single_writer,
         allow_duplicates=allow_duplicates,
     )
-    print_done(request, done, runner.workers, progress, as_json=as_json)
+    return Asked(request, output, runner.workers, progress), done

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
+
+from olm_data.commands.said import note, warn
+from olm_data.errors import printable
+
+MOST_ENTRIES = 1 << 31
+"""Ids have 32 bits at most."""
 
 
 @click.command("train-tokenizer")
@@ -13,7 +21,16 @@ import click
 @click.option("--split", help="Split of an hf: dataset.  [default: train]")
 @click.option("--text-column", help="Column or JSON field of the text.  [default: text]")
 @click.option("--separator", help='Cut .txt files: "blank-lines", or the string between documents.')
-@click.option("--vocab-size", type=int, default=32768, show_default=True, help="Entries, in all.")
+@click.option(
+    "--delimiter", help="Separator of the fields in CSV files.  [default: , or tab by name]"
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(max=MOST_ENTRIES),
+    default=32768,
+    show_default=True,
+    help="Number of entries.",
+)
 @click.option("--output", default="tokenizer.json", show_default=True, help="File to write.")
 @click.option(
     "--special",
@@ -37,8 +54,11 @@ def train_tokenizer(
     """
     from olm_data import train_tokenizer as verb
     from olm_data.sources import resolve_source
+    from olm_data.sources.passed import passed_lines, tally
 
     source = resolve_source(inputs, **reading)
+    for line in passed_lines(tally(source.passed)):
+        warn(f"not read: {line}")
     if dry_run:
         size = sum(file.bytes for file in source.inputs)
         click.echo(f"would train {vocab_size:,} entries on {source.name}", nl=False)
@@ -52,11 +72,9 @@ def train_tokenizer(
         f"{done.text_bytes / 1e6:,.1f} MB of text ({done.dropped:,} records dropped)"
     )
     if done.tokenizer.vocab_size < vocab_size:
-        click.echo(
-            f"warning: the text gave no more entries than that ({vocab_size:,} asked)", err=True
-        )
-    again = [
-        *inputs,
-        *(f"--{name.replace('_', '-')} {value}" for name, value in reading.items() if value),
-    ]
-    click.echo(f"next: olm-data tokenize {' '.join(again)} --tokenizer {done.path}", err=True)
+        warn(f"the text gave no more entries than that ({vocab_size:,} asked)")
+    again = list(inputs)
+    for name, value in reading.items():
+        again += [f"--{name.replace('_', '-')}", value] if value else []
+    again += ["--tokenizer", str(done.path), *(["--output", "./tokens/mine"] if inputs else [])]
+    note(f"next: olm-data tokenize {printable(shlex.join(again))}")

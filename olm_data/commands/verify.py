@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 import click
 
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.commands.said import note, show_progress
+from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
 @click.command()
 @click.argument("target", metavar="DIR|LOCK")
-@click.option("--sample", help="A quick look: the share of the token blocks to read, such as 1%.")
+@click.option("--sample", help="A quick look: the share of the blocks to read, 1%; 100% is all.")
 @click.option("--seed", type=click.IntRange(0), help="Which blocks and shards.  [default: 0]")
 @click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
 @click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
@@ -35,20 +35,25 @@ def verify(
     olm-data verify ./tokens/books --deep --root ./books      compare with the text, too
     olm-data verify manifest.lock.json
     """
-    from olm_data.progress import Progress
-    from olm_data.tokenize.request import parse_share
+    from olm_data.counts import parse_share
+    from olm_data.kinds import require
     from olm_data.verify import run as verb
-    from olm_data.verify.deep import DEFAULT_SHARE, Deep
 
-    share = None if sample is None else parse_share(sample, "--sample")
+    if not target.endswith(".json"):  # a damaged lock or manifest is what is looked for
+        require(target, "dataset", "lock", "folder")
+    share = None if sample is None else parse_share(sample, "--sample", allow_one=True)
     if share == 0:
         raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
     if root is not None and not deep:
         raise UsageError("--root is for --deep", fix="add --deep, or leave --root out")
     if seed is not None and share is None and not deep:
         raise UsageError("--seed is for --sample and --deep", fix="add one of them")
-    asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0) if deep else None
-    with Progress("verify") as progress:
+    asked = None
+    if deep:
+        from olm_data.verify.deep import DEFAULT_SHARE, Deep
+
+        asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0)
+    with show_progress("verify") as progress:
         report = verb.verify(
             target,
             sample=share,
@@ -67,19 +72,12 @@ def verify(
     else:
         click.echo("\n".join(verb.report_lines(report)))
     if not report.ok:
-        click.echo(
-            "next: restore the files named above from a copy, or tokenise again into a new output",
-            err=True,
-        )
+        note("next: restore the files named above from a copy, or tokenise again into a new output")
         ctx.exit(ValidationError.exit_code)
     if report.unproved:
-        click.echo(
-            "next: say --root FOLDER if the text was moved; the dataset itself is sound", err=True
-        )
+        note("next: say --root FOLDER if the text was moved; the dataset itself is sound")
         ctx.exit(InputError.exit_code)
     if report.sample is not None:
-        click.echo(
-            f"next: olm-data verify {shlex.quote(printable(target))}   reads every byte", err=True
-        )
+        note(f"next: olm-data verify {typed(target)}   reads every byte")
     elif not target.endswith(".json"):
-        click.echo(f"next: olm-data stats {shlex.quote(printable(target))}", err=True)
+        note(f"next: olm-data stats {typed(target)}")

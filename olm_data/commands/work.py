@@ -9,6 +9,8 @@ from types import FrameType
 
 import click
 
+from olm_data.commands.said import note
+
 
 @click.command()
 @click.argument("output")
@@ -25,7 +27,7 @@ def work(output: str, tasks: str, part: str | None, workers: int, name: str | No
 
     Finished tasks are skipped. When all tasks are done, the tokenize command writes the manifest.
     """
-    from olm_data.tokenize import work as verb
+    from olm_data.tokenization import work as verb
 
     # Batch systems end a job by SIGTERM, and after a grace time by SIGKILL.
     signal.signal(signal.SIGTERM, _interrupt)
@@ -34,7 +36,7 @@ def work(output: str, tasks: str, part: str | None, workers: int, name: str | No
         verb.find_tasks(output, tasks, part),
         workers=workers,
         name=name or f"work-{socket.gethostname()}-{os.getpid()}",
-        note=lambda text: click.echo(text, err=True),
+        note=note,
     )
     click.echo(f"{worked.done:,} tasks done, {worked.kept:,} were finished before")
 

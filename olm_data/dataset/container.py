@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from olm_data.storage.disk import io_errors
+from olm_data.storage.store import Store
+
 Container = Literal["npy", "raw"]
 
 CONTAINERS: tuple[Container, ...] = ("npy", "raw")
@@ -43,3 +46,9 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
     header = buffer.getvalue()
     assert len(header) == HEADER_BYTES
     return header
+
+
+def mapped_bytes(store: Store, name: str) -> np.ndarray:
+    """Return the bytes of a local file, uint8 [bytes], as a read-only memory map."""
+    with io_errors(store.url(name)), store.open(name) as file:
+        return np.memmap(file, np.uint8, "r").view(np.ndarray)

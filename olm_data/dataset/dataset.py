@@ -7,17 +7,24 @@ Never: list a directory, guess a dtype, or find document borders by an EOS id.
 
 from __future__ import annotations
 
+import hashlib
 import resource
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, overload
 
 import numpy as np
 
 from olm_data.dataset.container import tokens_suffix
-from olm_data.dataset.manifest import Manifest, read_manifest
+from olm_data.dataset.manifest import TOKENIZER, Manifest, read_manifest
+from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
+from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
+from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer_probe import probe
 
 _MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
 
@@ -35,17 +42,45 @@ class Origin:
     columns: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Document(Origin):
-    """One document: where it came from, and its tokens, BOS and EOS included."""
+    """One document: where it came from, and its tokens, BOS and EOS included.
+
+    Attributes:
+        tokens: 1-D array in the dataset's dtype.
+        dataset: what it is a document of.
+    """
 
     tokens: np.ndarray
+    dataset: Dataset
+
+    @property
+    def text(self) -> str:
+        """The text again, without BOS and EOS; bytes that are no UTF-8 show as U+FFFD.
+
+        Raises:
+            ValidationError: the dataset's tokenizer.json is missing or another one.
+        """
+        rules, ids = self.dataset.manifest.tokenizer, self.tokens
+        if rules.bos is not None and len(ids) and ids[0] == rules.bos:
+            ids = ids[1:]
+        if rules.eos is not None and len(ids) and ids[-1] == rules.eos:
+            ids = ids[:-1]
+        return self.dataset.tokenizer.decode(ids)
+
+    def __repr__(self) -> str:
+        place = f"{self.input}, {self.position_kind} {self.position:,}"
+        name = "" if self.id is None else f" {self.id!r}"
+        return f"<Document {self.number:,}{name}: {len(self.tokens):,} tokens, {place}>"
 
 
-class Dataset:
-    """Random access to the tokens and documents of a dataset.
+class Dataset(Sequence[Document]):
+    """Random access to the tokens and documents of a dataset; a sequence of its documents.
 
     Token positions and document numbers count over all shards in manifest order.
+
+        dataset = Dataset.open("./tokens/books")
+        len(dataset), dataset[0].text, [document.id for document in dataset]
 
     Attributes:
         manifest: the parsed manifest.
@@ -96,6 +131,31 @@ class Dataset:
         store = Store(path)
         return cls(store, read_manifest(store, digest), verify=verify, max_open=max_open)
 
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return self.documents
+
+    @overload
+    def __getitem__(self, number: int) -> Document: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Document]: ...
+    def __getitem__(self, number: int | slice) -> Document | list[Document]:
+        """Return document `number`, counted from the end if negative, or those of a slice.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        if isinstance(number, slice):
+            return [self.document(i) for i in range(*number.indices(len(self)))]
+        return self.document(number + len(self) if number < 0 else number)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.store.root!r}: {self.tokens:,} tokens, {self.documents:,} documents, "
+            f"{len(self.manifest.shards):,} shards ({self.dtype.name}), tokenizer "
+            f"{self.tokenizer_name}, digest {self.digest[:12]}>"
+        )
+
     @property
     def tokens(self) -> int:
         """Number of tokens."""
@@ -116,6 +176,31 @@ class Dataset:
         """What the tokenizer was called where the dataset was made; not digested."""
         tools = self.manifest.tools or {}
         return tools.get("tokenizer", self.manifest.tokenizer.sha256[:12])
+
+    @cached_property
+    def tokenizer(self) -> TokenizerSpec:
+        """The tokenizer stored in the dataset; BOS and EOS are the manifest's business.
+
+        Raises:
+            ValidationError: it is missing, or not the one the dataset was made with.
+        """
+        url = self.store.url(TOKENIZER)
+        rules = self.manifest.tokenizer
+        try:
+            data = self.store.read(TOKENIZER)
+        except FileNotFoundError as error:
+            raise ValidationError(
+                "the dataset's tokenizer.json is missing", where=url, fix="restore it from a copy"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != rules.sha256:
+            raise ValidationError(
+                "the tokenizer.json is not the one the dataset was made with",
+                where=url,
+                why="the ids would be shown as other text",
+                fix="restore it from a copy",
+            )
+        probe(data, url)
+        return _spec(data, self.tokenizer_name)
 
     @property
     def eos(self) -> int | None:
@@ -204,12 +289,15 @@ class Dataset:
     def document(self, number: int) -> Document:
         """Return document `number` with its provenance."""
         origin = self.origin(number)
-        return Document(**vars(origin), tokens=self.read(*self.document_span(number)))
+        return Document(**vars(origin), tokens=self.read(*self.document_span(number)), dataset=self)
 
     def origin(self, number: int) -> Origin:
         """Return where document `number` came from; reads none of its tokens."""
         i, local = self._document_shard(number)
-        row = self.shard(i).docs.row(local)
+        shard = self.shard(i)
+        row = shard.docs.row(local)
+        if not 0 <= row["input"] < len(self.manifest.inputs):
+            raise damaged(shard.store.url(shard.name), f"document {local} names no input")
         source = self.manifest.inputs[row["input"]]
         known = ("id", "input", "position", "text_bytes")
         return Origin(
@@ -243,6 +331,12 @@ class Dataset:
             pieces.append((i, start - base, end - base))
             start, i = end, i + 1
         return pieces
+
+
+@lru_cache(maxsize=2)
+def _spec(data: bytes, name: str) -> TokenizerSpec:
+    """Parse a tokenizer once for all datasets of a mixture, which have the same."""
+    return spec_from_bytes(data, name=name, eos="none", bos="none")
 
 
 def open_shards_budget() -> int:

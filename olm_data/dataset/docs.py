@@ -12,17 +12,21 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
 from olm_data.dataset.record import damaged
+from olm_data.errors import OlmError, ValidationError, printable
 from olm_data.storage.disk import io_errors
+from olm_data.storage.names import is_column_name
 from olm_data.storage.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 DOCS = ".docs.parquet"
-ROW_GROUP = 65_536
+MAX_BYTES = 2 << 30
+"""Bytes of a `docs.parquet` in a remote store: it is read as a whole."""
 
 
 def docs_schema(keep: pa.Schema | None = None) -> pa.Schema:
@@ -96,14 +100,19 @@ class DocsWriter:
 class DocumentRows:
     """Reads the `docs.parquet` of one shard; opened on first use.
 
+    Args:
+        store: dataset folder.
+        name: of the shard.
+        documents: rows it must have, from the manifest.
+
     Raises:
-        ValidationError: from each method: the file is missing or damaged.
+        ValidationError: from each method: the file is missing, damaged, or not such as is written.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
-        self._store, self._name = store, name + DOCS
+    def __init__(self, store: Store, name: str, documents: int) -> None:
+        self._store, self._name, self._documents = store, name + DOCS, documents
         self._url = store.url(self._name)
-        self._opened: Any = None
+        self._opened: DocsFile | None = None
         self._group: tuple[int, Any] = (-1, None)
 
     def row(self, number: int) -> dict[str, Any]:
@@ -112,58 +121,69 @@ class DocumentRows:
         with self._errors():
             if self._group[0] != group:
                 names = [name for name in self.schema().names if name != "content_hash"]
-                self._group = (group, self._file().read_row_group(group, columns=names))
-            row = self._group[1].slice(number % ROW_GROUP, 1)
-            row.validate(full=True)  # its strings may be anything
-        return row.to_pylist()[0]
+                self._group = (group, self._file().group(group, names))
+            return self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
 
     def schema(self) -> pa.Schema:
         """Return the columns."""
-        return self._file().schema_arrow
+        return self._file().schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, some columns of 65,536 at a time."""
+        """Yield the rows in order, some columns of at most 65,536 at a time."""
         with self._errors():
-            for batch in self._file().iter_batches(ROW_GROUP, columns=list(columns)):
-                batch.validate(full=True)
-                yield batch
+            file = self._file()
+            for group in range(file.groups):
+                yield from dense(file.group(group, columns))
 
-    def table(self) -> pa.Table:
-        """Return all rows."""
-        import pyarrow.parquet as pq
+    def table(self, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of all rows."""
+        import pyarrow as pa
 
-        data = self._read_whole()
-        with self._errors():
-            table = pq.read_table(io.BytesIO(data))
-            table.validate(full=True)
-            return table
+        kinds = pa.schema([self.schema().field(name) for name in columns])
+        return pa.Table.from_batches(self.batches(columns), kinds)
 
-    def _file(self) -> Any:
-        import pyarrow.parquet as pq
-
+    def _file(self) -> DocsFile:
         if self._opened is None:
-            data = self._read_whole() if self._store.remote else None
             with self._errors():
-                self._opened = pq.ParquetFile(self._url if data is None else io.BytesIO(data))
+                self._opened = DocsFile(self._open(), self._documents)
+                _check_columns(self._opened.schema)
         return self._opened
 
-    def _read_whole(self) -> bytes:
+    def _open(self) -> IO[bytes]:
         try:
-            return self._store.read(self._name)
+            if self._store.remote:
+                return io.BytesIO(self._store.read(self._name, limit=MAX_BYTES))
+            return self._store.open(self._name)
         except FileNotFoundError as error:
             raise damaged(self._url, "the file is missing") from error
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Turn what Arrow says of a damaged file into our error."""
+        """Turn what is said of a damaged file into our error."""
         import pyarrow as pa
+
+        def rows_damaged(error: Exception) -> ValidationError:
+            said = printable(str(error).partition("\n")[0])[:200]
+            return damaged(self._url, f"the document rows are damaged: {said}")
 
         with io_errors(self._url):
             try:
                 yield
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError) as error:
-                raise damaged(self._url, f"the document rows are damaged: {error}") from error
+            except OlmError:
+                raise
+            except (pa.ArrowException, ValueError, KeyError) as error:
+                raise rows_damaged(error) from error
             except OSError as error:
                 if error.errno is None:  # Arrow says what is wrong with bytes
-                    raise damaged(self._url, f"the document rows are damaged: {error}") from error
+                    raise rows_damaged(error) from error
                 raise
+
+
+def _check_columns(schema: pa.Schema) -> None:
+    """Refuse columns that are not those of `docs_schema` and then kept ones."""
+    base = docs_schema()
+    kinds = [(field.name, field.type, field.nullable) for field in schema]
+    if kinds[: len(base)] != [(field.name, field.type, field.nullable) for field in base]:
+        raise ValueError(f"its columns do not begin with {', '.join(base.names)}")
+    if not all(map(is_column_name, schema.names)):
+        raise ValueError("the name of a column holds control characters, or is too long")

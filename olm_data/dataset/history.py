@@ -13,14 +13,12 @@ each addition begins. Never: deletes or rewrites anything a version's manifest n
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.manifest import (
     MANIFEST,
     PLAN,
@@ -31,8 +29,9 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
+from olm_data.storage.json_file import read_json, read_object
 from olm_data.storage.store import Store
-from olm_data.tokenize.plan import Plan
+from olm_data.tokenization.plan import Plan
 
 _RESTORE = "restore the file from a copy, or tokenise all inputs again into a new output"
 
@@ -55,7 +54,7 @@ class Version:
     def newest(cls, store: Store) -> Version:
         """Read the newest version. Raises as `manifest.read_manifest`."""
         read_manifest(store)  # explains what is missing
-        encoded = store.read(MANIFEST)
+        encoded = read_json(store, MANIFEST)
         return cls(store, decode_manifest(encoded, store.url(MANIFEST)), encoded)
 
     def records(self) -> list[tuple[ShardRecord, str]]:
@@ -71,11 +70,11 @@ class Version:
         info = self.manifest.shards[index]
         url = self.store.url(info.name + RECORD)
         try:
-            data = self.store.read(info.name + RECORD)
+            data = read_json(self.store, info.name + RECORD)
             digest = hashlib.sha256(data).hexdigest()
             if digest == info.sha256["record"]:
-                return msgspec.json.decode(data, type=ShardRecord), digest
-        except (FileNotFoundError, msgspec.DecodeError) as error:
+                return ShardRecord.parse(data), digest
+        except (FileNotFoundError, MalformedJson) as error:
             raise ValidationError(
                 "a shard's commit record is missing or damaged", where=url, fix=_RESTORE
             ) from error
@@ -117,7 +116,7 @@ def read_plans(store: Store, manifest: Manifest) -> list[Plan]:
     for number, digest in enumerate(plan_digests(manifest)):
         url = store.url(plan_name(number))
         try:
-            plan = Plan.from_json(json.loads(store.read(plan_name(number))))
+            plan = Plan.from_json(read_object(store, plan_name(number)))
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValidationError(
                 "a plan of the dataset is missing or damaged",
@@ -145,12 +144,13 @@ def check_chain(store: Store, manifest: Manifest) -> list[tuple[str, str, str]]:
     for addition in reversed(manifest.additions):
         name = version_name(addition.parent)
         try:
-            before = decode_manifest(store.read(name), store.url(name))
+            before = decode_manifest(read_json(store, name), store.url(name))
         except FileNotFoundError:
             found.append((store.url(name), "the manifest of an earlier version", "nothing"))
             return found
-        except OlmError as error:
-            found.append((store.url(name), "an unchanged manifest", error.what))
+        except (OlmError, MalformedJson) as error:
+            said = error.what if isinstance(error, OlmError) else str(error)
+            found.append((store.url(name), "an unchanged manifest", said))
             return found
         for what, expected, there in _differences(before, following, addition.parent):
             found.append((f"{store.url(name)} {what}", str(expected), str(there)))

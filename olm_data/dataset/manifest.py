@@ -10,6 +10,7 @@ directory, or trust a manifest that does not match its digest.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,19 +18,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
+from olm_data.dataset.options import option_fault
 from olm_data.dataset.record import WINDOWS, ShardRecord
 from olm_data.errors import InputError, ValidationError, printable, suggest
-from olm_data.storage.store import Store, refuse_escape
+from olm_data.kinds import kind_of, wrong_kind
+from olm_data.storage.json_file import read_json
+from olm_data.storage.names import refuse_escape
+from olm_data.storage.store import Store
 
 MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
 JOB, EXCLUDED = "job.json", "exclude-ids.npy"
+MAX_IDS = 2 << 30
+"""Bytes of the ids to leave out: 16 each."""
+
 VERSIONS = "manifests"
 """Sub-folder of the manifests that additions have replaced, each under its digest."""
 
 FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_FILES = {"tokens", "ends", "docs", "record"}
+_WIDTHS = {str(width) for width in WINDOWS}
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,9 +48,9 @@ class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sha256: str
     probe_sha256: str
-    vocab_size: int
-    bos: int | None
-    eos: int | None
+    vocab_size: Size
+    bos: Size | None
+    eos: Size | None
     special: str
 
 
@@ -47,9 +58,9 @@ class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One input: `documents` counts everything read from it, dropped documents included."""
 
     path: str
-    bytes: int
+    bytes: Size
     position: str
-    documents: int
+    documents: Size
     sha256: str
 
 
@@ -61,10 +72,10 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     """
 
     name: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    max_token_id: int
+    tokens: Size
+    documents: Size
+    text_bytes: Size
+    max_token_id: Size
     sha256: dict[str, str]
     file: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -72,10 +83,10 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
 class Totals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sums over all shards; `documents_in` = documents + dropped + sent to another split."""
 
-    tokens: int
-    documents: int
-    text_bytes: int
-    documents_in: int
+    tokens: Size
+    documents: Size
+    text_bytes: Size
+    documents_in: Size
     other_split: int
 
 
@@ -89,8 +100,8 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     parent: str
     plan: str
-    first_shard: int
-    first_input: int
+    first_shard: Size
+    first_input: Size
     options: dict[str, Any]
 
 
@@ -107,8 +118,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inputs: list[InputInfo]
     shards: list[ShardInfo]
     totals: Totals
-    dropped: dict[str, int]
-    max_documents_in: dict[str, int]
+    dropped: dict[str, Size]
+    max_documents_in: dict[str, Size]
     added: list[Addition] | msgspec.UnsetType = msgspec.UNSET
     digest: str | msgspec.UnsetType = msgspec.UNSET
     tools: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
@@ -252,9 +263,10 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
         InputError: there is no dataset at this place, it is unfinished, or it has no such version.
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
-    store.refuse_links(MANIFEST)
+    if not store.remote and os.path.exists(store.root) and not os.path.isdir(store.root):
+        raise wrong_kind(store.root, kind_of(store.root) or "file", "dataset")
     try:
-        data = store.read(MANIFEST)
+        newest = _read(store, MANIFEST)
     except (FileNotFoundError, NotADirectoryError) as error:
         if store.exists(PLAN):
             raise InputError(
@@ -262,18 +274,20 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
                 where=store.root,
                 fix="run the same olm-data tokenize command again; it continues where it stopped",
             ) from error
+        kind = kind_of(store.root)
+        if kind not in (None, "folder", "empty folder", "dataset"):
+            raise wrong_kind(store.root, str(kind), "dataset") from error
         raise InputError(
             "there is no dataset here (no manifest.json)",
             where=store.root,
             fix="check the path, or make one: olm-data tokenize INPUT --tokenizer FILE "
-            f"--output {store.root}",
+            f"--output {store.root if kind is None else 'A-NEW-FOLDER'}",
         ) from error
-    newest = decode_manifest(data, store.url(MANIFEST))
     if digest is None or digest == newest.digest:
         return newest
     name = version_name(digest)
     try:
-        found = decode_manifest(store.read(name), store.url(name))
+        found = _read(store, name)
     except (FileNotFoundError, NotADirectoryError) as error:
         known = [str(newest.digest), *(item.parent for item in reversed(newest.additions))]
         raise InputError(
@@ -288,6 +302,14 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
     return found
 
 
+def _read(store: Store, name: str) -> Manifest:
+    try:
+        data = read_json(store, name)
+    except MalformedJson as error:
+        raise _malformed(error, store.url(name)) from None
+    return decode_manifest(data, store.url(name))
+
+
 def version_name(digest: str) -> str:
     """Return where the manifest of a version that an addition replaced is kept."""
     return f"{VERSIONS}/{digest}.json"
@@ -300,15 +322,19 @@ def decode_manifest(data: bytes, url: str) -> Manifest:
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValidationError(
-            f"the manifest is malformed: {error}",
-            where=url,
-            fix="restore it from a copy, or run olm-data tokenize into a new output",
-        ) from error
+        manifest = decode(data, Manifest)
+    except MalformedJson as error:
+        raise _malformed(error, url) from None
     _check_manifest(manifest, url)
     return manifest
+
+
+def _malformed(error: MalformedJson, url: str) -> ValidationError:
+    return ValidationError(
+        f"the manifest is malformed: {error}",
+        where=url,
+        fix="restore it from a copy, or run olm-data tokenize into a new output",
+    )
 
 
 def _check_manifest(manifest: Manifest, url: str) -> None:
@@ -335,9 +361,15 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
             refuse(f"shard name {shard.name!r} is not of the form shard-00000", restore)
         if shard.file:
             refuse_escape(shard.file)
+        if shard.sha256.keys() != _FILES or not all(map(_DIGEST.match, shard.sha256.values())):
+            refuse(f"{shard.name} has no digest for each of its files", restore)
     for addition in manifest.additions:
         if not _DIGEST.match(addition.parent):
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
+    if not manifest.max_documents_in.keys() <= _WIDTHS:
+        refuse("the windows of documents are not those that olm-data counts", restore)
+    if fault := option_fault(manifest.options):
+        refuse(f"an option of the manifest cannot be: {fault}", restore)
     totals = manifest.totals
     if (totals.tokens, totals.documents) != (
         sum(s.tokens for s in manifest.shards),

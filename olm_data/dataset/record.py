@@ -10,30 +10,34 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ValidationError
+from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
 RECORD = ".json"
 BLOCK_BYTES = 1 << 16
 WINDOWS = tuple(1 << k for k in range(6, 21))  # 64 .. 1,048,576 tokens
+_WIDTHS = {str(width) for width in WINDOWS}
+_HEX = re.compile(r"[0-9a-f]*+")
 
 
 class FileInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size in bytes and sha256 of one file."""
 
-    bytes: int
+    bytes: Size
     sha256: str
 
 
 class Blocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """zlib.crc32 of each `bytes`-sized block of the tokens file, 8 hex digits a block."""
 
-    bytes: int
+    bytes: Size
     crc32: str
 
     def crc(self, block: int) -> int:
@@ -47,19 +51,32 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     name: str
     plan: str
-    tokens: int
-    documents: int
-    text_bytes: int
-    max_token_id: int
+    tokens: Size
+    documents: Size
+    text_bytes: Size
+    max_token_id: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # -1 where there is no token
     files: dict[str, FileInfo]
     blocks: Blocks
     units: list[dict[str, Any]]
-    dropped: dict[str, int]
-    windows: dict[str, list[int]]  # width -> [most document starts in a window, in the first, last]
+    dropped: dict[str, Size]
+    # width -> [most document starts in a window, in the first, in the last]
+    windows: dict[str, tuple[Size, Size, Size]]
 
     def encode(self) -> bytes:
         """Return the record's bytes as stored."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> ShardRecord:
+        """Return the record in these bytes, whatever shard it is of.
+
+        Raises:
+            MalformedJson: there is none.
+        """
+        record = decode(data, cls)
+        if record.windows.keys() - _WIDTHS:
+            raise MalformedJson("windows that are never counted")
+        return record
 
     @classmethod
     def decode(cls, data: bytes, url: str, *, sha256: str, token_bytes: int) -> ShardRecord:
@@ -75,12 +92,12 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if hashlib.sha256(data).hexdigest() != sha256:
             raise damaged(url, "the commit record does not match its digest in the manifest")
         try:
-            record = msgspec.json.decode(data, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            record = cls.parse(data)
+        except MalformedJson as error:
             raise damaged(url, f"the commit record is malformed: {error}") from error
         blocks = record.blocks
         digits = 8 * -(-token_bytes // max(blocks.bytes, 1))
-        if blocks.bytes < 1 or not re.fullmatch(f"[0-9a-f]{{{digits}}}", blocks.crc32):
+        if blocks.bytes < 1 or len(blocks.crc32) != digits or not _HEX.fullmatch(blocks.crc32):
             raise damaged(url, "the commit record has no checksum for each block")
         return record
 
@@ -94,12 +111,12 @@ class _PlanOf(msgspec.Struct, frozen=True):
 def stored_plan(store: Store, name: str) -> str | None:
     """Return the plan of a shard's commit record, None where there is none that can be read."""
     try:
-        return msgspec.json.decode(store.read(name + RECORD), type=_PlanOf).plan
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+        return decode(read_json(store, name + RECORD), _PlanOf).plan
+    except (FileNotFoundError, NotADirectoryError, MalformedJson):
         return None
 
 
-def window_counts(ends: np.ndarray) -> dict[str, list[int]]:
+def window_counts(ends: np.ndarray) -> dict[str, tuple[int, int, int]]:
     """Count document starts in windows of 64, 128, ... tokens of one shard.
 
     Args:
@@ -118,7 +135,7 @@ def window_counts(ends: np.ndarray) -> dict[str, list[int]]:
         most = int((np.searchsorted(starts, starts + width) - rank).max())
         first = int(np.searchsorted(starts, width))
         last = len(starts) - int(np.searchsorted(starts, tokens - width))
-        counts[str(width)] = [most, first, last]
+        counts[str(width)] = (most, first, last)
         if width >= tokens:
             break
     return counts

@@ -25,6 +25,7 @@ from olm_data.dataset.container import (
     HEADER_BYTES,
     Container,
     file_header,
+    mapped_bytes,
     npy_header,
     tokens_header,
     tokens_suffix,
@@ -42,6 +43,7 @@ from olm_data.dataset.record import (
 )
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.errors import ConflictError, ValidationError
+from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
 
@@ -258,7 +260,7 @@ class Shard:
         self.dtype, self._tokens, self._documents = np.dtype(dtype), tokens, documents
         self._record: ShardRecord | None = None
         self._unchecked: bytearray | None = None  # 1 a block that was not read yet; a byte each
-        self.docs = DocumentRows(store, name)
+        self.docs = DocumentRows(store, name, documents)
         self.tokens_name = file or name + tokens_suffix(container)
         store.refuse_links(self.tokens_name, *(name + kind for kind in (ENDS, DOCS, RECORD)))
         self._header = tokens_header(container)
@@ -267,8 +269,7 @@ class Shard:
         self.ends = self._read_ends()
         self._bytes: np.ndarray | None = None
         if self.mapped:
-            path = store.url(self.tokens_name)
-            self._bytes = np.memmap(path, np.uint8, "r").view(np.ndarray)
+            self._bytes = mapped_bytes(store, self.tokens_name)
             self.tokens: np.ndarray = self._bytes[self._header :].view(self.dtype)
         if verify == "full":
             self.check(0, tokens)
@@ -366,10 +367,10 @@ class Shard:
         self._check_file(self.name + ENDS, header, self._documents, 8)
         url = self.store.url(self.name + ENDS)
         if not self.mapped:
-            data = np.frombuffer(self._read_whole(ENDS), np.uint8)
+            size = len(header) + 8 * self._documents
+            data = np.frombuffer(self._read_whole(ENDS, size), np.uint8)
         else:  # mapped, so that thousands of open shards keep no ends in memory
-            with io_errors(url):
-                data = np.memmap(url, np.uint8, "r").view(np.ndarray)
+            data = mapped_bytes(self.store, self.name + ENDS)
         if self.verify != "off" and _sha256(data.data) != self._sha256["ends"]:
             raise damaged(url, "the document ends do not match their digest in the manifest")
         ends = data[HEADER_BYTES:].view(np.uint64)
@@ -379,9 +380,9 @@ class Shard:
             raise damaged(url, f"the last document does not end at token {self._tokens:,}")
         return ends
 
-    def _read_whole(self, kind: str) -> bytes:
+    def _read_whole(self, kind: str, limit: int = MAX_WHOLE) -> bytes:
         try:
-            return self.store.read(self.name + kind)
+            return self.store.read(self.name + kind, limit=limit)
         except FileNotFoundError as error:
             raise damaged(self.store.url(self.name + kind), "the file is missing") from error
 

@@ -1,7 +1,8 @@
 """Encoders: plug-ins that turn text into token ids, and the gate that proves them equal.
 
-    choose_encoder("auto", tokenizer, "plain", data, offsets) -> ParityReport     once, before a run
-    make_encoder(report.encoder, tokenizer, "plain") -> TextEncoder               in each process
+    known_encoder("auto", tokenizer, "plain", text_bytes) -> ParityReport, or None: not proved yet
+    choose_encoder("auto", tokenizer, "plain", sample)    -> ParityReport   by the gate, in seconds
+    make_encoder(report.encoder, tokenizer, "plain", report.routed)  -> TextEncoder  in each process
 
 Neither library is imported before an encoder is made.
 """
@@ -12,14 +13,17 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-import numpy as np
-
 from olm_data.encoders.base import Encoded, Encoder, SpecialPolicy
+from olm_data.encoders.batches import Texts
+from olm_data.encoders.code_points import Ranges
 from olm_data.encoders.gigatoken import GigatokenEncoder, UnsupportedTokenizer
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.parity import ParityReport, adversarial, compare, concatenate, sample_of
+from olm_data.encoders.parity import ParityReport
+from olm_data.encoders.proof import Proof, recall, remember
+from olm_data.encoders.routing import Router
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import UsageError, ValidationError, suggest
+from olm_data.extras import install
 from olm_data.tokenizer import TokenizerSpec
 
 __all__ = [
@@ -30,6 +34,7 @@ __all__ = [
     "SpecialPolicy",
     "TextEncoder",
     "choose_encoder",
+    "known_encoder",
     "likely_encoder",
     "make_encoder",
 ]
@@ -39,15 +44,26 @@ ENCODERS: dict[str, Callable[[TokenizerSpec, SpecialPolicy], Encoder]] = {
     "gigatoken": GigatokenEncoder,
 }  # reference first, then by speed
 
+SMALL_TEXT = 2_000_000
+"""Bytes of text that the reference encodes before another encoder is proved: about a second."""
 
-def make_encoder(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> TextEncoder:
+
+def make_encoder(
+    name: str, tokenizer: TokenizerSpec, special: SpecialPolicy, routed: Ranges = ()
+) -> TextEncoder:
     """Make the encoder `name` for this process; all but the reference are audited against it.
+
+    Args:
+        routed: code points whose documents are for the reference (`ParityReport.routed`).
 
     Raises:
         UsageError: no such encoder, or its library is not installed or cannot load the tokenizer.
     """
-    reference = None if name == "hf" else partial(HfEncoder, tokenizer, special)
-    return TextEncoder(_plug_in(name, tokenizer, special), tokenizer, special, reference)
+    encoder = _plug_in(name, tokenizer, special)
+    if name == "hf":
+        return TextEncoder(encoder, tokenizer, special)
+    reference, router = partial(HfEncoder, tokenizer, special), Router(tokenizer, routed)
+    return TextEncoder(encoder, tokenizer, special, reference, router)
 
 
 def likely_encoder(requested: str) -> str:
@@ -57,57 +73,90 @@ def likely_encoder(requested: str) -> str:
     return "hf" if find_spec("gigatoken") is None else "gigatoken"
 
 
+def known_encoder(
+    requested: str, tokenizer: TokenizerSpec, special: SpecialPolicy, text_bytes: int
+) -> ParityReport | None:
+    """Return the choice that needs no comparison, or none any more; None where one has to be made.
+
+    Args:
+        requested: as in `choose_encoder`.
+        text_bytes: how much text there is to encode, about.
+
+    Raises:
+        ValidationError: as `choose_encoder`.
+    """
+    if requested == "hf":
+        return ParityReport(encoder="hf", requested=requested)
+    if requested == "auto":
+        if text_bytes < SMALL_TEXT:
+            claim = "the reference, as there is little text"
+            return ParityReport(encoder="hf", requested=requested, claim=claim)
+        if find_spec("gigatoken") is None:
+            note = f"gigatoken is not installed; {install('fast')} makes this many times faster"
+            return ParityReport(encoder="hf", requested=requested, note=note)
+    name = likely_encoder(requested)
+    if name not in ENCODERS or find_spec(name) is None:
+        return None  # `choose_encoder` says what is wrong
+    proof = recall(name, tokenizer, special)
+    return None if proof is None else _report(proof, name, requested, tokenizer)
+
+
 def choose_encoder(
-    requested: str,
-    tokenizer: TokenizerSpec,
-    special: SpecialPolicy,
-    data: np.ndarray,
-    offsets: np.ndarray,
+    requested: str, tokenizer: TokenizerSpec, special: SpecialPolicy, sample: Texts
 ) -> ParityReport:
-    """Decide which encoder a run uses, and prove that it gives the reference's ids.
+    """Decide which encoder a run uses, by the gate.
 
     Args:
         requested: "auto" (the fastest installed one that passes), "hf" or "gigatoken".
-        data, offsets: the first documents of the input; about 256 KiB of them are compared.
+        sample: the first documents of the input; about 256 KiB of them are compared.
 
     Raises:
         UsageError: the encoder asked for does not exist, is not installed or cannot load the
             tokenizer.
         ValidationError: the encoder asked for gives other ids than the reference.
     """
-    if requested == "hf":
-        return ParityReport(encoder="hf", requested=requested)
-    name = "gigatoken" if requested == "auto" else requested
-    if requested == "auto" and find_spec("gigatoken") is None:
-        note = "gigatoken is not installed; pip install 'olm[fast]' makes this many times faster"
-        return ParityReport(encoder="hf", requested=requested, note=note)
+    name = likely_encoder(requested)
+    if name == "hf":
+        known = known_encoder(requested, tokenizer, special, SMALL_TEXT)
+        assert known is not None
+        return known
+    from olm_data.encoders.gate import prove
+
     try:
-        encoder = _plug_in(name, tokenizer, special)
+        proof = prove(lambda spec: _plug_in(name, spec, special), tokenizer, special, sample)
     except UnsupportedTokenizer as error:
         if requested != "auto":
             raise
         return ParityReport(encoder="hf", requested=requested, note=f"{error.what}: using hf")
-    reference = HfEncoder(tokenizer, special)
-    documents = tokens = 0
-    for sample in (concatenate(adversarial(tokenizer)), sample_of(data, offsets)):
-        count, difference = compare(reference, encoder, *sample)
-        documents += len(sample[1]) - 1
-        tokens += count
-        if difference:
-            if requested != "auto":
-                raise ValidationError(
-                    f"the encoder {name} gives other ids than the reference",
-                    where=f"--encoder {name}, tokenizer {tokenizer.name}",
-                    why=difference,
-                    fix="--encoder hf",
-                )
-            note = (
-                f"{name} failed the parity gate ({difference}): using hf, which is slower but right"
-            )
-            return ParityReport(
-                encoder="hf", requested=requested, documents=documents, tokens=tokens, note=note
-            )
-    return ParityReport(encoder=name, requested=requested, documents=documents, tokens=tokens)
+    remember(proof, name, tokenizer, special)
+    return _report(proof, name, requested, tokenizer)
+
+
+def _report(proof: Proof, name: str, requested: str, tokenizer: TokenizerSpec) -> ParityReport:
+    from olm_data.encoders.gate import claim, reasons
+
+    if not proof.refused:
+        return ParityReport(
+            encoder=name,
+            requested=requested,
+            claim=claim(),
+            routed=proof.routed,
+            reasons=reasons(proof, tokenizer),
+        )
+    if requested != "auto":
+        raise ValidationError(
+            f"the encoder {name} gives other ids than the reference",
+            where=f"--encoder {name}, tokenizer {tokenizer.name}",
+            why=proof.refused,
+            fix="--encoder hf",
+        )
+    return ParityReport(
+        encoder="hf",
+        requested=requested,
+        claim=f"the reference: {name} failed the gate",
+        note=f"{name} is not used with this tokenizer, as {proof.refused}: "
+        "using hf, which is slower but right",
+    )
 
 
 def _plug_in(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Encoder:

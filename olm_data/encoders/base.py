@@ -2,14 +2,15 @@
 
 An encoder plug-in turns text into the ids of document bodies. It adds no BOS and no EOS, truncates
 and pads nothing, and works on one thread. `TextEncoder` wraps a plug-in with what holds for all of
-them: strings that spell a special token are counted and treated as `--special` says, and no id of a
-special token is let through in "plain" mode.
+them: what is not proved goes to the reference, strings that spell a special token are counted and
+treated as `--special` says, and no id of a special token is let through in "plain" mode.
 
     data uint8[n], offsets int64[d + 1]  ->  Encoder.encode  ->  ids uint32[t], offsets int64[d + 1]
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -31,8 +32,23 @@ class Encoder(Protocol):
 
         Returns:
             ids uint32[t] and their offsets int64[d + 1], rising from 0 to t; bodies only.
+
+        Raises:
+            Unencodable: some documents cannot be encoded; the others can.
         """
         ...
+
+
+class Unencodable(Exception):
+    """Documents of a batch that an encoder cannot encode.
+
+    Attributes:
+        why: document -> reason.
+    """
+
+    def __init__(self, why: Mapping[int, str]) -> None:
+        super().__init__(f"{len(why)} documents: {next(iter(why.values()))}")
+        self.why = why
 
 
 class Encoded(NamedTuple):
@@ -42,8 +58,14 @@ class Encoded(NamedTuple):
         ids: uint32[t], document bodies one after another.
         offsets: int64[d + 1], rising from 0 to t.
         special_hits: number of strings in the text that spell a special token.
+        unknown: int64[d], unknown tokens of each document.
+        failed: document -> why it cannot be encoded; it has no ids.
+        by_reference: documents that were given to the reference as nothing is proved of them.
     """
 
     ids: np.ndarray
     offsets: np.ndarray
     special_hits: int
+    unknown: np.ndarray
+    failed: Mapping[int, str]
+    by_reference: int

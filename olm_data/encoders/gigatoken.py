@@ -3,8 +3,8 @@
     data, offsets -> awkward string array (a view) -> gigatoken, one thread -> ids, offsets (views)
 
 The library parses special tokens inside text, so in "plain" mode it is given the tokenizer without
-them. It is never trusted: `encoders.choose` compares it with `hf` before a run, and `TextEncoder`
-audits it during the run.
+them; and without a Unicode normaliser, as `Router` keeps text from it that would be normalised. It
+is never trusted: the equality gate compares it with `hf` before a run, `TextEncoder` during it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import numpy as np
 
 from olm_data.encoders.base import SpecialPolicy
-from olm_data.errors import UsageError
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.errors import UsageError, ValidationError
+from olm_data.extras import needs
+from olm_data.tokenizer import TokenizerSpec, failure
 
 
 class GigatokenEncoder:
@@ -27,36 +28,50 @@ class GigatokenEncoder:
     name = "gigatoken"
 
     def __init__(self, tokenizer: TokenizerSpec, special: SpecialPolicy) -> None:
-        try:
+        with needs("the fast encoder", where="--encoder gigatoken; --encoder hf needs nothing"):
             import awkward
             import gigatoken
-        except ImportError as error:
-            raise UsageError(
-                "the gigatoken encoder is not installed",
-                where="--encoder gigatoken",
-                fix="pip install 'olm[fast]', or --encoder hf",
-            ) from error
         self._ak = awkward
-        data = tokenizer.encoder_json(strip_special=special != "allow")
+        data = tokenizer.encoder_json(
+            strip_special=special != "allow", strip_normalizer=tokenizer.form is not None
+        )
         try:
             self._tokenizer = gigatoken.Tokenizer.from_json(data)
-        except (ValueError, RuntimeError, TypeError, NotImplementedError) as error:
+        except BaseException as error:
+            why = failure(error)
+            if why is None:
+                raise
             raise UnsupportedTokenizer(
                 f"gigatoken cannot load the tokenizer {tokenizer.name}",
                 where="--encoder gigatoken",
-                why=str(error).splitlines()[0][:300],
+                why=why,
                 fix="--encoder hf",
             ) from error
 
     def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Encode documents; see `Encoder.encode`."""
+        """Encode documents; see `Encoder.encode`.
+
+        Raises:
+            ValidationError: the library fails, by an exception or a panic.
+        """
         contents, index = self._ak.contents, self._ak.index
         strings = contents.ListOffsetArray(
             index.Index64(offsets),
             contents.NumpyArray(data, parameters={"__array__": "char"}),
             parameters={"__array__": "string"},
         )
-        layout = self._tokenizer.encode_batch(self._ak.Array(strings), parallel=False).layout
+        try:
+            layout = self._tokenizer.encode_batch(self._ak.Array(strings), parallel=False).layout
+        except BaseException as error:
+            why = failure(error)
+            if why is None:
+                raise
+            raise ValidationError(
+                "the encoder gigatoken fails on the text",
+                where=f"a batch of {len(offsets) - 1:,} documents",
+                why=why,
+                fix="--encoder hf",
+            ) from error
         starts = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[starts[0] : starts[-1]]
         return ids, starts - starts[0] if starts[0] else starts

@@ -1,19 +1,15 @@
-"""The parity gate: a fast encoder is used only after it gave the reference's ids on a sample.
-
-first documents of the input (256 KiB)        -> reference ids == encoder ids ?
-adversarial set (built in, plus each special) -> reference ids == encoder ids ?  -> ParityReport
-"""
+"""Which encoder a run uses, the texts encoders are compared on, and how two results differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from olm_data.encoders.base import Encoder
+from olm_data.encoders.batches import Ids, concatenate, ids_of
+from olm_data.encoders.code_points import Ranges
 from olm_data.tokenizer import PROBE_TEXTS, TokenizerSpec
 
 SAMPLE_BYTES = 1 << 18  # the reference takes half a second a megabyte; the audit does the rest
@@ -21,44 +17,53 @@ SAMPLE_BYTES = 1 << 18  # the reference takes half a second a megabyte; the audi
 
 @dataclass(frozen=True, kw_only=True)
 class ParityReport:
-    """Which encoder a run uses, and the proof that it is right.
+    """Which encoder a run uses, and what is proved of it.
 
     Attributes:
         encoder: the encoder to use.
         requested: what was asked for ("auto", "hf", "gigatoken").
-        documents, tokens: size of the compared set; 0 where nothing had to be compared.
+        claim: what was proved, or why it needs no proof, as the summary says it.
+        routed: code points whose documents are encoded by the reference.
+        reasons: what sends a document to the reference, in words; "" where nothing does.
         note: one sentence for the user, or "": why a faster encoder is not used.
     """
 
     encoder: str
     requested: str
-    documents: int = 0
-    tokens: int = 0
+    claim: str = "the reference"
+    routed: Ranges = ()
+    reasons: str = ""
     note: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object for the manifest's informational part."""
+        """Return the report as a JSON object."""
         return asdict(self)
 
 
-def compare(
-    reference: Encoder, encoder: Encoder, data: np.ndarray, offsets: np.ndarray
-) -> tuple[int, str]:
-    """Encode documents both ways.
+def differences(wanted: Ids, got: Ids) -> list[int]:
+    """Return which documents have other ids in `got`; all where not even their number agrees."""
+    documents = len(wanted[1]) - 1
+    if len(got[1]) != len(wanted[1]):
+        return list(range(documents))
+    if np.array_equal(wanted[1], got[1]) and np.array_equal(wanted[0], got[0]):
+        return []
+    return [
+        k for k in range(documents) if not np.array_equal(ids_of(wanted, k), ids_of(got, k))
+    ] or list(range(documents))
 
-    Returns:
-        the number of tokens of the reference, and "" or a sentence naming the first difference.
-    """
-    wanted, wanted_ends = reference.encode(data, offsets)
-    got, got_ends = encoder.encode(data, offsets)
-    if np.array_equal(wanted_ends, got_ends) and np.array_equal(wanted, got):
-        return len(wanted), ""
-    for k in range(len(offsets) - 1):
-        a = wanted[wanted_ends[k] : wanted_ends[k + 1]]
-        b = got[got_ends[k] : got_ends[k + 1]]
-        if not np.array_equal(a, b):
-            return len(wanted), f"document {k} of the sample: {first_difference(a, b)}"
-    return len(wanted), "the offsets of the documents differ"
+
+def compare(wanted: Ids, got: Ids) -> str:
+    """Return "" where both are the same, or a sentence naming the first difference."""
+    differ = differences(wanted, got)
+    if not differ:
+        return ""
+    k = differ[0]
+    if len(got[1]) != len(wanted[1]):
+        return f"{len(got[1]) - 1} documents, not {len(wanted[1]) - 1}"
+    one, other = ids_of(wanted, k), ids_of(got, k)
+    if np.array_equal(one, other):
+        return "the offsets of the documents differ"
+    return f"document {k} of the sample: {first_difference(one, other)}"
 
 
 def first_difference(wanted: np.ndarray, got: np.ndarray) -> str:
@@ -69,14 +74,6 @@ def first_difference(wanted: np.ndarray, got: np.ndarray) -> str:
         at = int(differ[0])
         return f"token {at} is {int(got[at])}, not {int(wanted[at])}"
     return f"{len(got)} tokens, not {len(wanted)}"
-
-
-def concatenate(texts: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the buffers (uint8[n], int64[d + 1]) of documents given as bytes."""
-    rows = list(texts)
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return np.frombuffer(b"".join(rows), dtype=np.uint8), offsets
 
 
 def sample_of(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

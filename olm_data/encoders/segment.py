@@ -21,7 +21,7 @@ TRIES = 16  # candidates tried before the piece is made longer by another TARGET
 
 _CANDIDATE = re.compile(rb"[A-Za-z](?= [A-Za-z])")
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[str], list[int] | None]
 
 
 def pieces(text: memoryview, encode: Encode, target: int = TARGET_BYTES) -> Iterator[bytes]:
@@ -29,7 +29,7 @@ def pieces(text: memoryview, encode: Encode, target: int = TARGET_BYTES) -> Iter
 
     Args:
         text: the UTF-8 bytes.
-        encode: ids of a short text.
+        encode: ids of a short text, or None where there are none: nothing is proved there.
         target: wanted bytes of a piece.
 
     Yields:
@@ -54,7 +54,8 @@ def _proven_cut(text: memoryview, start: int, low: int, high: int, encode: Encod
         cut = match.end()
         left = _whole_characters(bytes(text[max(start, cut - WINDOW_BYTES) : cut]))
         right = _whole_characters(bytes(text[cut : cut + WINDOW_BYTES]))
-        if encode(left + right) == encode(left) + encode(right):
+        whole, one, other = encode(left + right), encode(left), encode(right)
+        if one is not None and other is not None and whole == one + other:
             return cut
     return None
 

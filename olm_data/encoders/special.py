@@ -1,7 +1,7 @@
 """Strings in text that spell a special token: found, counted, and kept out of document bodies.
 
     data, offsets -> Scanner.hits -> how many, and in which documents
-    ids           -> refuse_special_ids -> nothing, or an error: an encoder let one through
+    tokenizer     -> special_ids  -> the ids that plain text never becomes (see `batches.count_ids`)
 
 The scan costs one substring search a group of tokens that begin alike (nearly always one group,
 `<|`) and a regular expression only where the beginning occurs at all.
@@ -14,7 +14,6 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from olm_data.errors import ValidationError
 from olm_data.tokenizer import TokenizerSpec
 
 SCAN_BYTES = 1 << 17  # looked at at once: with its masks it stays in the processor's cache
@@ -79,22 +78,3 @@ def special_ids(tokenizer: TokenizerSpec) -> np.ndarray:
     ids = {i for i in tokenizer.special_tokens.values() if i != tokenizer.unk}
     ids |= {i for i in (tokenizer.eos, tokenizer.bos) if i is not None}
     return np.array(sorted(ids), dtype=np.uint32)
-
-
-def refuse_special_ids(ids: np.ndarray, forbidden: np.ndarray, encoder: str) -> None:
-    """Check that no id of a special token is in `ids`.
-
-    Raises:
-        ValidationError: one is; the encoder has parsed text as a special token.
-    """
-    if not len(forbidden) or not len(ids):
-        return
-    # Special ids are few and mostly above all others, so the first comparison is nearly always all.
-    suspects = ids[(ids >= forbidden[0]) & (ids <= forbidden[-1])]
-    if len(suspects) and np.isin(suspects, forbidden).any():
-        wrong = int(suspects[np.isin(suspects, forbidden)][0])
-        raise ValidationError(
-            f"the encoder {encoder} put the special token {wrong} inside a document",
-            why="a model would see a document end where there is none",
-            fix="--encoder hf, and report this tokenizer",
-        )

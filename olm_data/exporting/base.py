@@ -42,10 +42,12 @@ class Writer(Protocol):
     """Writes a dataset in one format.
 
     Attributes:
-        counts: of what was written, by the writer's own reckoning and not the manifest's.
+        counts: of what was written, as the writer counted it, not as the manifest says.
+        whole: its files are complete only after `finish`; else those that `add` leaves are.
     """
 
     counts: Counts
+    whole: bool
 
     def __init__(self, dataset: Dataset, folder: Path) -> None: ...
 
@@ -71,6 +73,8 @@ def is_linkable(dataset: Dataset) -> bool:
 
 class ByShard:
     """What formats share whose shards are files of their own, with tokens that may be links."""
+
+    whole = False
 
     def finish(self) -> None:
         """Nothing spans the shards: readers are given their names, or the folder."""
@@ -148,14 +152,15 @@ def kept_columns(dataset: Dataset) -> list[str]:
     return [name for name in dataset.open_shard(0).docs.schema().names if name not in known]
 
 
-def lost_columns(dataset: Dataset, *, ids: bool, origins: bool) -> list[str]:
+def lost_columns(dataset: Dataset, *, ids: bool, origins: bool, kept: bool = True) -> list[str]:
     """Return sentences on what stands beside the tokens and cannot be held.
 
     Args:
         ids: whether ids of documents are lost.
         origins: whether the file and line of each document are lost.
+        kept: whether the kept columns are lost.
     """
-    names = kept_columns(dataset)
+    names = kept_columns(dataset) if kept else []
     what = (["ids"] if ids else []) + (["file and line"] if origins else [])
     said = [f"not in it: {' and '.join(what)} of each document"] if what else []
     return said + ([f"not in it: kept columns {', '.join(names)}"] if names else [])

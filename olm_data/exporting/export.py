@@ -1,6 +1,7 @@
 """`olm-data export`: a dataset as the files of another project, whole or not at all.
 
-    dataset -> .NAME.exporting/ beside the output -> counts compared, fsync -> renamed to the output
+    dataset -> Writer of the format -> files of a Draft -> counts compared -> committed, see
+                                                           destination.py
 
 `olm-export.json` in the output says of which dataset it is and how large each file is; with it a
 second run of the same command does nothing. Never: write into a folder that holds anything, or
@@ -10,41 +11,43 @@ print a success before documents and tokens have been counted again.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
-from olm_data.errors import ConflictError, UsageError, ValidationError, suggest
+from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.exporting.base import Counts, Writer
 from olm_data.exporting.datatrove import Datatrove
-from olm_data.exporting.hf import HuggingFace
-from olm_data.exporting.mds import Mds
-from olm_data.exporting.megatron import Megatron
-from olm_data.exporting.olmo_core import OlmoCore
-from olm_data.storage.disk import (
-    fsync_directory,
-    io_errors,
-    lock_file,
-    make_folder,
-    write_durable,
+from olm_data.exporting.destination import (
+    RECORD,
+    Draft,
+    LocalFolder,
+    RemotePrefix,
+    destination,
+    in_the_way,
 )
-from olm_data.storage.store import is_remote
+from olm_data.exporting.hf import HuggingFace
+from olm_data.exporting.litdata import LitData
+from olm_data.exporting.mds import Mds
+from olm_data.exporting.megatron import Megatron, MegatronMerged
+from olm_data.exporting.olmo_core import OlmoCore
+from olm_data.storage.disk import io_errors
+from olm_data.storage.places import refuse_output
 from olm_data.target import dataset_root, is_lock
 
-RECORD = "olm-export.json"
 FORMATS: dict[str, type[Writer]] = {
     "olmo-core": OlmoCore,
     "megatron": Megatron,
     "datatrove": Datatrove,
     "mds": Mds,
+    "litdata": LitData,
     "hf": HuggingFace,
 }
+MERGED: dict[str, type[Writer]] = {"megatron": MegatronMerged}
+"""Formats that can hold all shards in one set of files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +56,14 @@ class Exported:
 
     Attributes:
         status: `written`, `already there` or `would write`.
-        output: the folder.
+        output: the folder or prefix.
         format: key of `FORMATS`.
         dataset: digest of the dataset.
         documents, tokens: counted in what was written.
         linked: shards whose tokens are hard links, and no copy.
         lost: sentences about what the files do not hold.
         files: size in bytes of each file; {} for `would write`.
+        merged: all shards are in one set of files.
     """
 
     status: str
@@ -71,6 +75,7 @@ class Exported:
     linked: int
     lost: list[str]
     files: dict[str, int]
+    merged: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields for JSON."""
@@ -82,6 +87,7 @@ def export(
     form: str,
     output: str,
     *,
+    merge: bool = False,
     dry_run: bool = False,
     watch: Callable[[int, int], None] = lambda tokens, total: None,
 ) -> Exported:
@@ -90,116 +96,105 @@ def export(
     Args:
         target: folder or URL of the dataset.
         form: key of `FORMATS`.
-        output: local folder to make.
+        output: local folder to make, or `s3://bucket/prefix`.
+        merge: put all shards into one set of files.
         dry_run: look only.
         watch: called with the tokens written and those of the dataset, after each shard.
 
     Raises:
-        UsageError: an unknown format, a lock, or an output that is not a local folder.
+        UsageError: an unknown format, one that cannot be merged, a lock, or an output that is no
+            folder of its own.
         InputError: there is no dataset, or the format cannot hold it.
         ConflictError: the output holds something else.
         ValidationError: the dataset is damaged, or what was written is not all of it.
         ResourceError: the disk is full, or the folder may not be written.
+        StorageError: remote storage fails.
     """
-    _check_arguments(target, form, output)
-    dataset = Dataset.open(dataset_root(target))
-    place, kind = Path(output.removeprefix("file://")), FORMATS[form]
+    kind = _writer_of(target, form, output, merge)
+    dataset, place = Dataset.open(dataset_root(target)), destination(output)
     lost = _lost(dataset, kind)
-    if (done := _there(place, form, dataset)) is not None:
+    if (done := _there(place, form, merge, dataset)) is not None:
         return done
+    about: dict[str, Any] = {"format": form, "dataset": dataset.digest, "merged": merge}
     if dry_run:
-        linked = len(dataset.manifest.shards) if kind.links(dataset) else 0
+        linked = len(dataset.manifest.shards) if kind.links(dataset) and not place.remote else 0
         return Exported(
             status="would write",
             output=output,
-            format=form,
-            dataset=dataset.digest,
             documents=dataset.documents,
             tokens=dataset.tokens,
             linked=linked,
             lost=lost,
             files={},
+            **about,
         )
-    with _staging(place) as staging, io_errors(output, writing=True):
-        counts = _write(dataset, kind(dataset, staging), watch)
+    with place.draft(_encoded(about)) as draft, io_errors(output, writing=True):
+        counts = _write(dataset, kind(dataset, draft.folder), draft, watch)
         result = Exported(
             status="written",
             output=output,
-            format=form,
-            dataset=dataset.digest,
             documents=counts.documents,
             tokens=counts.tokens,
-            linked=counts.linked,
+            linked=0 if place.remote else counts.linked,
             lost=[*lost, *_mended(counts)],
-            files=_make_durable(staging),
+            files=dict(sorted(draft.sizes.items())),
+            **about,
         )
         record = result.to_json() | {"version": 1}
         del record["status"], record["output"]
-        write_durable(staging / RECORD, json.dumps(record, indent=1).encode() + b"\n")
-        fsync_directory(staging)
-        _refuse_filled(place)
-        os.rename(staging, place)  # an empty folder is replaced; any other is refused by the kernel
-        fsync_directory(place.absolute().parent)
+        draft.commit(_encoded(record))
     return result
 
 
-def _check_arguments(target: str, form: str, output: str) -> None:
+def _encoded(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, indent=1).encode() + b"\n"
+
+
+def _writer_of(target: str, form: str, output: str, merge: bool) -> type[Writer]:
+    refuse_output(output)
     if form not in FORMATS:
         raise UsageError(
             f"unknown format {form!r}", where=f"--to {form}", fix=suggest(form, FORMATS)
         )
+    if merge and form not in MERGED:
+        raise UsageError(
+            f"--merge has no effect on {form}: its readers take the whole folder",
+            where=f"--to {form}",
+            fix="leave it out",
+        )
     if is_lock(target):
         raise UsageError(
-            "a lock is no dataset", where=target, fix="export each of its datasets by its folder"
+            "a lock is not a dataset", where=target, fix="export each of its datasets by its folder"
         )
-    if is_remote(output):
-        raise UsageError(
-            "exports are written to local folders",
-            where=f"--output {output}",
-            why="the files appear there at once or not at all, which a bucket cannot do",
-            fix="export to a local folder, then copy it with your storage's own tool",
-        )
+    return MERGED[form] if merge else FORMATS[form]
 
 
-def _there(place: Path, form: str, dataset: Dataset) -> Exported | None:
+def _there(
+    place: LocalFolder | RemotePrefix, form: str, merge: bool, dataset: Dataset
+) -> Exported | None:
     """Return what an earlier run of the same command wrote; None where the output is free.
 
     Raises:
         ConflictError: it holds something else, or files of that run have changed in size.
     """
-    path = place / RECORD
-    with io_errors(str(path)):
-        if not path.exists():
-            _refuse_filled(place)
-            return None
-        try:
-            record = json.loads(path.read_bytes())
-            del record["version"]
-            done = Exported(status="already there", output=str(place), **record)
-        except (ValueError, TypeError, KeyError) as error:
-            raise _in_the_way(place, "its olm-export.json cannot be read") from error
-        if (done.format, done.dataset) != (form, dataset.digest):
-            other = f"a {done.format} export of dataset {done.dataset[:12]}"
-            raise _in_the_way(place, f"it is {other}; asked is {form} of {dataset.digest[:12]}")
-        for name, size in done.files.items():
-            file = place / name
-            if not file.is_file() or file.stat().st_size != size:
-                raise _in_the_way(place, f"{name} of an earlier export is not as it was written")
+    receipt = place.receipt()
+    if receipt is None:
+        return None
+    try:
+        record = decode_object(receipt)
+        del record["version"]
+        done = Exported(status="already there", output=place.output, **record)
+        same = (done.format, done.merged, done.dataset) == (form, merge, dataset.digest)
+        sizes = dict(done.files)
+    except (MalformedJson, ValueError, TypeError, KeyError) as error:
+        raise in_the_way(place.output, f"its {RECORD} cannot be read") from error
+    if not same:
+        other = f"a {done.format} export of dataset {done.dataset[:12]}"
+        raise in_the_way(place.output, f"it is {other}; asked is {form} of {dataset.digest[:12]}")
+    for name, size in sizes.items():
+        if place.size(name) != size:
+            raise in_the_way(place.output, f"{name} of an earlier export is not as it was written")
     return done
-
-
-def _refuse_filled(place: Path) -> None:
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise _in_the_way(place, "the output is not empty")
-
-
-def _in_the_way(place: Path, why: str) -> ConflictError:
-    return ConflictError(
-        "the output holds something else",
-        where=str(place),
-        why=why,
-        fix="choose another --output, or remove that folder",
-    )
 
 
 def _lost(dataset: Dataset, kind: type[Writer]) -> list[str]:
@@ -221,9 +216,13 @@ def _mended(counts: Counts) -> list[str]:
     return said
 
 
-def _write(dataset: Dataset, writer: Writer, watch: Callable[[int, int], None]) -> Counts:
+def _write(
+    dataset: Dataset, writer: Writer, draft: Draft, watch: Callable[[int, int], None]
+) -> Counts:
     for index in range(len(dataset.manifest.shards)):
         writer.add(index, dataset.open_shard(index))
+        if not writer.whole:
+            draft.settle()
         watch(int(dataset.token_ends[index]), dataset.tokens)
     writer.finish()
     counts = writer.counts
@@ -234,37 +233,5 @@ def _write(dataset: Dataset, writer: Writer, watch: Callable[[int, int], None]) 
             where=dataset.store.root,
             fix="olm-data verify the dataset",
         )
+    draft.settle()
     return counts
-
-
-def _make_durable(folder: Path) -> dict[str, int]:
-    """Wait until all files are on the disk; return their sizes by name."""
-    sizes = {}
-    for path in sorted(folder.iterdir()):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            sizes[path.name] = os.fstat(file.fileno()).st_size
-    return sizes
-
-
-@contextmanager
-def _staging(place: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `place`, ours alone; removed at the end, whatever happens.
-
-    Raises:
-        ConflictError: another process exports to the same place.
-    """
-    parent, name = place.absolute().parent, place.absolute().name
-    lock, folder = parent / f".{name}.exporting.lock", parent / f".{name}.exporting"
-    with io_errors(str(place), writing=True):
-        make_folder(str(parent))
-        handle = lock_file(str(lock))
-    try:
-        shutil.rmtree(folder, ignore_errors=True)  # of a killed run
-        with io_errors(str(place), writing=True):
-            os.mkdir(folder)
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.unlink(lock)
-        os.close(handle)

@@ -31,6 +31,8 @@ _MOST = 2**31 - 1  # an Arrow list counts in int32
 class HuggingFace:
     """Writes Arrow files that `datasets` maps. See `base.Writer`."""
 
+    whole = False
+
     def __init__(self, dataset: Dataset, folder: Path) -> None:
         self.dataset, self.folder, self.counts = dataset, folder, Counts()
         self._files: list[str] = []
@@ -96,4 +98,4 @@ class HuggingFace:
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:
         """Say what cannot be held: the kept columns can."""
-        return lost_columns(dataset, ids=False, origins=True)[:1]
+        return lost_columns(dataset, ids=False, origins=True, kept=False)

@@ -1,6 +1,6 @@
-"""The token files of other projects: which there are, and where each says its documents end.
+"""A token file of another project, and where it says its documents end.
 
-    FILE|FOLDER... -> find -> TokenFile each -> read_borders -> Borders
+    find.py -> TokenFile each -> read_borders -> Borders
                                  .npy   dolma, OLMo-core     .csv.gz beside it, or an EOS scan
                                  .bin   Megatron             .idx beside it
                                  .ds    datatrove            .ds.index beside it
@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import posixpath
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
-from olm_data.errors import InputError, UsageError, printable
+from olm_data.errors import InputError, printable
 from olm_data.importing.megatron import IndexDefect, read_index
-from olm_data.sources.limits import FREE_BYTES, MAX_RATIO
-from olm_data.storage.store import Store, absolute
+from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
+from olm_data.sources.limits import MAX_RATIO
+from olm_data.storage.store import Store
 
+_FREE_BYTES = 16 << 20  # that a .csv.gz may unpack to, whatever its size
 KINDS = {".npy": "olmo-core", ".bin": "megatron", ".ds": "datatrove"}
 """Suffix of a token file -> whose format it is."""
+SIDECARS = {".npy": (".csv.gz",), ".bin": (".idx",), ".ds": (".ds.index", ".ds.metadata")}
+"""Suffix of a token file -> what the files that describe it end in instead."""
+NUMPY_MAGIC = b"\x93NUMPY"
 
 PIECE_BYTES = 4 << 20  # a multiple of the block size
 
@@ -80,58 +84,6 @@ class Borders:
     notes: tuple[str, ...] = ()
 
 
-def find(inputs: Sequence[str]) -> list[TokenFile]:
-    """Return the token files that are named, in that order; those of a folder by name.
-
-    Raises:
-        InputError: there is nothing, a file twice, or files of several formats.
-        UsageError: a file of no known format.
-    """
-    found: list[TokenFile] = []
-    for text in inputs:
-        place = absolute(text)
-        folder, _, name = place.rstrip("/").rpartition("/")
-        store = Store(folder or "/")
-        size = None if place.endswith("/") or os.path.isdir(place) else store.size(name)
-        if size is not None:
-            kind = KINDS.get(posixpath.splitext(name)[1])
-            if kind is None:
-                raise UsageError(
-                    "this is no token file of a format that can be imported",
-                    where=printable(text),
-                    fix="name files that end in .npy (dolma, OLMo-core), .bin (Megatron) or "
-                    ".ds (datatrove), or folders of them",
-                )
-            found.append(TokenFile(store, name, kind, size))
-            continue
-        store = Store(place)
-        entries = store.entries() if store.remote or os.path.isdir(place) else []
-        inside = [
-            TokenFile(store, entry.name, KINDS[suffix], entry.size)
-            for entry in entries
-            if (suffix := posixpath.splitext(entry.name)[1]) in KINDS
-            and not posixpath.basename(entry.name).startswith((".", "shard-"))
-        ]
-        if not inside:
-            raise InputError("there is no token file here", where=printable(text))
-        found += inside
-    urls = [file.url for file in found]
-    twice = [url for url in urls if urls.count(url) > 1] if len(set(urls)) < len(urls) else []
-    if twice:
-        raise InputError(
-            "a file is named twice",
-            where=printable(twice[0]),
-            why="its documents would be in the dataset twice",
-        )
-    kinds = sorted({file.kind for file in found})
-    if len(kinds) > 1:
-        raise InputError(
-            f"these are files of several formats: {', '.join(kinds)}",
-            fix="import those of each format into a dataset of their own",
-        )
-    return found
-
-
 def read_borders(file: TokenFile, dtype: np.dtype[Any], eos: int | None) -> Borders:
     """Return where the documents of a file end.
 
@@ -143,12 +95,12 @@ def read_borders(file: TokenFile, dtype: np.dtype[Any], eos: int | None) -> Bord
         InputError: the sidecar is missing, damaged, or does not tile the file.
     """
     if file.bytes % dtype.itemsize:
-        refuse(file, f"its {file.bytes:,} bytes are no whole number of {dtype.name} tokens")
+        refuse(file, f"its {file.bytes:,} bytes are not a whole number of {dtype.name} tokens")
     if file.kind == "megatron":
         return _megatron(file, dtype)
     if file.kind == "datatrove":
         return _datatrove(file, dtype)
-    if file.store.read(file.name, 0, 6) == b"\x93NUMPY":
+    if file.store.read(file.name, 0, len(NUMPY_MAGIC)) == NUMPY_MAGIC:
         refuse(
             file,
             "this file has a NumPy header, so dolma did not write it",
@@ -169,7 +121,7 @@ def read_borders(file: TokenFile, dtype: np.dtype[Any], eos: int | None) -> Bord
 def tokenizer_of(file: TokenFile) -> tuple[str, np.dtype[Any]] | None:
     """Return (tokenizer, dtype) that the `.metadata` of a datatrove file names, if there is one."""
     try:
-        head = file.store.read(file.name + ".metadata").decode().splitlines()[0]
+        head = file.store.read(file.name + ".metadata", limit=MAX_SMALL).decode().splitlines()[0]
         name, _, size = head.rpartition("|")
         return name, np.dtype({"2": "uint16", "4": "uint32"}[size])
     except (FileNotFoundError, UnicodeDecodeError, IndexError, KeyError):
@@ -192,6 +144,11 @@ def scan(file: TokenFile, dtype: np.dtype[Any], eos: int) -> Borders:
     return Borders(ends, np.arange(len(ends)), scanned=True, notes=tuple(notes))
 
 
+def sidecar_bytes(file: TokenFile) -> int:
+    """Return how large an index beside a token file may be: a document has a token and 20 bytes."""
+    return max(MAX_WHOLE, 20 * file.bytes)
+
+
 def pieces(file: TokenFile) -> Iterator[bytes]:
     """Yield the bytes of a file, a multiple of the block size at a time."""
     return file.store.pieces(file.name, PIECE_BYTES)
@@ -204,13 +161,13 @@ def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
     from pyarrow import csv
 
     try:
-        stored = file.store.read(sidecar)
-        limit = max(FREE_BYTES, MAX_RATIO * len(stored))
+        stored = file.store.read(sidecar, limit=sidecar_bytes(file))
+        limit = max(_FREE_BYTES, MAX_RATIO * len(stored))
         data = gzip.GzipFile(fileobj=io.BytesIO(stored)).read(limit + 1)
         if len(data) > limit:
             refuse(file, f"its {posixpath.basename(sidecar)} unpacks to {MAX_RATIO} times its size")
     except (OSError, EOFError, zlib.error) as error:
-        refuse(file, f"its {posixpath.basename(sidecar)} is no gzip file: {error}")
+        refuse(file, f"its {posixpath.basename(sidecar)} is not a gzip file: {error}")
     names = ["start", "end", "id", "src", "loc"]
     if not data:
         return _tiled(file, dtype, np.zeros(0, np.int64), {})
@@ -226,6 +183,9 @@ def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
         )
     except pa.ArrowInvalid as error:
         refuse(file, f"its {posixpath.basename(sidecar)} is malformed: {error}")
+    for name in names[:2]:
+        if table[name].null_count:
+            refuse(file, f"its {posixpath.basename(sidecar)} has a row without a number as {name}")
     start, end = (table[name].to_numpy() for name in names[:2])
     before = np.append(0, end[:-1])
     wrong = np.flatnonzero((start != before) | (end < start))
@@ -251,7 +211,7 @@ def _width(data: bytes) -> int:
 def _datatrove(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
     name = file.name + ".index"
     try:
-        data = file.store.read(name)
+        data = file.store.read(name, limit=sidecar_bytes(file))
     except FileNotFoundError:
         refuse(file, f"there is no {posixpath.basename(name)} beside it")
     if len(data) % 8:
@@ -271,7 +231,8 @@ def _datatrove(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
 def _megatron(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
     name = file.beside(".idx")
     try:
-        ends = read_index(file.store.read(name), dtype, file.bytes)
+        data = file.store.read(name, limit=sidecar_bytes(file))
+        ends = read_index(data, dtype, file.bytes)
     except FileNotFoundError:
         refuse(file, f"there is no {posixpath.basename(name)} beside it")
     except IndexDefect as error:

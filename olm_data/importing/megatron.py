@@ -34,7 +34,7 @@ def index_dtype(data: bytes) -> np.dtype[Any]:
         IndexDefect: it is no index of version 1, or of values that are no token ids.
     """
     if len(data) < HEAD.size or data[:9] != MAGIC:
-        raise IndexDefect("this is no index of Megatron")
+        raise IndexDefect("this is not a Megatron index")
     _, version, code, _, _ = HEAD.unpack_from(data)
     if version != 1:
         raise IndexDefect(f"this is version {version} of the format, not 1")

@@ -26,6 +26,7 @@ import numpy as np
 from olm_data import __version__
 from olm_data.canonical import digest
 from olm_data.dataset.container import RAW_TOKENS
+from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import (
     MANIFEST,
     PLAN,
@@ -37,13 +38,25 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
-from olm_data.importing.files import Borders, TokenFile, find, read_borders, refuse, tokenizer_of
+from olm_data.importing.files import Borders, TokenFile, read_borders, refuse, tokenizer_of
+from olm_data.importing.find import find
 from olm_data.importing.megatron import HEAD, IndexDefect, index_dtype
 from olm_data.importing.shard import look, write_sidecars
 from olm_data.runners.local import granted_cpus
+from olm_data.sources.passed import (
+    PassedCount,
+    passed_json,
+    passed_lines,
+    refuse_passed,
+    tally,
+    to_tools,
+)
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
-from olm_data.storage.store import Store, absolute, refuse_escape
-from olm_data.tokenize.plan import shard_name
+from olm_data.storage.exclusive import exclusive
+from olm_data.storage.names import refuse_escape
+from olm_data.storage.places import refuse_output
+from olm_data.storage.store import Store, absolute
+from olm_data.tokenization.plan import shard_name
 from olm_data.tokenizer import TokenizerSpec
 
 IMPORTED = "imported"
@@ -63,6 +76,7 @@ class Imported:
         not_ended: documents that do not end in the EOS id.
         empty: documents without a token, which are left out.
         notes: what the user should know.
+        passed: what lies in the folders named and is not imported.
     """
 
     output: str
@@ -75,10 +89,12 @@ class Imported:
     not_ended: int
     empty: int
     notes: list[str]
+    passed: dict[str, PassedCount]
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
-        found = {name: value for name, value in vars(self).items() if name != "manifest"}
+        found = {k: v for k, v in vars(self).items() if k not in ("manifest", "passed")}
+        found["passed_over"] = passed_json(self.passed)
         return {**found, "digest": None if self.manifest is None else self.manifest.digest}
 
     def lines(self) -> list[str]:
@@ -96,6 +112,7 @@ class Imported:
             found.append(f"  not ended   {self.not_ended:,} documents do not end in the EOS id")
         if self.empty:
             found.append(f"  empty       {self.empty:,} documents without a token were left out")
+        found += [f"  not read    {line}" for line in passed_lines(self.passed)]
         if self.manifest is not None:
             below = self.files - self.linked
             found += [
@@ -113,6 +130,7 @@ def import_files(
     *,
     dtype: str | None = None,
     dry_run: bool = False,
+    strict_inputs: bool = False,
     watch: Callable[[int, int], None] | None = None,
 ) -> Imported:
     """Make a dataset of token files where they lie.
@@ -123,24 +141,37 @@ def import_files(
         tokenizer: the one that made the tokens, with its EOS and BOS rule.
         dtype: `uint16` or `uint32`, for files that do not say.
         dry_run: check everything, write nothing.
+        strict_inputs: refuse where something in the folders named would not be imported.
         watch: called with (bytes read, bytes in all), from many threads, one at a time.
 
     Raises:
         InputError: a file, or what lies beside it, is not what it should be.
-        UsageError: the dtype is missing.
+        UsageError: the dtype is missing, or the output holds files of somebody else.
         ConflictError: something else is there.
         ResourceError: the files cannot be linked.
     """
-    found = find(inputs)
+    refuse_output(output)
+    found, passed = find(inputs, output)
+    if strict_inputs:
+        refuse_passed(passed)
     kind = np.dtype(_dtype(found, dtype, tokenizer))
     store = Store(absolute(output))
     names = [_name_below(store, file) for file in found]
-    job = _Job(store=store, files=found, names=names, tokenizer=tokenizer, dtype=kind)
+    job = _Job(
+        store=store,
+        files=found,
+        passed=tally(passed),
+        names=names,
+        tokenizer=tokenizer,
+        dtype=kind,
+    )
+    if all(name is None for name in names):  # else the folder is that of the files
+        refuse_dataset_folder(store)
     if dry_run:
         return _import(job, watch, write=False)
-    with store.exclusive():
+    with exclusive(store) as lease:
         _refuse_other(job)
-        return _import(job, watch, write=True)
+        return _import(job, watch, write=True, before_manifest=lease.check)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,12 +181,14 @@ class _Job:
     Attributes:
         store: folder of the dataset.
         files: token files, a shard each, in order.
+        passed: what lies beside them and is not imported.
         names: of each file its name in that folder; None where it must be linked.
         tokenizer, dtype: of all files.
     """
 
     store: Store
     files: list[TokenFile]
+    passed: dict[str, PassedCount]
     names: list[str | None]
     tokenizer: TokenizerSpec
     dtype: np.dtype[Any]
@@ -188,7 +221,13 @@ class _Shard(NamedTuple):
     record: tuple[ShardRecord, str] | None
 
 
-def _import(job: _Job, watch: Callable[[int, int], None] | None, *, write: bool) -> Imported:
+def _import(
+    job: _Job,
+    watch: Callable[[int, int], None] | None,
+    *,
+    write: bool,
+    before_manifest: Callable[[], None] = lambda: None,
+) -> Imported:
     found, tokenizer = job.files, job.tokenizer
     total, lock = [0, sum(file.bytes for file in found)], threading.Lock()
 
@@ -229,6 +268,7 @@ def _import(job: _Job, watch: Callable[[int, int], None] | None, *, write: bool)
 
     with ThreadPoolExecutor(granted_cpus()) as pool:
         shards = list(pool.map(one, range(len(found))))
+    before_manifest()
     return Imported(
         output=job.store.root,
         manifest=_manifest(job, shards) if write else None,
@@ -240,6 +280,7 @@ def _import(job: _Job, watch: Callable[[int, int], None] | None, *, write: bool)
         not_ended=sum(shard.not_ended for shard in shards),
         empty=sum(shard.borders.empty for shard in shards),
         notes=[note for shard in shards for note in shard.borders.notes],
+        passed=job.passed,
     )
 
 
@@ -264,7 +305,7 @@ def _manifest(job: _Job, shards: Sequence[_Shard]) -> Manifest:
         records=records,
         dropped={"empty": empty} if empty else {},
         documents_in=sum(documents),
-        tools={"olm": __version__, "tokenizer": tokenizer.name},
+        tools={"olm": __version__, "tokenizer": tokenizer.name, **to_tools(job.passed)},
         container="raw",
         files={shard_name(i): name for i, name in enumerate(job.names) if name is not None},
     )

@@ -35,7 +35,6 @@ from olm_data.peek.views import (
     DocumentView,
     LockRows,
     RowView,
-    dataset_tokenizer,
     view_document,
 )
 
@@ -267,7 +266,7 @@ def locate_documents(
                 found = find_id(dataset, identifier, most=most or FIRST_HITS, watch=watch)
             else:
                 assert text
-                spec = dataset_tokenizer(dataset)
+                spec = dataset.tokenizer
                 found = find_text(dataset, spec, text, most=most or FIRST_HITS, watch=watch)
             hits += [(index, hit) for hit in found]
     if not hits:

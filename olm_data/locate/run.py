@@ -9,17 +9,19 @@ in the past is what the log says. Never: believe the log; verify_log.py checks i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.bounded_json import MalformedJson, decode_object
+from olm_data.errors import InputError, UsageError, printable
+from olm_data.json_lines import LogEnd, json_lines, malformed_log
 from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
 from olm_data.mixture.steps import BatchSizeChange, StepSizes
+from olm_data.regular_files import MAX_CONFIG, read_regular
 
 LOG, CONFIG = "metrics.jsonl", "config.json"
 
@@ -36,7 +38,7 @@ class LoggedStep:
         skipped: ranges inside `rows` that were left out.
         order: the order digest, or None in logs without.
         trained: tokens of the step as counted on the devices, or None in logs without.
-        taken: whether the weights moved: a spike, or a loss that is no number, may be left out.
+        taken: whether the weights moved: a spike, or a non-finite loss, may be left out.
     """
 
     line: int
@@ -59,6 +61,7 @@ class Run:
         microbatch_size: tokens of a micro-batch of a rank, None if not recorded.
         configured_skip: `skip` of the configuration of the latest start.
         steps: the logged ones, in the order of the file; empty without a log.
+        notes: what of the log was left out.
     """
 
     folder: Path
@@ -66,6 +69,7 @@ class Run:
     microbatch_size: int | None
     configured_skip: tuple[Range, ...]
     steps: list[LoggedStep]
+    notes: list[str] = field(default_factory=list)
 
     @property
     def last_step(self) -> int:
@@ -98,20 +102,22 @@ class Run:
             ValidationError: one of them is malformed.
         """
         folder = Path(path)
-        config, steps = _config(folder / CONFIG), list(read_steps(folder / LOG))
+        end = LogEnd()
+        config, steps = _config(folder / CONFIG), list(read_steps(folder / LOG, end))
         if config is None and not steps:
             raise InputError(
-                f"this is no run folder: it has no {CONFIG} and no {LOG}",
+                f"this is not a run folder: it has no {CONFIG} and no {LOG}",
                 where=path,
                 fix="give the trainer.save_folder of a run",
             )
         loader = (config or {}).get("data_loader") or {}
         module = (config or {}).get("train_module") or {}
         try:
+            microbatch_size = module.get("rank_microbatch_size")
             skip = merge_ranges(loader.get("skip") or [])
             sizes = _batch_sizes(loader, steps)
-        except (UsageError, TypeError) as error:
-            raise _malformed(folder / CONFIG, str(error)) from error
+        except (UsageError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise malformed_log(folder / CONFIG, printable(str(error))[:200]) from error
         if sizes is None:
             raise InputError(
                 "the run does not say its global batch size",
@@ -121,9 +127,10 @@ class Run:
         return cls(
             folder=folder,
             batch_sizes=sizes,
-            microbatch_size=module.get("rank_microbatch_size"),
+            microbatch_size=microbatch_size if isinstance(microbatch_size, int) else None,
             configured_skip=skip,
             steps=steps,
+            notes=end.note(folder / LOG),
         )
 
 
@@ -138,36 +145,30 @@ def _batch_sizes(loader: dict[str, Any], steps: list[LoggedStep]) -> StepSizes |
 
 
 def _config(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
-        config = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise _malformed(path, str(error)) from error
-    if not isinstance(config, dict):
-        raise _malformed(path, "it is no mapping")
-    return config
+        return decode_object(read_regular(path, MAX_CONFIG))
+    except MalformedJson as error:
+        raise malformed_log(path, str(error)) from None
 
 
-def read_steps(path: Path) -> Iterator[LoggedStep]:
+def read_steps(path: Path, end: LogEnd | None = None) -> Iterator[LoggedStep]:
     """Yield the steps of a log; a last line without its end is one that is being written.
 
     Raises:
         ValidationError: a line is not what a run writes.
     """
-    if not path.is_file():
+    if not path.exists():
         return
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                entry = json.loads(line)
-                if "eval" in entry:
-                    continue
-                yield _step(number, entry)
-            except (ValueError, KeyError, TypeError) as error:
-                raise _malformed(path, f"line {number}: {error}") from error
+    for number, entry in json_lines(path, end):
+        if "eval" in entry:
+            continue
+        try:
+            step = _step(number, entry)
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise malformed_log(path, f"line {number}: {printable(str(error))}") from error
+        yield step
 
 
 def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
@@ -184,12 +185,3 @@ def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
         raise ValueError("skipped rows are not among those of the step")
     taken = not entry.get("optim/step skipped")
     return LoggedStep(number, step, tokens, (first, end), skipped, order, trained, taken)
-
-
-def _malformed(path: Path, why: str) -> ValidationError:
-    return ValidationError(
-        "a file of the run is malformed",
-        where=str(path),
-        why=why,
-        fix="restore it from a copy",
-    )

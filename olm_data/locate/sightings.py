@@ -124,7 +124,7 @@ def parse_address(address: str, lock: Lock) -> tuple[int, str | None, int]:
     name, *rest = address.split(":")
     if len(rest) not in (1, 2) or not rest[-1].isdecimal():
         raise UsageError(
-            f"{address!r} is no address of a document",
+            f"{address!r} is not the address of a document",
             where="--address",
             fix=f"write SOURCE:NUMBER or SOURCE:SHARD:NUMBER, for example {names[0]}:17 or "
             f"{names[0]}:shard-00000:17",

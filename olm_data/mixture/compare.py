@@ -211,7 +211,7 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
     """Write the comparisons as one HTML page with pictures."""
     from matplotlib.axes import Axes
 
-    from olm_data.page import colours, section, svg, table, write_page
+    from olm_data.page import colours, section, svg, table, whole_numbers, write_page
 
     sections = []
     for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
@@ -225,11 +225,13 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
                 axes.bar(place, share, width, color=colour, label=one.packing)
             axes.set_xlabel(f"documents in a row ({ROW_DOCUMENTS}: and more)")
             axes.set_ylabel("share of rows, %")
+            whole_numbers(axes.xaxis)
             axes.legend(frameon=False)
 
         columns = [_column(one) for one in chosen]
         rows = [(cells[0][0], *(text for _, text in cells)) for cells in zip(*columns, strict=True)]
         head = ("", *(one.packing for one in chosen))
-        sections.append(section(_title(chosen[0]), svg(draw) + table(head, rows)))
+        alt = f"Documents in a row by packing: {', '.join(head[1:])}"
+        sections.append(section(_title(chosen[0]), svg(draw, alt) + table(head, rows)))
     facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]
     return write_page(output, "olm packing", facts, sections)

@@ -23,7 +23,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import TokenizerInfo
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
-from olm_data.mixture.lock import FORMAT, VERSION, Lock, LockSource, LockTokenizer
+from olm_data.mixture.lock import FORMAT, VERSION, Lock
+from olm_data.mixture.lock_format import LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
 from olm_data.mixture.olmo_core import MOST_ROWS, OlmoCore
 from olm_data.mixture.order import VERSION as ORDER

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from olm_data.errors import UsageError
 from olm_data.mixture.groups import capacity, fill, members
-from olm_data.mixture.lock import LockSource, LockStage
+from olm_data.mixture.lock_format import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.order import MAX_ROWS, Stage, rows_by_source
 from olm_data.mixture.packing import rows_between

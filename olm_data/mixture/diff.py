@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from olm_data.mixture.lock import Lock, LockSource
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock_format import LockSource
 from olm_data.mixture.whole_stage import WholeStage, whole_stages
 
 

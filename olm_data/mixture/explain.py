@@ -14,7 +14,8 @@ from typing import Any
 from rich.markup import escape
 from rich.tree import Tree
 
-from olm_data.mixture.lock import Lock, LockStage
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock_format import LockStage
 from olm_data.mixture.shares import FIRST_BLOCK, MAX_BLOCK
 from olm_data.mixture.whole_stage import WholeStage, whole_stages
 

@@ -12,6 +12,7 @@ import hashlib
 import msgspec
 import numpy as np
 
+from olm_data.bounded_json import Size
 from olm_data.mixture.order import Schedule
 
 SAMPLE = 1 << 16
@@ -27,7 +28,7 @@ class Extended(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     digest: str
-    rows: int
+    rows: Size
     order_sha256: str
 
 

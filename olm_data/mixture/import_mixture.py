@@ -11,6 +11,8 @@ Never: read token files; `olm-data import` makes the datasets that the manifest 
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from typing import Any
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.manifest_values import mapping_at, number_at
+from olm_data.storage.store import is_remote
 from olm_data.strict_yaml import Document, KeyPath, check_keys, load, scalar
 
 _SOURCE_KEYS = (
@@ -61,7 +64,16 @@ def read_mixture_file(raw: bytes, path: str) -> Imported:
     start = text.lstrip()[:1]
     document = load(raw, path) if start == "{" or re.search(r"(?m)^\s*[\w]+:", text) else None
     if document is None:
-        return _blend(shlex.split(text.replace("\\\n", " "), comments=True), path)
+        try:
+            words = shlex.split(text.replace("\\\n", " "), comments=True)
+        except ValueError as error:  # a quote without end
+            raise UsageError(
+                "this is neither a mixture of OLMo-core nor a blend list of Megatron",
+                where=printable(path),
+                why=printable(str(error)),
+                fix="a blend list holds weights and prefixes: 30 data/web 70 data/code",
+            ) from error
+        return _blend(words, path)
     value = mapping_at(document, ())
     keys: KeyPath = ("source_list",) if "source_list" in value else ()
     if "train" in value:
@@ -76,7 +88,9 @@ def _word(item: Any, document: Document) -> str:
         return f"{item.numerator}/{item.denominator}"
     if isinstance(item, (str, int)) and not isinstance(item, bool):
         return str(item)
-    raise UsageError(f"{quoted(item)} is no weight or prefix", where=document.where("train"))
+    raise UsageError(
+        f"{quoted(item)} is neither a weight nor a prefix", where=document.where("train")
+    )
 
 
 def _source_list(document: Document, keys: KeyPath) -> Imported:
@@ -84,7 +98,8 @@ def _source_list(document: Document, keys: KeyPath) -> Imported:
     sources = mapping.get("sources")
     if not isinstance(sources, list) or not sources:
         raise UsageError(
-            "this is no OLMo-core source mixture and no Megatron blend: it has no list `sources`",
+            "this is neither an OLMo-core source mixture, which has a list `sources`, "
+            "nor a Megatron blend",
             where=document.where(*keys),
             fix="give a YAML with sources: [{source_name: ..., target_ratio: ..., paths: [...]}], "
             "or a text file with `weight prefix weight prefix ...`",
@@ -134,7 +149,7 @@ def _blend(words: list[str], path: str) -> Imported:
     weights = [_weight(word, path) for word in words[::2]] if len(words) % 2 == 0 else [None]
     if None in weights and any(weight is not None for weight in weights):
         raise UsageError(
-            "some weights of the blend are no numbers",
+            "some weights of the blend are not numbers",
             where=path,
             why=f"read in pairs: {printable(' '.join(words[:4]))} ...",
             fix="write a weight before each prefix, or prefixes alone to mix by size",
@@ -217,13 +232,56 @@ def manifest_text(
     lines += [f"sequence_length: {sequence_length}", "sources:"]
     for source in mixture.sources:
         cap = "" if source.max_epochs is None else f", max_epochs: {_number(source.max_epochs)}"
-        lines.append(f'  "{source.name}": {{data: "{data.rstrip("/")}/{source.name}"{cap}}}')
+        place = json.dumps(f"{data.rstrip('/')}/{source.name}", ensure_ascii=False)
+        lines.append(f'  "{source.name}": {{data: {place}{cap}}}')
         lines += [f"    # {printable(path)}" for path in source.paths]
     weights = ", ".join(
         f'"{s.name}": {1 if s.weight is None else _number(s.weight)}' for s in mixture.sources
     )
     how = f"epochs: {{{weights}}}" if by_size else f"tokens: {tokens}, weights: {{{weights}}}"
     return "\n".join([*lines, "stages:", f"  - {{name: main, {how}}}"]) + "\n"
+
+
+def import_command(
+    source: ImportedSource, *, data: str, output: str, tokenizer: str | None, dtype: str | None
+) -> str | None:
+    """Return the shell command that makes the dataset of a source.
+
+    Args:
+        data: as in the manifest: relative to its folder.
+        output: path of the manifest.
+        tokenizer, dtype: of the token files; words in capitals stand for what is not known.
+
+    Returns:
+        None where `olm-data import` cannot take its paths: other storage than `s3://`, or patterns
+        that neither a shell nor a folder stands for.
+    """
+    arguments = [_argument(path) for path in source.paths]
+    if None in arguments:
+        return None
+    words = ["olm-data", "import", *map(str, arguments), "--tokenizer"]
+    words.append(shlex.quote(tokenizer or "TOKENIZER"))
+    if any(path.endswith((".npy", "*")) for path in source.paths):  # these do not say their dtype
+        words += ["--dtype", dtype or "DTYPE"]
+    folder = f"{data.rstrip('/')}/{source.name}"
+    if not is_remote(folder):
+        folder = os.path.join(os.path.dirname(output), folder)
+    return " ".join([*words, "--output", shlex.quote(folder)])
+
+
+def _argument(path: str) -> str | None:
+    """Spell a path or pattern for a shell, so that import is given its files; None: it cannot."""
+    if is_remote(path) and not path.startswith("s3://"):
+        return None
+    parts = re.split(r"([*?\[\]]+)", path)
+    if len(parts) == 1:
+        return shlex.quote(path)
+    folder = re.fullmatch(r"([^*?\[\]]*/)(\*\*/)?\*(\.npy)?", path)
+    if folder and (is_remote(path) or folder[2]):
+        return shlex.quote(folder[1])
+    if is_remote(path) or "**" in path:
+        return None
+    return "".join(part if k % 2 else part and shlex.quote(part) for k, part in enumerate(parts))
 
 
 def _number(value: Fraction) -> str:

@@ -15,24 +15,22 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
-from olm_data.errors import ConflictError, InputError, ValidationError, printable, redacted
-from olm_data.mixture.extended import Extended
-from olm_data.mixture.olmo_core import OlmoCore
+from olm_data.errors import ConflictError, InputError, ValidationError, printable
+from olm_data.kinds import kind_of, wrong_kind
+from olm_data.mixture.lock_format import LockFile, is_consistent
 from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.order import Schedule, Stage
-from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
 from olm_data.mixture.row_plan import RowPlan
-from olm_data.mixture.shares import MAX_BLOCK
-from olm_data.mixture.view import ViewInfo
-from olm_data.mixture.windowed import Windowed
+from olm_data.redaction import names_credentials
+from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store, is_remote
 
 FORMAT, VERSION = "olm-mixture-lock", 1
@@ -42,98 +40,7 @@ _FETCHED_AT_ONCE = 16
 """Remote manifests fetched at a time; local ones are hashed and parsed as fast by one thread."""
 
 
-class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokenizer that all sources share."""
-
-    sha256: str
-    probe_sha256: str
-    vocab_size: int
-    bos: int | None
-    eos: int | None
-
-
-class LockSource(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
-
-    `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
-    what is drawn on, None for all documents; `tokens` and `documents` are the whole dataset's.
-    """
-
-    name: str
-    dataset: str
-    tokens: int
-    documents: int
-    rows: int
-    dtype: str
-    max_documents_per_row: int
-    max_epochs: str
-    plan: PlanInfo | None = None
-    view: ViewInfo | None = None
-
-    @property
-    def tokens_kept(self) -> int:
-        """Tokens of the documents that are drawn on."""
-        return self.tokens if self.view is None else self.view.tokens
-
-
-class LockStage(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
-
-    `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
-    into, None where they stay whole. A stage with exact numbers of rows may take several parts: all
-    but the first have its name in `part_of`; `wanted` is the share of all parts together.
-
-    Attributes:
-        epochs: "n/d" of each source, where the manifest asked for epochs.
-        max_epochs: source -> "n/d", how often this stage alone may go through it.
-        capped: sources that give less than was wanted, for want of rows.
-        groups: group -> its members, sources or groups.
-        weights_file: `name` and `sha256` of the file that the weights came from.
-    """
-
-    name: str
-    rows: int
-    tokens: int
-    block: int
-    counts: tuple[int, ...]
-    wanted: tuple[str, ...]
-    rows_by_source: tuple[int, ...]
-    sequence_length: int | None = None
-    part_of: str | None = None
-    epochs: tuple[str, ...] = ()
-    max_epochs: dict[str, str] = {}
-    capped: tuple[str, ...] = ()
-    groups: dict[str, tuple[str, ...]] = {}
-    weights_file: dict[str, str] = {}
-
-
-class _File(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """The keys of `mixture.lock.json`; one with a default is left out where it is not used."""
-
-    format: str
-    version: int
-    order: str
-    seed: int
-    sequence_length: int
-    packing: str
-    tokenizer: LockTokenizer
-    sources: tuple[LockSource, ...]
-    stages: tuple[LockStage, ...]
-    locations: dict[str, str]
-    tools: dict[str, str]
-    digest: str
-    windowed: Windowed | None = None
-    extends: tuple[Extended, ...] = ()
-    olmo_core: OlmoCore | None = None
-
-
-class Lock(_File, frozen=True, kw_only=True):
+class Lock(LockFile, frozen=True, kw_only=True):
     """A compiled mixture. The fields are the keys of the file, and `folder`, where the file lies.
 
     Attributes:
@@ -148,6 +55,12 @@ class Lock(_File, frozen=True, kw_only=True):
     """
 
     folder: str
+
+    def __repr__(self) -> str:
+        return (
+            f"<Lock {self.digest[:12]}: {self.total_rows:,} rows of {self.sequence_length:,} "
+            f"tokens, {len(self.sources):,} sources, {len(self.stages):,} stages, {self.packing}>"
+        )
 
     @property
     def total_rows(self) -> int:
@@ -183,14 +96,14 @@ class Lock(_File, frozen=True, kw_only=True):
             not location.isprintable()
             or not location
             or scheme not in ("", "s3")
-            or redacted(location) != location
+            or names_credentials(location)
             or (relative and ".." in location.split("/"))
         ):
             raise ValidationError(
                 f"the lock leads to a place that olm-data mix never writes, for source {name!r}",
-                where=redacted(printable(location)),
+                where=printable(location),
                 why="a lock may come from elsewhere, and its digest does not cover its locations",
-                fix="mend `locations` of the lock, or run olm-data mix again",
+                fix="correct `locations` in the lock, or run olm-data mix again",
             )
         if is_remote(location) or os.path.isabs(location):
             return location
@@ -299,19 +212,19 @@ class Lock(_File, frozen=True, kw_only=True):
         folder, name = split(path)
         store = Store(folder)
         try:
-            there = store.read(name)
+            there = _read(path)
         except (FileNotFoundError, NotADirectoryError):
             store.create(name, self.encode())
             return "written"
         try:
             old = Lock.decode(there, os.fspath(path))
-        except ValidationError:
+        except (MalformedJson, ValidationError):
             old = None
         if old is not None and (old.digest, old.locations) == (self.digest, self.locations):
             return "unchanged"
         if not overwrite and (old is None or old.digest != self.digest):
             raise ConflictError(
-                "another lock is here" if old else "a file that is no lock is here",
+                "another lock is here" if old else "a file that is not a lock is here",
                 where=os.fspath(path),
                 why="a run may depend on it" + (f" (its digest is {old.digest})" if old else ""),
                 fix="choose another --output, or replace it with --overwrite",
@@ -324,12 +237,17 @@ class Lock(_File, frozen=True, kw_only=True):
         """Read and check a lock file, local or remote.
 
         Raises:
-            InputError: there is no such file.
+            InputError: there is no such file, or it is something else.
             ValidationError: malformed, edited, or of another version.
         """
-        folder, name = split(path)
+        found = kind_of(os.fspath(path))
+        damaged = found == "text" and os.fspath(path).endswith(".json")
+        if found not in (None, "lock", "file") and not damaged:
+            raise wrong_kind(os.fspath(path), str(found), "lock")
         try:
-            data = Store(folder).read(name)
+            data = _read(path)
+        except MalformedJson as error:
+            raise _no_lock(os.fspath(path), str(error)) from None
         except (FileNotFoundError, NotADirectoryError):
             raise InputError(
                 "there is no mixture lock here",
@@ -346,7 +264,7 @@ class Lock(_File, frozen=True, kw_only=True):
             ValidationError: malformed, edited, or of another version.
         """
         try:
-            head = msgspec.json.decode(data, type=dict[str, Any])
+            head = decode_object(data)
             known = (head.get("format"), head.get("version"), head.get("order"))
             if known != (FORMAT, VERSION, ORDER):
                 raise ValidationError(
@@ -355,16 +273,12 @@ class Lock(_File, frozen=True, kw_only=True):
                     where=path,
                     fix="give the lock that olm-data mix wrote, or use the release that wrote it",
                 )
-            content = msgspec.convert(head, _File)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ValidationError(
-                f"this is no mixture lock: {error}",
-                where=path,
-                fix="give the lock that olm-data mix wrote (NAME.lock.json), not its manifest",
-            ) from None
+            content = msgspec.convert(head, LockFile)
+        except (MalformedJson, msgspec.ValidationError) as error:
+            raise _no_lock(path, str(error)) from None
         fields = {name: getattr(content, name) for name in content.__struct_fields__}
         lock = cls(folder=split(path)[0], **fields)
-        if lock.digest != lock.compute_digest() or not _consistent(lock):
+        if lock.digest != lock.compute_digest() or not is_consistent(lock):
             raise ValidationError(
                 "the lock was changed after it was written: its digest does not match",
                 where=path,
@@ -384,45 +298,17 @@ def split(path: str | os.PathLike[str]) -> tuple[str, str]:
     return os.path.dirname(absolute), os.path.basename(absolute)
 
 
-def _consistent(lock: Lock) -> bool:
-    """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
-    names = [source.name for source in lock.sources]
-    return (
-        set(lock.locations) == set(names)
-        and len(set(names)) == len(names) > 0
-        and lock.sequence_length > 0
-        and lock.packing in PACKINGS
-        and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
-        and (
-            lock.olmo_core is None
-            or (
-                lock.windowed is None
-                and lock.packing == "concat"
-                and lock.olmo_core.fits([s.rows for s in lock.sources], lock.seed)
-            )
-        )
-        and all(
-            (s.plan is not None)
-            == (lock.packing in PLANNED or s.view is not None or lock.olmo_core is not None)
-            for s in lock.sources
-        )
-        and all(
-            s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
-            for s in lock.sources
-        )
-        and all(
-            len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
-            and min(stage.counts) >= 0
-            and min(stage.rows_by_source) >= 0
-            and 0 < sum(stage.counts) == stage.block <= MAX_BLOCK
-            and sum(stage.rows_by_source) == stage.rows
-            and (
-                stage.sequence_length is None
-                or (
-                    0 < stage.sequence_length < lock.sequence_length
-                    and lock.sequence_length % stage.sequence_length == 0
-                )
-            )
-            for stage in lock.stages
-        )
+def _read(path: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a lock where the user says it is; a link of the user's is followed."""
+    folder, name = split(path)
+    if not is_remote(folder):
+        folder, name = os.path.split(os.path.realpath(os.path.join(folder, name)))
+    return read_json(Store(folder), name)
+
+
+def _no_lock(path: str, why: str) -> ValidationError:
+    return ValidationError(
+        f"this is not a mixture lock: {why}",
+        where=path,
+        fix="give the lock that olm-data mix wrote (NAME.lock.json), not its manifest",
     )

@@ -122,12 +122,12 @@ def _mixture(document: Document, folder: str) -> Mixture:
     for key, example in (
         ("version", "version: 1"),
         ("sequence_length", "sequence_length: 2048"),
-        ("sources", "sources:\n    web: {data: ./tokens/web}"),
+        ("sources", "sources:\n      web: {data: ./tokens/web}"),
         ("stages", EXAMPLE),
     ):
         if key not in top:
             raise UsageError(
-                f"the key {key!r} is missing", where=document.where(), fix=f"add\n  {example}"
+                f"the key {key!r} is missing", where=document.where(), fix=f"add\n    {example}"
             )
     integer_at(document, ("version",), 1, 1)
     sources = _sources(document)

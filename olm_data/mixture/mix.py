@@ -9,7 +9,8 @@ The plan is computed from the lock alone, so it says what training will do, not 
 from __future__ import annotations
 
 import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,9 @@ from olm_data.mixture.packing import PLANNED, unused_tail
 from olm_data.mixture.shares import TOLERANCE
 from olm_data.mixture.view import open_views
 from olm_data.mixture.whole_stage import whole_stages
+from olm_data.storage.disk import io_errors, make_folder
+from olm_data.storage.places import refuse_no_file
+from olm_data.storage.scratch import abandoned, scratch
 from olm_data.storage.store import Store, is_remote
 
 EPOCHS_TO_WARN = 4
@@ -54,6 +58,8 @@ def mix(
         UsageError, InputError, ValidationError: the manifest or its data are refused.
         ConflictError: another lock is at `output` and `overwrite` is not set.
     """
+    if output is not None:
+        refuse_no_file(output, "--output")
     path = output or os.path.splitext(manifest)[0] + ".lock.json"
     if not path.endswith(".json"):
         raise UsageError(
@@ -67,7 +73,10 @@ def mix(
     if not planned:
         lock = compile_lock(mixture, datasets, folder)
         return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
-    with tempfile.TemporaryDirectory() if dry_run else Store(folder).staging() as staging:
+    with (
+        io_errors(folder, writing=True),
+        _staging(folder, here=not dry_run) as staging,
+    ):
         plans, kept = {}, {}
         for name in planned:
             made = Path(staging, name)
@@ -96,6 +105,24 @@ def mix(
         return Mixed(lock, path, lock.write(path, overwrite=overwrite))
 
 
+@contextmanager
+def _staging(folder: str, *, here: bool) -> Iterator[Path]:
+    """Yield a folder for unfinished row plans; what killed runs left is removed first.
+
+    Args:
+        folder: of the lock.
+        here: the plans will be renamed into `folder`, if it is a local one.
+    """
+    parent = None
+    if here and not is_remote(folder):
+        parent = Path(Store(folder).root)
+        make_folder(str(parent))
+        abandoned(parent, remove=True)
+    abandoned(remove=True)
+    with scratch(parent) as staging:
+        yield staging
+
+
 def lengthen(
     path: str, tokens: int, output: str | None, *, dry_run: bool = False, overwrite: bool = False
 ) -> Mixed:
@@ -113,6 +140,8 @@ def lengthen(
     name, ending = os.path.splitext(path)
     older = name + ".lock.json" if ending in MANIFESTS else path
     lock = extend(Lock.read(older), tokens, older)
+    if output is not None:
+        refuse_no_file(output, "--output")
     output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
     if split(output)[0] != lock.folder or not output.endswith(".json"):
         raise UsageError(

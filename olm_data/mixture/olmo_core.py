@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import Size
+
 MOST_ROWS = (1 << 32) - 2
 """OLMo-core counts instances in 32 bits, and so does this order."""
 
@@ -30,8 +32,8 @@ class OlmoCore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             by the sequence length.
     """
 
-    batch_rows: int
-    chunk_rows: int
+    batch_rows: Size
+    chunk_rows: Size
 
     def epoch_rows(self, rows: int) -> int:
         """Return how many of a source's rows an epoch has."""

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import Size
 from olm_data.canonical import digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.best_fit import Int64
@@ -50,12 +51,12 @@ class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sha256: of each file, by name.
     """
 
-    rows: int
-    pieces: int
-    tokens: int
-    cut: int
-    dropped: int
-    most_pieces: int
+    rows: Size
+    pieces: Size
+    tokens: Size
+    cut: Size
+    dropped: Size
+    most_pieces: Size
     sha256: dict[str, str]
 
     @property

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.dataset.container import HEADER_BYTES, npy_header
+from olm_data.dataset.container import HEADER_BYTES, mapped_bytes, npy_header
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ValidationError
 from olm_data.mixture.best_fit import Int64, best_fit
@@ -43,7 +43,7 @@ _CACHED = 1 << 15  # numbers hashed together: they stay in the processor's cache
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
-_FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
+FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,20 +262,27 @@ class RowPlan:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(scratch()) if store.remote else Path(store.root)
             arrays = []
-            for name, dtype in _FILES.items():
+            for name, dtype in FILES.items():
                 count = rows if name == ENDS else pieces
                 try:
-                    seen = _copy(store, name, folder / name) if store.remote else None
-                    array = np.load(folder / name, mmap_mode="r", allow_pickle=False)
-                    if array.dtype != dtype or array.shape != (count,):
+                    header = npy_header(np.dtype(dtype), count)
+                    size, wanted = store.size(name), file_sizes(rows, pieces)[name]
+                    if size != wanted:
                         raise ValueError(
-                            f"{array.dtype} {list(array.shape)}, not {np.dtype(dtype)} [{count}]"
+                            "it is missing" if size is None else f"{size:,} bytes, not {wanted:,}"
                         )
+                    seen = _copy(store, name, folder / name) if store.remote else None
+                    data = mapped_bytes(Store(folder) if store.remote else store, name)
+                    if len(data) != wanted or bytes(data[: len(header)]) != header:
+                        raise ValueError(f"it is not an array of {count:,} {np.dtype(dtype)}")
+                    array = data[len(header) :].view(dtype)
                     if seen is None and verify != "off":
                         seen = store.sha256(name)
                     if seen not in (None, sha256[name]):
                         raise ValueError("its digest is not the one in the lock")
-                except (OSError, EOFError, ValueError) as error:
+                except ValidationError:
+                    raise
+                except (OSError, ValueError) as error:
                     raise _damaged(store.url(name), str(error)) from error
                 arrays.append(array)
             return cls(*arrays)
@@ -284,16 +291,30 @@ class RowPlan:
     def digests(folder: Path) -> dict[str, str]:
         """Return the sha256 of each file of a plan, by name."""
         found = {}
-        for name in _FILES:
+        for name in FILES:
             with open(folder / name, "rb") as file:
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()
         return found
 
 
+def file_sizes(rows: int, pieces: int) -> dict[str, int]:
+    """Return the bytes of each file of a plan with so many rows and pieces, by name."""
+    counts = {name: rows if name == ENDS else pieces for name in FILES}
+    return {
+        name: HEADER_BYTES + count * np.dtype(FILES[name]).itemsize
+        for name, count in counts.items()
+    }
+
+
 def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
-    """Write the rows of `parts` as a plan, durable; return how many rows and pieces there are."""
+    """Write the rows of `parts` as a plan, durable; return how many rows and pieces there are.
+
+    Raises:
+        ResourceError: the disk is full or fails.
+    """
     rows = pieces = 0
     with (
+        io_errors(str(folder), writing=True),
         open(folder / STARTS, "wb") as starts,
         open(folder / LENGTHS, "wb") as lengths,
         open(folder / ENDS, "wb") as ends,
@@ -307,7 +328,7 @@ def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
             ends.write((np.cumsum(part.counts) + pieces).astype("<u8").tobytes())
             rows += len(part.counts)
             pieces += len(part.starts)
-        for file, dtype, count in zip(files, _FILES.values(), (pieces, pieces, rows), strict=True):
+        for file, dtype, count in zip(files, FILES.values(), (pieces, pieces, rows), strict=True):
             file.seek(0)
             file.write(npy_header(np.dtype(dtype), count))
             file.flush()

@@ -27,9 +27,10 @@ from olm_data.mixture.manifest_values import (
     number_at,
     value_at,
 )
+from olm_data.regular_files import open_regular
 from olm_data.strict_yaml import MAX_BYTES, Document, KeyPath, check_keys, load
 
-EXAMPLE = "stages:\n    - {name: main, tokens: 1B, weights: {web: 85, code: 15}}"
+EXAMPLE = "stages:\n      - {name: main, tokens: 1B, weights: {web: 85, code: 15}}"
 WAYS = ("weights", "weights_file", "tokens_from", "epochs")
 
 
@@ -118,7 +119,7 @@ def parse_stages(
         raise UsageError(
             "stages must be a list with at least one stage",
             where=document.where("stages"),
-            fix=f"write\n  {EXAMPLE}",
+            fix=f"write\n    {EXAMPLE}",
         )
     reader = _Reader(document, folder, sources, groups)
     parsed: list[StageSpec] = []
@@ -270,7 +271,7 @@ def _weights_file(reader: _Reader, keys: KeyPath) -> tuple[Document, tuple[str, 
         )
     path = os.path.join(reader.folder, name)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(

@@ -349,7 +349,7 @@ def rows_of_tokens(name: str, tokens: int, length: int) -> int:
         low = tokens // length * length
         near = " or ".join(f"{v:,}" for v in (low, low + length) if v)
         raise UsageError(
-            f"{name} is {tokens:,} tokens, which is no multiple of the sequence length {length:,}",
+            f"{name} is {tokens:,} tokens, not a multiple of the sequence length {length:,}",
             fix=f"set {name} to {near}",
         )
     return tokens // length

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import Size
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.shard import Shard
@@ -49,15 +50,15 @@ class ViewInfo(
         ids_shared: documents of the dataset with an excluded id, beyond one for each such id.
     """
 
-    documents: int
-    tokens: int
+    documents: Size
+    tokens: Size
     where: str | None = None
-    left_by_where: int = 0
+    left_by_where: Size = 0
     exclude_ids: str | None = None
-    ids: int = 0
-    ids_unmatched: int = 0
-    left_by_ids: int = 0
-    ids_shared: int = 0
+    ids: Size = 0
+    ids_unmatched: Size = 0
+    left_by_ids: Size = 0
+    ids_shared: Size = 0
 
     def __str__(self) -> str:
         return _spelled(self.where, self.ids)

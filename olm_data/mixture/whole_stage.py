@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
-from olm_data.mixture.lock import Lock, LockStage
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock_format import LockStage
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,12 @@ class WholeStage:
         """Tokens of all parts, as the manifest says them."""
         return sum(part.tokens for part in self.parts)
 
-    @property
+    @cached_property
     def rows_by_source(self) -> tuple[int, ...]:
         """Rows of each source, in the order of the lock's sources."""
         return tuple(map(sum, zip(*(part.rows_by_source for part in self.parts), strict=True)))
 
-    @property
+    @cached_property
     def wanted(self) -> tuple[Fraction, ...]:
         """The share asked for of each source."""
         return tuple(map(Fraction, self.parts[0].wanted))

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import Size
 from olm_data.mixture.prp import ROUNDS, mix64, permute, unpermute
 
 Int64 = NDArray[np.int64]
@@ -32,8 +33,8 @@ class Windowed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         chunk_rows: c of each source, in the order of the lock's sources; at most its rows.
     """
 
-    window_chunks: int
-    chunk_rows: tuple[int, ...]
+    window_chunks: Size
+    chunk_rows: tuple[Size, ...]
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether this can be an order of sources with so many rows each."""

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from olm_data.dataset.dataset import Dataset
 from olm_data.peek.token_text import TokenBytes, token_bytes
 from olm_data.runners.local import granted_cpus
+from olm_data.storage.names import is_unicode
 from olm_data.tokenizer import TokenizerSpec
 
 PIECE_TOKENS = 1 << 20
@@ -46,6 +47,8 @@ class Hit:
 
 def find_id(dataset: Dataset, wanted: str, *, most: int, watch: Watch | None = None) -> list[Hit]:
     """Return the first `most` documents whose id is `wanted`."""
+    if not is_unicode(wanted):
+        return []  # ids are UTF-8
 
     def search(index: int) -> list[Hit]:
         first = int(dataset.document_ends[index]) - dataset.manifest.shards[index].documents
@@ -69,6 +72,8 @@ def find_text(
         text: not empty; found as it is, upper and lower case differ.
     """
     assert text
+    if not is_unicode(text):
+        return []  # texts are UTF-8, too
     rules = dataset.manifest.tokenizer
     table = token_bytes(spec)
     if table is not None:

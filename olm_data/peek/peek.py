@@ -17,7 +17,6 @@ from olm_data.peek.views import (
     DocumentView,
     LockRows,
     RowView,
-    dataset_tokenizer,
     view_document,
     view_part,
     view_row,
@@ -69,14 +68,14 @@ def peek(
     """
     if not is_lock(target):
         dataset = Dataset.open(dataset_root(target))
-        spec = dataset_tokenizer(dataset)
+        spec = dataset.tokenizer
         if wanted.row is not None:
             return [view_row(dataset, spec, wanted.row, wanted.sequence_length)]
         return _documents(dataset, spec, wanted, watch)
     lock = Lock.read(target)
     if wanted.doc is not None or wanted.id is not None or wanted.search is not None:
         dataset = lock.open_dataset(source_index(lock, wanted.source))
-        return _documents(dataset, dataset_tokenizer(dataset), wanted, watch)
+        return _documents(dataset, dataset.tokenizer, wanted, watch)
     shown = LockRows(lock)
     rows: Sequence[int] = range(min(wanted.most or FIRST_ROWS, lock.total_rows))
     if wanted.row is not None:
@@ -138,7 +137,8 @@ def source_index(lock: Lock, name: str | None) -> int:
         return 0
     if name is None:
         raise UsageError(
-            "which source's document?", fix=f"add --of NAME; this lock has {', '.join(names)}"
+            "the source of the document is not given",
+            fix=f"add --of NAME; this lock has {', '.join(names)}",
         )
     if name not in names:
         raise UsageError(f"the lock has no source {name!r}", fix=suggest(name, names))

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import TOKENIZER
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import row_span, rows_in
 from olm_data.mixture.row_plan import RowPlan
 from olm_data.mixture.whole_stage import stage_names
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer import TokenizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,31 +95,6 @@ class RowView:
         return {name: getattr(self, name) for name in names} | {"pieces": pieces}
 
 
-def dataset_tokenizer(dataset: Dataset) -> TokenizerSpec:
-    """Return the tokenizer stored in a dataset; BOS and EOS are the manifest's business.
-
-    Raises:
-        ValidationError: it is missing, or not the one the dataset was made with.
-    """
-    url = dataset.store.url(TOKENIZER)
-    rules = dataset.manifest.tokenizer
-    try:
-        data = dataset.store.read(TOKENIZER)
-    except FileNotFoundError as error:
-        raise ValidationError(
-            "the dataset's tokenizer.json is missing", where=url, fix="restore it from a copy"
-        ) from error
-    spec = spec_from_bytes(data, name=dataset.tokenizer_name, eos="none", bos="none")
-    if spec.sha256 != rules.sha256:
-        raise ValidationError(
-            "the tokenizer.json is not the one the dataset was made with",
-            where=url,
-            why="the ids would be shown as other text",
-            fix="restore it from a copy",
-        )
-    return spec
-
-
 def view_document(
     dataset: Dataset, spec: TokenizerSpec, number: int, *, most_tokens: int | None = None
 ) -> DocumentView:
@@ -187,7 +161,7 @@ class LockRows:
     def spec(self, index: int) -> TokenizerSpec:
         """Return the tokenizer of source `index`."""
         if index not in self._specs:
-            self._specs[index] = dataset_tokenizer(self.source(index)[0])
+            self._specs[index] = self.source(index)[0].tokenizer
         return self._specs[index]
 
     def view(self, row: int) -> RowView:

@@ -60,8 +60,9 @@ def length_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
         axes.set_ylabel("share of the source's tokens, %")
         axes.legend(frameon=False)
 
+    alt = f"Histogram of tokens by the length of their document, {shortest:,} to {longest:,} tokens"
     head = ("source", "documents", "mean", "10 %", "median", "90 %", "longest", "longer than a row")
     drawn = note(f"Of {SAMPLE_SHARDS} shards a source, evenly spread.") if partial else ""
     if len(lengths) < len(lock.sources):
         drawn += note(f"Of the {len(lengths)} sources drawn most, of {len(lock.sources):,}.")
-    return section("Document lengths", svg(draw) + table(head, rows, numbers=7) + drawn)
+    return section("Document lengths", svg(draw, alt) + table(head, rows, numbers=7) + drawn)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TREE_NODES = 200  # of each stage
+HEAD = ("", "wanted", "", "compiled", "drawn", "tokens", "epochs")
 SHOWN = 24
 """Sources with a bar or a colour of their own: those drawn most; the rest is one more."""
 
@@ -47,8 +48,7 @@ def tree_section(lock: Lock) -> str:
     for stage in tree(lock):
         nodes = list(_nodes(stage["members"]))
         lines = [_line(lock, depth, node) for depth, node in nodes[:TREE_NODES]]
-        head = ("", "wanted", "", "compiled", "drawn", "tokens", "epochs")
-        cells = "".join(f'<th class="number">{name}</th>' for name in head)
+        cells = "".join(f'<th class="number" scope="col">{name}</th>' for name in HEAD)
         found += f"<h3>{html.escape(stage['name'])}: {stage['tokens']:,} tokens</h3>"
         found += f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
         if len(nodes) > TREE_NODES:
@@ -74,11 +74,15 @@ def _line(lock: Lock, depth: int, node: dict[str, Any]) -> str:
     shares = [f"{100 * float(node[k]):.3f} %" for k in ("share_compiled", "share_got")]
     tokens = f"{node['rows'] * lock.sequence_length:,}"
     epochs = f"{node['epochs']:.4f}" if "epochs" in node else ""
-    cells = "".join(f'<td class="number">{cell}</td>' for cell in (*shares, tokens, epochs))
+    wanted = f"{100 * float(node['share_wanted']):.3f} %"
+    numbers = [
+        f'<td class="number" data-name="{name}">{cell}</td>'
+        for name, cell in zip(HEAD[3:], (*shares, tokens, epochs), strict=True)
+    ]
     return (
         f'<tr><td style="padding-left:{18 * depth}px">{label}</td>'
-        f'<td class="number">{100 * float(node["share_wanted"]):.3f} %</td>'
-        f'<td class="bars">{bars}</td>{cells}</tr>'
+        f'<td class="number" data-name="wanted">{wanted}</td>'
+        f'<td class="bars" aria-hidden="true">{bars}</td>{"".join(numbers)}</tr>'
     )
 
 
@@ -129,7 +133,8 @@ def stages_section(lock: Lock) -> str:
         )
         for stage, size, low, high in zip(stages, seen, edges, edges[1:], strict=False)
     ]
-    picture = svg(draw, height=max(2.6, 0.9 + 0.2 * len(names)))
+    alt = "Share of each source in each stage: " + ", ".join(stage.name for stage in stages[:SHOWN])
+    picture = svg(draw, alt, height=max(2.6, 0.9 + 0.2 * len(names)))
     return section("Stages over the run", picture + table(head, rows, numbers=5))
 
 
@@ -170,5 +175,6 @@ def epochs_section(lock: Lock) -> str:
     ]
     rest = len(lock.sources) - len(chosen)
     more = note(f"The {len(chosen):,} sources drawn most; {rest:,} more.") if rest else ""
-    picture = svg(draw, height=1.0 + 0.28 * len(names))
+    alt = f"Epochs of {len(names):,} sources by stage; the table below has the numbers"
+    picture = svg(draw, alt, height=1.0 + 0.28 * len(names))
     return section("Epochs of each source", picture + table(head, rows, numbers=4) + more)

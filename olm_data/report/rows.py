@@ -16,7 +16,7 @@ import numpy as np
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.packing import unused_tail
-from olm_data.page import COLOURS, note, section, svg, table
+from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
 from olm_data.peek.views import LockRows, RowView
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
@@ -64,6 +64,7 @@ def packing_section(lock: Lock) -> str:
         share, _ = np.histogram(pieces, edges)
         axes.stairs(100 * share / len(rows), edges, fill=True, color=COLOURS[0], alpha=0.8)
         axes.set_xlabel("documents in a row")
+        whole_numbers(axes.xaxis)
         axes.set_ylabel("share of rows, %")
 
     facts = [
@@ -72,8 +73,9 @@ def packing_section(lock: Lock) -> str:
         ("attention work saved by masking", f"{saved:.1%}"),
         ("positions with a label", f"{labels:.3%}"),
     ]
+    alt = f"Histogram of the documents in a row, {pieces.mean():.2f} on average"
     head = ("source", "rows", "tokens in no row", "padding")
-    body = table(head, costs, numbers=3) + svg(draw, height=2.2)
+    body = table(head, costs, numbers=3) + svg(draw, alt, height=2.2)
     body += table(("measure", "value"), facts, numbers=1)
     return section(
         f"Packing: {lock.packing}",

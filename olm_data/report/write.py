@@ -8,23 +8,35 @@ Reads JSON, arrays and the run's logs; never torch, never the network but for da
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from olm_data.mixture.lock import Lock
-from olm_data.page import write_page
+from olm_data.page import note, write_page
 from olm_data.report.documents import length_section
 from olm_data.report.mixture import epochs_section, stages_section, tree_section
 from olm_data.report.rows import packing_section, rows_section
-from olm_data.report.run import RunLog, sample_section, speed_section, training_section
+from olm_data.report.run import (
+    RunLog,
+    headline,
+    runs_section,
+    sample_section,
+    speed_section,
+    training_section,
+)
+from olm_data.storage.places import refuse_no_file
 
 
-def write_report(lock_path: str, run: str | None, output: str) -> Path:
-    """Write the report of a mixture lock, and of a run of it if given.
+def write_report(
+    lock_path: str, runs: Sequence[str], output: str, *, say: Callable[[str], None]
+) -> Path:
+    """Write the report of a mixture lock, and of runs of it if given, laid over each other.
 
     Args:
         lock_path: `mixture.lock.json`.
-        run: save_folder of a training run, or None.
+        runs: save_folders of training runs, each once.
         output: path of the HTML file; replaced as a whole.
+        say: takes notes for the user.
 
     Returns:
         The path written.
@@ -33,24 +45,49 @@ def write_report(lock_path: str, run: str | None, output: str) -> Path:
         InputError, ValidationError: there is no sound lock or dataset, or no run in the folder.
         UsageError: matplotlib is not installed.
     """
+    refuse_no_file(output, "--output")
     lock = Lock.read(lock_path)
     datasets = lock.open_datasets()
-    log = RunLog.read(Path(run)) if run else None
+    logs = [RunLog.read(Path(run)) for run in runs]
+    _name_apart(logs, runs)
+    for remark in (remark for log in logs for remark in log.notes):
+        say(remark)
     sections = [tree_section(lock), stages_section(lock), epochs_section(lock)]
     sections += [
         length_section(lock, datasets),
         packing_section(lock),
         rows_section(lock),
     ]
-    if log is not None:
-        # what a reader of a run's report looks for first
-        sections = [training_section(log), speed_section(log), sample_section(log), *sections]
-    name = Path(run or lock_path).name
-    return write_page(output, f"olm report: {name}", _facts(lock, log), sections)
+    # what a reader of a run's report looks for first
+    if logs:
+        trained = [runs_section(logs), training_section(logs), speed_section(logs)]
+        remarks = [_other_lock(lock, log) for log in logs]
+        remarks += [note(remark) for log in logs for remark in log.notes]
+        sections = [*trained, *map(sample_section, logs), *remarks, *sections]
+    name = ", ".join(log.name for log in logs) or Path(lock_path).name
+    facts = headline(logs[0]) if len(logs) == 1 else []
+    return write_page(output, f"olm report: {name}", [*facts, *_facts(lock)], sections)
 
 
-def _facts(lock: Lock, log: RunLog | None) -> list[tuple[str, str]]:
-    facts = [
+def _name_apart(logs: Sequence[RunLog], runs: Sequence[str]) -> None:
+    """Name runs by their paths where their folders have one name."""
+    names = [log.name for log in logs]
+    for log, run in zip(logs, runs, strict=True):
+        if names.count(log.name) > 1:
+            log.name = run
+
+
+def _other_lock(lock: Lock, log: RunLog) -> str:
+    """Return a remark where a run was not trained on this mixture, else nothing."""
+    digests = {start.lock for start in log.starts}
+    if digests <= {lock.digest}:
+        return ""
+    others = ", ".join(sorted(digest[:12] for digest in digests - {lock.digest}))
+    return note(f"{log.name} was also trained by another lock than this page's: {others}.")
+
+
+def _facts(lock: Lock) -> list[tuple[str, str]]:
+    return [
         ("sources", f"{len(lock.sources)}"),
         ("rows planned", f"{lock.total_rows:,}"),
         ("tokens planned", f"{lock.total_rows * lock.sequence_length:,}"),
@@ -58,9 +95,3 @@ def _facts(lock: Lock, log: RunLog | None) -> list[tuple[str, str]]:
         ("packing", lock.packing),
         ("lock", lock.digest[:12]),
     ]
-    if log is not None and log.steps:
-        facts += [("steps trained", f"{log.steps[-1]['step']:,}")]
-        _, loss = log.series("train/CE loss")
-        if loss:
-            facts.append(("last loss", f"{loss[-1]:.3f}"))
-    return facts

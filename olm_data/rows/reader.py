@@ -107,6 +107,10 @@ class RowReader:
         self.max_documents_per_row = max(s.max_documents_per_row for s in self.lock.sources)
         self._pool = Pool()
 
+    def __repr__(self) -> str:
+        length = self.sequence_length
+        return f"<RowReader of {self.lock!r}: input_ids and labels [b, {length:,}] int64>"
+
     def prepare(self, rows: Int64) -> Windows:
         """Locate rows, to be read in pieces. Opens no shard.
 

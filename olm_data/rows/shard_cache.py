@@ -1,11 +1,12 @@
 """Whole shards of remote datasets on the local disk, named by their content, within a byte budget.
 
-    fetch: KEY.lock (flock) -> room under .lock -> .partial-KEY-SIZE/ -> sizes, sha256 -> KEY-SIZE/
+    fetch: KEY.lock -> room under .lock -> .partial-KEY-PROCESS-SIZE/ -> sizes, sha256 -> KEY-SIZE/
 
 A key is a digest of the shard's digests, so what lies under it is right whatever became of dataset,
 lock or run. A folder appears by one rename when all its bytes are checked; a process that is killed
 leaves a partial folder whose lock the kernel has dropped, and the next one clears it. Processes
-share the folder: one fetches a shard while the others wait for it. Nothing is held open, so giving
+share the folder: one fetches a shard while the others wait for it; where locks do nothing, each
+fetches it for itself and one of them is kept. Nothing is held open, so giving
 a shard up frees its room at once, and a reader that finds it gone fetches it again.
 Never: a file that was not checked, more bytes than the budget, a lock that outlives its process.
 """
@@ -13,8 +14,9 @@ Never: a file that was not checked, more bytes than the budget, a lock that outl
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -26,8 +28,11 @@ from olm_data.canonical import digest
 from olm_data.errors import StorageError, ValidationError
 from olm_data.rows.foresight import victims
 from olm_data.storage.disk import io_errors, make_folder
+from olm_data.storage.flock import locked
+from olm_data.storage.process import Process, State, state_of, this_process
 from olm_data.storage.store import Store
 
+_fetches = itertools.count()  # of this process: threads share no partial folder
 PIECE = 8 << 20  # bytes of one request
 _PARTIAL, _GONE = ".partial-", ".gone-"
 _GIVEN_UP = ".given-up"
@@ -110,7 +115,7 @@ class ShardCache:
         path = self.path(shard)
         if path.is_dir():
             return path
-        with io_errors(str(self.folder), writing=True), _locked(self.folder / f"{shard.key}.lock"):
+        with io_errors(str(self.folder), writing=True), locked(self.folder / f"{shard.key}.lock"):
             if path.is_dir():
                 return path
             partial = self._reserve(shard, next_use, later_than)
@@ -120,7 +125,8 @@ class ShardCache:
                 for name, (size, sha256) in shard.files.items():
                     (partial / name).parent.mkdir(exist_ok=True, parents=True)
                     _download(shard.store, name, size, sha256, partial / name, stopped)
-                os.replace(partial, path)
+                if not _taken_in(partial, path):
+                    return path
                 (self.folder / _GIVEN_UP / shard.key).unlink(missing_ok=True)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -134,16 +140,18 @@ class ShardCache:
 
     def discard(self, shard: RemoteShard) -> None:
         """Remove a shard that turned out to be damaged."""
-        with io_errors(str(self.folder), writing=True), _locked(self.folder / ".lock"):
+        with io_errors(str(self.folder), writing=True), locked(self.folder / ".lock", remove=False):
             self._remove(self.path(shard).name)
 
     def _reserve(
         self, shard: RemoteShard, next_use: Callable[[], Mapping[str, int]], later_than: int
     ) -> Path | None:
         """Make room and a folder for what arrives, whose name counts as its full size at once."""
-        partial = self.folder / f"{_PARTIAL}{shard.key}-{shard.size}"
-        with _locked(self.folder / ".lock"):
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        partial = self.folder / f"{_PARTIAL}{shard.key}-{_spelled(this_process())}-{shard.size}"
+        with locked(self.folder / ".lock", remove=False):
+            for _, _, name in list(self._entries()):
+                if name.startswith(f"{_PARTIAL}{shard.key}-") and not _in_use(name):
+                    shutil.rmtree(self.folder / name, ignore_errors=True)
             used = sum(size for _, size, _ in self._entries())
             there = {key: size for key, size, _ in self._entries() if key}
             gone = victims(there, next_use(), used + shard.size - self.budget, later_than)
@@ -171,15 +179,15 @@ class ShardCache:
 
     def _clear(self) -> None:
         """Remove what killed processes left behind."""
-        with _locked(self.folder / ".lock"):
+        with locked(self.folder / ".lock", remove=False):
             for name in os.listdir(self.folder):
                 if name.startswith(_GONE):
                     shutil.rmtree(self.folder / name, ignore_errors=True)
         for key, _, name in list(self._entries()):
             if not key:
-                lock = self.folder / f"{name.removeprefix(_PARTIAL).rpartition('-')[0]}.lock"
-                with _locked(lock, wait=False) as mine:
-                    if mine:
+                lock = self.folder / f"{name.removeprefix(_PARTIAL).partition('-')[0]}.lock"
+                with locked(lock, wait=False) as mine:
+                    if mine is not None and not _in_use(name):
                         shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
@@ -195,27 +203,29 @@ def free_bytes(folder: str | os.PathLike[str]) -> int:
         return shutil.disk_usage(folder).free + held
 
 
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock file, or yield False where another holds it and `wait` is not set."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(handle)
-            yield False
-            return
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                break
-        os.close(handle)  # the former holder removed the file between our open and our lock
+def _taken_in(partial: Path, path: Path) -> bool:
+    """Give a fetched shard its name; False where another process did so meanwhile."""
     try:
-        yield True
-    finally:
-        if path.name != ".lock":
-            os.unlink(path)
-        os.close(handle)
+        os.replace(partial, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        return False
+    return True
+
+
+def _spelled(process: Process) -> str:
+    return f"{process.machine}.{process.pid}.{process.started}.{next(_fetches)}"
+
+
+def _in_use(name: str) -> bool:
+    """Whether the process that a partial folder's name spells lives on this machine."""
+    fields = name.split("-")[-2].split(".")
+    if len(fields) != 4 or not all(field.isdecimal() for field in fields[1:]):
+        return False
+    process = Process("", fields[0], int(fields[1]), int(fields[2]))
+    return state_of(process) in (State.running, State.stopped)
 
 
 def _download(
@@ -247,7 +257,7 @@ def _download(
             return
         if attempt == 2:
             raise ValidationError(
-                f"the file has not the bytes that the manifest promises ({count:,} arrived)",
+                f"the file is not the one that the manifest describes ({count:,} arrived)",
                 where=store.url(name),
                 why="training on it would feed the model other tokens than were written",
                 fix="restore the file from a copy, or tokenise its inputs again",

@@ -4,13 +4,15 @@
                                                                       -> watch(counts, running)
 
 A job's outcome may not depend on the runner: tasks are independent, may run in any order, on any
-number of workers, and more than once. Whatever must survive is on disk when `Job.run` returns.
+number of workers, and more than once. Whatever must survive is on disk when `Job.run` returns, or
+when the `Rest` that it returns is finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -31,7 +33,9 @@ class Count(IntEnum):
     ENCODE_US = 6
     WRITE_US = 7
     """Microseconds each stage was at work; stages overlap, so they do not sum to wall time."""
-    PEAK_KIB = 8
+    BY_REFERENCE = 8
+    """Documents encoded by the reference, as nothing is proved of the faster encoder for them."""
+    PEAK_KIB = 9
     """Peak memory of the worker."""
 
 
@@ -49,6 +53,7 @@ class Report(Protocol):
         read_us: int = 0,
         encode_us: int = 0,
         write_us: int = 0,
+        by_reference: int = 0,
     ) -> None: ...
 
 
@@ -63,6 +68,23 @@ Note = Callable[[str], None]
 """`note(text)`: a line for the user about something unusual, such as a worker that died."""
 
 
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a task that waits for the disk more than it works: a runner may finish it
+    in another thread while the process begins its next task.
+
+    Attributes:
+        finish: called once; returns the task's result, or raises its error.
+    """
+
+    finish: Callable[[], Any]
+
+
+def whole(result: Any) -> Any:
+    """Return the result of a task, finished here and now if it is not."""
+    return result.finish() if isinstance(result, Rest) else result
+
+
 class Job(Protocol):
     """The work of one run. It crosses process borders by pickle, once a worker.
 
@@ -74,7 +96,7 @@ class Job(Protocol):
         a task would raise: the task that needs it does. There may be nothing to load."""
 
     def run(self, task: int, report: Report) -> Any:
-        """Do task number `task` and return a small picklable result."""
+        """Do task number `task` and return a small picklable result, or the `Rest` of the task."""
 
     def describe(self, task: int) -> str:
         """Return words that say which input a task reads, for messages."""

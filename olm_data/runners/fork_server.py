@@ -12,9 +12,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.util import get_temp_dir
+
+MOST_TEMPORARY = 60
+"""Bytes of TMPDIR with which a socket's path fits: `/pymp-XXXXXXXX/listener-XXXXXXXX` follow."""
+
+SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # a folder of a random name is made in it
 
 ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",  # numpy's library starts its threads when it is imported
@@ -29,10 +36,33 @@ def start(modules: Sequence[str]) -> None:
 
     A module that is not installed is left out.
     """
+    short_sockets()
     # "__main__" is what the server loads unless told otherwise; each worker would load it again
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", *modules])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["__main__", "olm_data.runners.server_end", *modules]
+    )
     with _environment(ONE_THREAD):
         forkserver.ensure_running()
+
+
+def short_sockets() -> None:
+    """See to it that this process's workers can be reached, however long the name of TMPDIR is.
+
+    A socket's path has at most 108 bytes. Where those of TMPDIR would be longer, the sockets go to
+    the first of the system's own temporary folders; all other files stay below TMPDIR.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY:
+        return
+    before = tempfile.tempdir
+    for folder in SHORT:
+        try:
+            tempfile.tempdir = folder
+            get_temp_dir()  # made once a process, and kept
+            return
+        except OSError:
+            continue
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

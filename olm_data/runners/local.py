@@ -1,11 +1,13 @@
 """Run tasks in processes of this machine, one task a process at a time.
 
     parent --(task number)--> worker        by a pipe of its own for each worker
-    parent <--(result | error)-- worker
+    parent <--(task, result | error)-- worker
+    parent <--(task, None)-- worker         it waits for the disk only: the next one may come
     parent <--(counts)-- worker             by shared memory without a lock, a row for each task
 
-A worker may die at any moment (the kernel's out-of-memory killer, a crash in native code): the
-parent sees which task it had, starts a new worker and gives the task out again, at most `retries`
+So a worker has a task that it works on and at most one more that waits for the disk. A worker may
+die at any moment (the kernel's out-of-memory killer, a crash in native code): the
+parent sees which tasks it had, starts a new worker and gives them out again, at most `retries`
 times. When the parent dies, even by SIGKILL, its workers end at once. Processes come from a fork
 server (`fork_server.py`), so that no process with threads is ever forked. Workers may be started
 before it is sure that there is work for them, to load what they need meanwhile. Never: queues or
@@ -31,8 +33,10 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
-from olm_data.runners.outcome import attempt, result_of
+from olm_data.runners.base import Count, Done, Job, Note, Rest, Runner, Watch, whole
+from olm_data.runners.fork_server import short_sockets
+from olm_data.runners.outcome import Outcome, begin, finish, result_of
+from olm_data.sinks import guard
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
@@ -48,7 +52,7 @@ class InlineRunner(Runner):
         counts = np.zeros((total, len(Count)), np.int64)
         for task in tasks:
             reporter = Reporter(counts[task])
-            done(task, job.run(task, reporter))
+            done(task, whole(job.run(task, reporter)))
             watch(counts, [])
 
 
@@ -92,25 +96,28 @@ class LocalRunner(Runner):
                     pool[-1].give(todo.popleft())
                 ready = set(wait([w.pipe for w in pool], timeout=TICK_SECONDS))
                 for worker in [w for w in pool if w.pipe in ready]:
-                    task = worker.task
                     try:
-                        result = worker.take()
+                        said = worker.take()
                     except (EOFError, ConnectionError):  # the worker's end closed: it died
                         pool.remove(worker)
-                        counts[task, : Count.PEAK_KIB] = 0
+                        task = worker.tasks[-1]  # the other one only waited for the disk
+                        counts[worker.tasks, : Count.PEAK_KIB] = 0
                         deaths[task] = deaths.get(task, 0) + 1
                         self._after_death(
                             worker, deaths[task], job, counts[task, Count.PEAK_KIB], note
                         )
-                        todo.appendleft(task)
+                        todo.extendleft(reversed(worker.tasks))
                         continue
-                    done(task, result)
-                    if todo:
+                    if said is not None:
+                        done(*said)
+                    # one that killed a worker is tried alone: it may not take another one with it
+                    alone = bool(todo) and todo[0] in deaths
+                    if worker.idle and todo and not (alone and worker.tasks):
                         worker.give(todo.popleft())
-                    else:
+                    elif not worker.tasks:
                         pool.remove(worker)
                         worker.stop()
-                watch(counts, [w.task for w in pool])
+                watch(counts, [task for w in pool for task in w.tasks])
         finally:
             for worker in pool:
                 worker.kill()
@@ -126,7 +133,7 @@ class LocalRunner(Runner):
         self, worker: _Worker, deaths: int, job: Job, peak_kib: int, note: Note
     ) -> None:
         how = worker.epitaph()
-        where = job.describe(worker.task)
+        where = job.describe(worker.tasks[-1])
         memory = f", peak memory {peak_kib / 2**20:.2f} GiB" if peak_kib else ""
         if deaths <= self.retries:
             note(
@@ -148,6 +155,7 @@ class _Crew:
     def __init__(self, job: Job, total: int) -> None:
         self.job, self.total = job, total
         self.idle: list[_Worker] = []
+        short_sockets()
         self._context = multiprocessing.get_context("forkserver")
         self._shared = self._context.RawArray(ctypes.c_int64, total * len(Count))
         shape = total, len(Count)
@@ -165,23 +173,40 @@ class _Crew:
 
 
 class _Worker:
-    """One worker process, as its parent sees it."""
+    """One worker process, as its parent sees it.
+
+    Attributes:
+        tasks: that it was given and that are not done, the one it works on last.
+        idle: whether it works on none of them.
+    """
 
     def __init__(self, context: Any, job: Job, shared: Any) -> None:
         self.pipe, theirs = context.Pipe()
-        self.task = -1
+        self.tasks: list[int] = []
+        self.idle = True
         self.process = context.Process(target=_worker_main, args=(theirs, job, shared), daemon=True)
         self.process.start()
         theirs.close()  # so that the worker's death is the end of the pipe
 
     def give(self, task: int) -> None:
-        self.task = task
+        self.tasks.append(task)
+        self.idle = False
         with suppress(ConnectionError):  # it died before its first task: seen by `take`
             self.pipe.send(task)
 
-    def take(self) -> Any:
-        """Return the result of the task given last; raise its error, or EOFError after a death."""
-        return result_of(self.pipe.recv())
+    def take(self) -> tuple[int, Any] | None:
+        """Return a task and its result, or None: it could work on another task.
+
+        Raises:
+            EOFError: it died.
+            Exception: the error of a task.
+        """
+        task, outcome = self.pipe.recv()
+        self.idle = self.idle or task == self.tasks[-1]
+        if outcome is None:
+            return None
+        self.tasks.remove(task)
+        return task, result_of(outcome)
 
     def epitaph(self) -> str:
         self.process.join()
@@ -216,15 +241,34 @@ class Reporter:
 
 def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    guard()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, len(Count))
     job.prepare()
+    sending = threading.Lock()
+
+    def send(task: int, outcome: Outcome | None) -> None:
+        with sending:
+            pipe.send((task, outcome))
+
+    def rest_of(task: int, rest: Rest) -> None:
+        send(task, finish(job, task, rest))
+
+    resting: threading.Thread | None = None
     while True:
         try:
             task = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(job, task, Reporter(counts[task])))
+        outcome = begin(job, task, Reporter(counts[task]))
+        if not isinstance(outcome[2], Rest):
+            send(task, outcome)
+            continue
+        if resting is not None:
+            resting.join()
+        resting = threading.Thread(target=rest_of, args=(task, outcome[2]), daemon=True)
+        send(task, None)
+        resting.start()
 
 
 def _end_with_parent() -> None:

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Job, Report
+from olm_data.redaction import redacted
+from olm_data.runners.base import Job, Report, Rest, whole
 
 Outcome = tuple[Exception | None, str, Any]
 """(error, its traceback as text, result)."""
 
 
 def attempt(job: Job, task: int, report: Report) -> Outcome:
-    """Run a task. At the border of a process all errors must go back, panics of Rust code too."""
+    """Run a task to its end. See `begin`."""
+    return _tried(job, task, lambda: whole(job.run(task, report)))
+
+
+def begin(job: Job, task: int, report: Report) -> Outcome:
+    """Run a task, but for its `Rest`, which is the result then: for `finish`.
+
+    At the border of a process all errors must go back, panics of Rust code too. Text is redacted
+    here: the parent may not know the credentials of another machine's clients.
+    """
+    return _tried(job, task, lambda: job.run(task, report))
+
+
+def finish(job: Job, task: int, rest: Rest) -> Outcome:
+    """Do what is left of a task that was begun."""
+    return _tried(job, task, rest.finish)
+
+
+def _tried(job: Job, task: int, work: Callable[[], Any]) -> Outcome:
     try:
-        return None, "", job.run(task, report)
+        return None, "", work()
     except MemoryError:
         error = ResourceError(
             "not enough memory",
             where=job.describe(task),
             fix="run again with fewer --workers; finished shards are kept",
         )
-        return error, traceback.format_exc(), None
+        return error, redacted(traceback.format_exc()), None
     except BaseException as error:
-        return _portable(error), traceback.format_exc(), None
+        return _portable(error), redacted(traceback.format_exc()), None
 
 
 def result_of(outcome: Outcome) -> Any:
@@ -40,10 +60,8 @@ class RemoteTrace(Exception):
 
 
 def _portable(error: BaseException) -> Exception:
-    """Return `error` if it is an ordinary exception of a module any process has."""
-    if isinstance(error, Exception) and type(error).__module__.split(".")[0] in (
-        "builtins",
-        "olm_data",
-    ):
+    """Return `error` if it is an exception that any process knows and that holds no credential."""
+    known = type(error).__module__.split(".")[0] in ("builtins", "olm_data")
+    if isinstance(error, Exception) and known and redacted(str(error)) == str(error):
         return error
-    return RuntimeError(f"{type(error).__name__}: {error}")
+    return RuntimeError(redacted(f"{type(error).__name__}: {error}"))

@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.errors import ResourceError, StorageError, UsageError
+from olm_data.errors import ResourceError, StorageError, said_by
+from olm_data.extras import needs
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
+from olm_data.sinks import guard
 from olm_data.storage.store import Store
-from olm_data.tokenize.heartbeat import Heartbeat, read_beats
+from olm_data.tokenization.heartbeat import Heartbeat, read_beats
 
 TICK_SECONDS = 1.0
 """How often the parent looks at the heartbeats while it waits for results."""
@@ -42,16 +44,14 @@ class RayRunner(Runner):
         retries: how often a task is given out again after its worker or node died.
 
     Raises:
-        UsageError: Ray is not installed.
+        MissingExtra: Ray is not installed.
     """
 
     def __init__(
         self, workers: int | None, *, address: str | None = None, retries: int = 2
     ) -> None:
-        try:
+        with needs("this runner", where="--runner ray"):
             import ray
-        except ImportError as error:
-            raise UsageError("Ray is not installed", fix="pip install 'olm[ray]'") from error
         self._ray: Any = ray
         self.address, self.retries = address, retries
         self._wanted = workers
@@ -88,7 +88,7 @@ class RayRunner(Runner):
             raise StorageError(
                 "no Ray cluster answers",
                 where=f"--ray-address {self.address or os.environ.get('RAY_ADDRESS')}",
-                why=str(error).splitlines()[0],
+                why=said_by(error),
                 fix="ray status shows whether it is up; without --ray-address one is started here",
             ) from error
 
@@ -145,7 +145,7 @@ class RayRunner(Runner):
         raise ResourceError(
             f"a Ray worker died {deaths} times on the same input ({how})",
             where=where,
-            why=str(error).strip().splitlines()[0],
+            why=said_by(error),
             fix="run again on nodes with more memory a CPU, or with fewer --workers; "
             "finished shards are kept",
         )
@@ -172,6 +172,7 @@ def _place(reference: Any) -> tuple[StoredJob, Heartbeat]:
     """The job and the heartbeat of this process: fetched once, as is the job's encoder."""
     import ray
 
+    guard()
     name = f"ray-{socket.gethostname()}-{os.getpid()}"
     job = ray.get(reference).beside(name)
     job.prepare()

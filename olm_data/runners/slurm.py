@@ -24,12 +24,20 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
+from olm_data.errors import (
+    ConflictError,
+    InputError,
+    OlmError,
+    ResourceError,
+    UsageError,
+    ValidationError,
+)
+from olm_data.regular_files import MAX_SMALL, open_regular
 from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.storage.store import Store
-from olm_data.tokenize.heartbeat import RUN, Beat, error_from, read_beats
-from olm_data.tokenize.plan import spell_tasks
+from olm_data.tokenization.heartbeat import RUN, Beat, error_from, read_beats
+from olm_data.tokenization.plan import spell_tasks
 
 ELEMENTS_PER_WORKER = 4
 """Elements of an array for each that may run at a time: late ones even out long tasks."""
@@ -292,8 +300,10 @@ def batch_script(output: str, listed: str, elements: int) -> str:
 
 def _last_line(log: Path) -> str | None:
     try:
-        lines = log.read_text(errors="replace").split("\n")
-    except OSError:
+        with open_regular(log) as file:
+            file.seek(max(0, log.stat().st_size - MAX_SMALL))
+            lines = file.read(MAX_SMALL).decode(errors="replace").split("\n")
+    except (OSError, OlmError):
         return None  # the nodes' folder is not visible here
     said = [line for line in lines if line.strip()]
     return f"its log ends: {said[-1]}" if said else None

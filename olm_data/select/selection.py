@@ -20,7 +20,7 @@ import pyarrow as pa
 from olm_data.arrow_values import as_numpy
 from olm_data.canonical import canonical_json
 from olm_data.mixture.prp import mix64
-from olm_data.tokenize.digests import document_digests
+from olm_data.tokenization.digests import document_digests
 
 HASH_SPACE = 1 << 64
 
@@ -48,6 +48,9 @@ def drawn(hashes: np.ndarray, share: Fraction, seed: int) -> np.ndarray:
         seed: any integer.
     """
     return mix64(hashes ^ sample_key(seed)) < np.uint64(int(share * HASH_SPACE))
+
+
+_HEADER_BYTES = 128
 
 
 class IdSet:
@@ -82,10 +85,10 @@ class IdSet:
         Raises:
             ValueError: the bytes are no such array.
         """
-        digests = np.load(io.BytesIO(data), allow_pickle=False)
-        if digests.dtype != np.dtype("<u8") or digests.ndim != 2 or digests.shape[1] != 2:
-            raise ValueError(f"an array of {digests.dtype} {digests.shape}, not of digests")
-        return cls(digests)
+        count = max(len(data) - _HEADER_BYTES, 0) // 16
+        if data[:_HEADER_BYTES] != _header(count) or len(data) != _HEADER_BYTES + 16 * count:
+            raise ValueError("no array of digests")
+        return cls(np.frombuffer(data, "<u8", offset=_HEADER_BYTES).reshape(count, 2))
 
     def __len__(self) -> int:
         return len(self._first)
@@ -97,9 +100,7 @@ class IdSet:
 
     def to_npy(self) -> bytes:
         """Return the set as a NumPy file: uint64 [n, 2], sorted."""
-        file = io.BytesIO()
-        np.save(file, self._pairs())
-        return file.getvalue()
+        return _header(len(self)) + self._pairs().astype("<u8").tobytes()
 
     def fresh(self) -> IdSet:
         """Return the same set with nothing found yet."""
@@ -139,3 +140,11 @@ class IdSet:
 
     def _pairs(self) -> np.ndarray:
         return np.stack([self._first, self._second], axis=1)
+
+
+def _header(count: int) -> bytes:
+    """Return the NumPy header of `count` pairs of digests, the one that `np.save` writes."""
+    file = io.BytesIO()
+    descr = {"descr": "<u8", "fortran_order": False, "shape": (count, 2)}
+    np.lib.format.write_array_header_1_0(file, descr)
+    return file.getvalue()

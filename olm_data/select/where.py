@@ -220,7 +220,7 @@ class _Reader:
                 pairs = zip(sides[:-1], ops, sides[1:], strict=True)
                 parts = tuple(self._compare(*pair) for pair in pairs)
                 return parts[0] if len(parts) == 1 else Joined(parts, any=False)
-            case ast.Name() if (name := self._column(tree)) is not None:
+            case ast.Name() | ast.Attribute() if (name := self._column(tree)) is not None:
                 return Flag(name)
         return self._refuse(f"{self._spell(tree)} is neither a comparison nor a column")
 
@@ -247,6 +247,9 @@ class _Reader:
         return Compare(name, _FLIPPED[spelled] if flipped else spelled, value)
 
     def _column(self, tree: ast.expr) -> str | None:
+        if isinstance(tree, ast.Attribute):  # meta.score
+            above = self._column(tree.value)
+            return None if above is None else f"{above}.{tree.attr}"
         if not isinstance(tree, ast.Name) or tree.id in _WORDS:
             return None
         return self._names.get(tree.id, tree.id)

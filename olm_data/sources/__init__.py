@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from olm_data.select.selection import IdSet
-from olm_data.sources import arrow, hub, jsonl, parquet, txt
+from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, parquet, txt
 from olm_data.sources.base import (
     DROP_REASONS,
     SKIP_REASONS,
@@ -47,6 +47,8 @@ __all__ = [
 
 _MODULES: dict[str, ModuleType] = {
     "jsonl": jsonl,
+    "json": json_array,
+    "csv": csv_table,
     "parquet": parquet,
     "arrow": arrow,
     "txt": txt,

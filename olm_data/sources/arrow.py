@@ -16,11 +16,16 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.errors import InputError
-from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.columns import require_decidable, require_text, table_batches
+from olm_data.sources.columns import (
+    require_decidable,
+    require_text,
+    table_batches,
+    used_columns,
+)
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import Expansion
+from olm_data.sources.nested import flat_schema, stored_name
 
 _BYTES = {
     pa.string(): pa.binary(),
@@ -40,7 +45,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     if "://" in input.url:
         return [Unit(input=index, start=0, stop=1, bytes=max(input.bytes, 1))]
     with _open(input) as (found, batches), reading(input):
-        require_text(found.names, input, options)
+        require_text(_flat(found, input, options).names, input, options)
         firsts = accumulate((len(batch) for batch in batches), initial=0)
         count = sum(1 for first in firsts if input.until is None or first <= input.until)
         count -= input.until is None  # the last sum is the number of rows, no batch's first
@@ -62,8 +67,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     whole = "://" in input.url
     row, unpacked, text = 0, Expansion(input), Expansion(input)
     with _open(input) as (found, batches):
-        require_text(found.names, input, options)
-        require_decidable(found, input, options)
+        flat = _flat(found, input, options)
+        require_text(flat.names, input, options)
+        require_decidable(flat, input, options)
         number = 0
         while whole or number < unit.stop:
             with reading(input):
@@ -91,10 +97,8 @@ def _validate(batch: pa.RecordBatch, options: ReadOptions) -> None:
         pa.ArrowInvalid: an offset leads out of its buffer.
     """
     batch.validate(full=False)
-    names = {options.text_column, options.id_column, *(name for name, _ in options.keep)}
-    if options.condition is not None:
-        names.update(columns_of(options.condition))
-    for name in names & set(batch.schema.names):
+    names = {stored_name(batch.schema, name) for name in used_columns(options)}
+    for name in names - {None}:
         column = batch.column(name)
         if isinstance(column, pa.DictionaryArray):
             values = _as_bytes(column.dictionary)
@@ -106,6 +110,10 @@ def _validate(batch: pa.RecordBatch, options: ReadOptions) -> None:
 def _as_bytes(column: pa.Array) -> pa.Array:
     kind = _BYTES.get(column.type)
     return column if kind is None else column.view(kind)
+
+
+def _flat(found: pa.Schema, input: InputFile, options: ReadOptions) -> pa.Schema:
+    return flat_schema(found, input.path, used_columns(options))
 
 
 def schema(input: InputFile) -> pa.Schema:
@@ -135,7 +143,7 @@ def _require_end(raw: Any, input: InputFile) -> None:
     raw.seek(max(input.bytes - 8, 0))
     if raw.read(8) != _END_OF_STREAM:
         raise InputError(
-            "the Arrow stream has no end: it is truncated, or this is no Arrow file",
+            "the Arrow stream has no end: it is truncated, or this is not an Arrow file",
             where=f"{input.path}, byte {input.bytes}",
             fix="copy or write it again",
         )

@@ -23,9 +23,11 @@ import pyarrow as pa
 
 from olm_data.select.selection import IdSet
 from olm_data.select.where import Node, parse
+from olm_data.sources.passed import Passed
 
-Format = Literal["jsonl", "parquet", "arrow", "txt", "hub"]
+Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub"]
 OnInvalid = Literal["skip", "replace", "error"]
+OnUnknown = Literal["keep", "drop"]
 PositionKind = Literal["row", "line", "byte"]
 
 DROP_REASONS: dict[str, str] = {
@@ -33,6 +35,7 @@ DROP_REASONS: dict[str, str] = {
     "no_text": "the text is missing, null or not a string",
     "malformed": "the line is not a JSON object",
     "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
+    "unencodable": "the tokenizer has no ids for the text that may stand in a document",
 }
 
 SKIP_REASONS: dict[str, str] = {
@@ -40,6 +43,7 @@ SKIP_REASONS: dict[str, str] = {
     "excluded": "its id is in --exclude-ids",
     "unsampled": "it was not drawn by --sample",
     "duplicate": "the same text was read before (--dedup)",
+    "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
 }
 
 RAW_BYTES = 1 << 20
@@ -128,6 +132,8 @@ class ReadOptions:
             `resolve_source` finds the types.
         separator: how text files are split: None (one document a file), "blank-lines", or the
             string between documents.
+        delimiter: one character between the fields of CSV files; None for a comma in .csv and a tab
+            in .tsv.
         where: the condition a record must meet to be read further (see `where.py`), or None.
         exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
         sample: share of the documents to draw by their texts, a fraction's text, or None for all.
@@ -135,6 +141,8 @@ class ReadOptions:
         on_invalid: what becomes of text that is not UTF-8 or holds a lone surrogate: "skip" drops
             it, "replace" puts U+FFFD for what cannot be decoded. "error" reads like "skip"; whoever
             counts the drops makes an error of the first.
+        on_unknown: what becomes of a document of which something is the unknown token: "keep" or
+            "drop". Reading keeps it; whoever encodes drops it.
         batch_bytes: batches end once they hold this much text; one document may be larger.
     """
 
@@ -142,11 +150,13 @@ class ReadOptions:
     id_column: str | None = None
     keep: tuple[tuple[str, str], ...] = ()
     separator: str | None = None
+    delimiter: str | None = None
     where: str | None = None
     exclude: str | None = None
     sample: str | None = None
     seed: int = 0
     on_invalid: OnInvalid = "skip"
+    on_unknown: OnUnknown = "keep"
     batch_bytes: int = 4 << 20
 
     @property
@@ -164,12 +174,14 @@ class ReadOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options that change bytes, as a JSON object for plans and manifests."""
         used = {
+            "delimiter": self.delimiter,
             "where": self.where,
             "exclude": self.exclude,
             "sample": self.sample,
             "seed": None if self.sample is None else self.seed,
             # an error changes no byte: it makes no dataset
             "on_invalid": "replace" if self.on_invalid == "replace" else None,
+            "on_unknown": "drop" if self.on_unknown == "drop" else None,
         }
         return {
             "text_column": self.text_column,
@@ -264,6 +276,7 @@ class SourcePlan:
         name: a short name fit for a default output folder, e.g. `fineweb-edu-sample-10BT`.
         inputs: in reading order (sorted by path inside each argument).
         options: how to read them, types of kept columns resolved.
+        passed: what lies among the inputs and is not read.
         excluded: the ids to leave out, or None.
         limit: take this many documents, or None; `limited` has set the last input's `until`.
         text_bytes: bytes of text there are, where they are known.
@@ -272,6 +285,7 @@ class SourcePlan:
     name: str
     inputs: tuple[InputFile, ...]
     options: ReadOptions
+    passed: tuple[Passed, ...] = ()
     excluded: IdSet | None = None
     limit: int | None = None
     text_bytes: int | None = None

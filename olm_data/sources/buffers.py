@@ -24,7 +24,7 @@ from olm_data.errors import InputError
 from olm_data.sources import values
 from olm_data.sources.base import DocumentBatch, Drop, OnInvalid
 from olm_data.sources.limits import MAX_BATCH_BYTES
-from olm_data.tokenize.account import unaccounted
+from olm_data.tokenization.account import unaccounted
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
 
@@ -193,15 +193,21 @@ def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBat
         chosen: bool[d].
         reason: a key of `SKIP_REASONS`.
     """
-    if chosen.all():
+    skipped = Counter(batch.skipped)
+    for index, count in zip(*np.unique(batch.inputs[~chosen], return_counts=True), strict=True):
+        skipped[int(index), reason] += int(count)
+    return replace(without(batch, ~chosen), skipped=skipped)
+
+
+def without(batch: DocumentBatch, left_out: np.ndarray) -> DocumentBatch:
+    """Return the batch without some documents (bool[d]), which whoever calls accounts for."""
+    if not left_out.any():
         return batch
+    chosen = ~left_out
     text, ids, keep = _filtered(
         chosen, _large_binary(batch.data, batch.offsets), batch.ids, batch.keep
     )
     data, offsets = _buffers(text)
-    skipped = Counter(batch.skipped)
-    for index, count in zip(*np.unique(batch.inputs[~chosen], return_counts=True), strict=True):
-        skipped[int(index), reason] += int(count)
     return replace(
         batch,
         data=data,
@@ -210,7 +216,6 @@ def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBat
         positions=batch.positions[chosen],
         ids=ids,
         keep=keep,
-        skipped=skipped,
     )
 
 

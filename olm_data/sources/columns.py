@@ -13,7 +13,16 @@ from olm_data.select.evaluate import check_types, matches
 from olm_data.select.where import columns
 from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
 from olm_data.sources.buffers import from_column
+from olm_data.sources.nested import flat_table
 from olm_data.sources.values import as_ids, as_kept, batch_of
+
+
+def used_columns(options: ReadOptions) -> list[str]:
+    """Return the columns that are read, the text first, each once."""
+    tested = [] if options.condition is None else columns(options.condition)
+    kept = [name for name, _ in options.keep]
+    names = [options.text_column, *filter(None, [options.id_column]), *kept, *tested]
+    return list(dict.fromkeys(names))
 
 
 def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -> None:
@@ -47,6 +56,7 @@ def table_batches(
         index: index of the input in the plan's list.
         chosen: bool[rows], where `options.where` is true, if it is known already.
     """
+    table = flat_table(table, used_columns(options))
     names = table.schema.names
     if input.until is not None and len(positions) and positions[-1] > input.until:
         rows = int(np.searchsorted(positions, input.until, side="right"))
@@ -87,6 +97,7 @@ def table_batches(
 def chosen_rows(table: pa.RecordBatch, options: ReadOptions) -> np.ndarray:
     """Return bool[rows]: `options.where` is true. Needs its columns only."""
     assert options.condition is not None
+    table = flat_table(table, columns(options.condition))
     wanted = [name for name in columns(options.condition) if name in table.schema.names]
     return matches(options.condition, {name: table.column(name) for name in wanted}, len(table))
 

@@ -16,16 +16,18 @@ from urllib.parse import parse_qs, urlencode
 import numpy as np
 import pyarrow as pa
 
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import InputError, UsageError, said_by
+from olm_data.extras import needs
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.columns import require_decidable, require_text, table_batches
+from olm_data.sources.columns import require_decidable, require_text, table_batches, used_columns
+from olm_data.sources.nested import flat_schema
 from olm_data.storage.hub import dataset_commit, hub_errors
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
 ROWS = 256  # rows asked for at a time; batches are cut by bytes afterwards
 
 
-def list_inputs(name: str, split: str) -> list[InputFile]:
+def list_inputs(name: str, split: str) -> tuple[InputFile, ...]:
     """Return one input for each shard of a dataset's split.
 
     Args:
@@ -38,12 +40,13 @@ def list_inputs(name: str, split: str) -> list[InputFile]:
         StorageError: the hub cannot be reached.
     """
     repository, _, config = name.partition(":")
+    _library(repository)  # before the network is asked
     commit = dataset_commit(repository)
     dataset = _load(repository, config, split, commit)
     shards = int(dataset.num_shards)
     size = getattr(dataset.info, "dataset_size", None) or 0
     label = f"hf:{name}/{split}"
-    return [
+    return tuple(
         InputFile(
             path=f"{label}/{k:05d}-of-{shards:05d}",
             url="hf:"
@@ -63,7 +66,7 @@ def list_inputs(name: str, split: str) -> list[InputFile]:
             position="row",
         )
         for k in range(shards)
-    ]
+    )
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -82,8 +85,9 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     for table in _tables(input):
         if input.until is not None and row > input.until:
             return
-        require_text(table.schema.names, input, options)
-        require_decidable(table.schema, input, options)
+        flat = flat_schema(table.schema, input.path, used_columns(options))
+        require_text(flat.names, input, options)
+        require_decidable(flat, input, options)
         for batch in table.combine_chunks().to_batches():
             positions = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
@@ -125,19 +129,17 @@ def _tables(input: InputFile) -> Iterator[pa.Table]:
         yield table
 
 
+def _library(repository: str) -> Any:
+    with needs("reading any dataset of the hub", where=f"--source hf:{repository}"):
+        import datasets
+    return datasets
+
+
 @lru_cache(maxsize=4)  # each shard of a dataset asks again; a pinned commit never changes
 def _load(repository: str, config: str, split: str, commit: str) -> Any:
     try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise UsageError(
-            "reading any hub dataset needs the `datasets` library",
-            where=f"--source hf:{repository}",
-            fix="pip install 'olm[hub]'",
-        ) from error
-    try:
         with hub_errors(repository):
-            return load_dataset(
+            return _library(repository).load_dataset(
                 repository, config or None, split=split, streaming=True, revision=commit
             )
     except FileNotFoundError as error:
@@ -148,6 +150,6 @@ def _load(repository: str, config: str, split: str, commit: str) -> Any:
         raise UsageError(
             "the dataset has no such config or split",
             where=f"hf:{repository}{':' + config if config else ''}, split {split}",
-            why=str(error).splitlines()[0][:300],
+            why=said_by(error),
             fix="say --source hf:ORG/NAME:CONFIG --split SPLIT",
         ) from error

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import compress, pairwise
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -26,16 +28,17 @@ from olm_data.select.evaluate import matches
 from olm_data.select.where import columns, kind_of_value
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import from_buffers
-from olm_data.sources.files import codec_of, open_binary, open_stream, reading
+from olm_data.sources.files import open_binary, open_stream, reading
+from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import check_record
-from olm_data.sources.values import batch_of, plain_values
+from olm_data.sources.nested import MISSING, MOST_FIELDS, flattened, value_below, value_of
+from olm_data.sources.values import batch_of, kind_of_json, plain_values
 
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 HEAD_BYTES = 1 << 20
 CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MISSING = msgspec.UNSET
 _FILTERED = ("filtered", "")
 
 
@@ -56,7 +59,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     Raises:
         InputError: the file is damaged, or has no such text field.
     """
-    records = _Records(input, unit.input, options)
+    records = Records(input, unit.input, options)
     documents = rows = 0
     blocks = _compressed_blocks(input) if codec_of(input.url) else _plain_blocks(input, unit)
     for block, place in blocks:
@@ -73,30 +76,56 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         check(input, options)
 
 
-def check(input: InputFile, options: ReadOptions) -> dict[str, set[str | None]]:
+def check(input: InputFile, options: ReadOptions) -> dict[str, FieldSeen]:
     """Refuse a file whose start has lines, but none with the text field.
 
     Returns:
-        the fields of the objects at the start of the file, in order of appearance, each with the
-        kinds of its values (see `where.kind_of_value`).
+        the fields of the objects at the start of the file, in order of appearance.
 
     Raises:
         InputError: names the fields there are.
     """
-    lines = _head(input)
-    seen: dict[str, set[str | None]] = {}
-    for line in lines:
-        value = _loads(line)
+    return check_records(_head(input), input, options)
+
+
+@dataclass
+class FieldSeen:
+    """A field at the start of a file: kinds of its values, for conditions and to keep them."""
+
+    kinds: set[str] = field(default_factory=set)
+    kept: set[str] = field(default_factory=set)
+
+    def add(self, value: Any) -> None:
+        """Note a value; null is of any kind."""
+        if value is not None:
+            self.kinds.add(str(kind_of_value(value)))
+            self.kept.add(str(kind_of_json(value)))
+
+
+def check_records(
+    records: Sequence[bytes], input: InputFile, options: ReadOptions
+) -> dict[str, FieldSeen]:
+    """Return the fields of some records, as `check` does of those at the start of a file.
+
+    Raises:
+        InputError: names the fields there are.
+    """
+    seen: dict[str, FieldSeen] = {}
+    for record in records:
+        value = _loads(record)
         if isinstance(value, dict):
-            for name, one in value.items():
-                seen.setdefault(name, set()).add(kind_of_value(one))
-    if options.text_column in seen or not lines:
+            for name, one in flattened(value):
+                if name in seen or len(seen) < MOST_FIELDS:
+                    seen.setdefault(name, FieldSeen()).add(one)
+            if value_of(value, options.text_column) is not MISSING:
+                seen.setdefault(options.text_column, FieldSeen())
+    if options.text_column in seen or not records:
         return seen
     if not seen:
         raise InputError(
             "no line at the start of the file is a JSON object",
             where=input.path,
-            fix="JSON Lines holds one object a line; convert the file, or name it .txt",
+            fix="JSON Lines holds one object a line; name an array of objects .json, a text .txt",
         )
     known = [printable(name) for name in list(seen)[:20]]
     raise InputError(
@@ -107,8 +136,8 @@ def check(input: InputFile, options: ReadOptions) -> dict[str, set[str | None]]:
     )
 
 
-class _Records:
-    """Decodes blocks of lines of one input into batches."""
+class Records:
+    """Decodes blocks of lines, or single records, of one input into batches."""
 
     def __init__(self, input: InputFile, index: int, options: ReadOptions) -> None:
         self._input, self._index, self._options = input, index, options
@@ -118,11 +147,14 @@ class _Records:
         self._condition = options.condition
         self._tested = [] if self._condition is None else columns(self._condition)
         names += self._tested
+        self._nested = {name: name.split(".") for name in names if "." in name}
+        tops = [path[0] for path in self._nested.values()]
         # Field names are any strings; attribute names are not, hence the numbers.
-        self._attribute = {name: f"f{n}" for n, name in enumerate(dict.fromkeys(names))}
+        self._attribute = {name: f"f{n}" for n, name in enumerate(dict.fromkeys([*names, *tops]))}
         text: Any = str | None | msgspec.UnsetType
+        typed = {options.text_column} - {*self._nested, *tops}
         fields: list[Any] = [
-            (attribute, text if name == options.text_column else Any, _MISSING)
+            (attribute, text if name in typed else Any, MISSING)
             for name, attribute in self._attribute.items()
         ]
         rename = {attribute: name for name, attribute in self._attribute.items()}
@@ -160,19 +192,41 @@ class _Records:
         drops: list[Drop] = []
         filtered = self._replaced = 0
         if records is None:
-            records = []
-            for a, b, position in zip(
-                starts.tolist(), stops.tolist(), positions.tolist(), strict=True
-            ):
-                record = self._one(block[a:b])
-                if record is _FILTERED:
-                    filtered, record = filtered + 1, None
-                elif isinstance(record, tuple):
-                    drops.append(Drop.of(record[0], self._index, position, record[1], block[a:b]))
-                    record = None
-                records.append(record)
+            spans = zip(starts.tolist(), stops.tolist(), strict=True)
+            lines = (block[a:b] for a, b in spans)
+            records, drops, filtered = self._one_by_one(lines, positions)
+            del lines
         del block, view
         yield from self._batches(records, positions, drops, filtered)
+
+    def decode_each(
+        self, records: Iterable[bytes], positions: np.ndarray
+    ) -> Iterator[DocumentBatch]:
+        """Yield the documents of records that are no lines.
+
+        Args:
+            positions: int64[records].
+        """
+        self._replaced = 0
+        found, drops, filtered = self._one_by_one(records, positions)
+        yield from self._batches(found, positions, drops, filtered)
+
+    def _one_by_one(
+        self, records: Iterable[bytes], positions: np.ndarray
+    ) -> tuple[list[Any], list[Drop], int]:
+        """Decode records one by one: (record or None each, drops with reasons, filtered)."""
+        drops: list[Drop] = []
+        found: list[Any] = []
+        filtered = 0
+        for raw, position in zip(records, positions.tolist(), strict=True):
+            record = self._one(raw)
+            if record is _FILTERED:
+                filtered, record = filtered + 1, None
+            elif isinstance(record, tuple):
+                drops.append(Drop.of(record[0], self._index, position, record[1], raw))
+                record = None
+            found.append(record)
+        return found, drops, filtered
 
     def _all(
         self, block: bytes, view: np.ndarray, starts: np.ndarray, stops: np.ndarray
@@ -193,8 +247,7 @@ class _Records:
             records = self._decoder.decode_lines(block)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
-        text = self._attribute[self._options.text_column]
-        if len(records) != len(starts) or not all(type(getattr(r, text)) is str for r in records):
+        if len(records) != len(starts) or not all(type(t) is str for t in self._texts(records)):
             return None
         return list(records)
 
@@ -204,13 +257,12 @@ class _Records:
             record = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return self._careful(line)
-        text = getattr(record, self._attribute[self._options.text_column])
+        text = next(self._texts([record]))
         if isinstance(text, str):
             return record
         if not self._matching([record])[0]:
             return _FILTERED
-        what = "is missing" if text is _MISSING else "is null"
-        return "no_text", f"the field {self._options.text_column!r} {what}"
+        return "no_text", _no_text(self._options.text_column, text)
 
     def _careful(self, line: bytes) -> Any:
         """Decode a line the typed decoder refuses: bad text is told from bad metadata beside it."""
@@ -220,21 +272,21 @@ class _Records:
         if not isinstance(value, dict):
             return "malformed", f"a JSON {type(value).__name__}, not an object"
         name = self._options.text_column
-        text = value.get(name, _MISSING)
+        text = value_of(value, name)
         fields = {a: _encodable(value[n]) for n, a in self._attribute.items() if n in value}
         record = self._type(**fields)
         if not self._matching([record])[0]:
             return _FILTERED
         if not isinstance(text, str):
-            what = "is missing" if text is _MISSING else f"is a {type(text).__name__}, not a string"
-            return "no_text", f"the field {name!r} {what}"
+            return "no_text", _no_text(name, text)
         try:
             text.encode()
+            setattr(record, self._attribute[name], text)
         except UnicodeEncodeError as error:
             if self._options.on_invalid != "replace":
                 return "invalid_utf8", f"character {error.start} of the text: {error.reason}"
             self._replaced += 1
-            mended = json.loads(line.decode(errors="replace"))[name]
+            mended = value_of(json.loads(line.decode(errors="replace")), name)
             setattr(record, self._attribute[name], _SURROGATE.sub("\ufffd", mended))
         return record
 
@@ -246,9 +298,23 @@ class _Records:
         return matches(self._condition, values, len(records))
 
     def _values(self, records: list[Any], name: str) -> list[Any]:
-        attribute = self._attribute[name]
-        values = [getattr(record, attribute) for record in records]
-        return [None if value is _MISSING else value for value in values]
+        return [None if value is MISSING else value for value in self._each(records, name)]
+
+    def _texts(self, records: Iterable[Any]) -> Iterator[Any]:
+        return self._each(records, self._options.text_column)
+
+    def _each(self, records: Iterable[Any], name: str) -> Iterator[Any]:
+        """Return the values of a field, `MISSING` where a record lacks it."""
+        own = attrgetter(self._attribute[name])
+        if name not in self._nested:
+            return map(own, records)
+        first, *rest = self._nested[name]
+        top = attrgetter(self._attribute[first])
+        values = ((own(record), record) for record in records)
+        return (
+            value_below(top(record), rest) if value is MISSING else value
+            for value, record in values
+        )
 
     def _batches(
         self, records: list[Any], positions: np.ndarray, drops: list[Drop], filtered: int
@@ -262,8 +328,7 @@ class _Records:
             filtered += len(chosen) - int(chosen.sum())
             good, positions = list(compress(good, chosen)), positions[chosen]
         rows_in = len(records)
-        attribute = self._attribute[options.text_column]
-        texts = [getattr(record, attribute).encode() for record in good]
+        texts = [text.encode() for text in self._texts(good)]
         offsets = np.zeros(len(texts) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=offsets[1:])
         yield from from_buffers(
@@ -408,6 +473,13 @@ def _loads(line: bytes) -> Any:
     except ValueError as error:  # a number of more digits than Python converts
         return printable(str(error))
     return value if not isinstance(value, str) else "a JSON string, not an object"
+
+
+def _no_text(name: str, value: Any) -> str:
+    """Return why a record's text is none."""
+    if value is MISSING or value is None:
+        return f"the field {name!r} is {'missing' if value is MISSING else 'null'}"
+    return f"the field {name!r} is a {type(value).__name__}, not a string"
 
 
 def _encodable(value: Any) -> Any:

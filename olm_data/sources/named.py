@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from olm_data.errors import InputError, UsageError, printable, suggest
-from olm_data.sources.base import InputFile
-from olm_data.sources.files import list_files
+from olm_data.sources.listing import Listing, list_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +112,12 @@ def find(name: str) -> NamedSource:
     Raises:
         UsageError: there is none.
     """
+    if name not in CATALOGUE and (os.path.exists(name) or name.startswith((".", "/", "~"))):
+        raise UsageError(
+            "--source takes the name of a known corpus, and this is a local path",
+            where=f"--source {printable(name)}",
+            fix=f"name files and folders without --source: {printable(name)}",
+        )
     if name not in CATALOGUE:
         known = [*CATALOGUE, "pylib"]
         raise UsageError(
@@ -149,7 +154,7 @@ def subset_glob(name: str, subset: str | None) -> tuple[str, str]:
     )
 
 
-def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, list[InputFile]]:
+def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, Listing]:
     """Return (subset, its files in order), from the hub or from a mirror with the same layout.
 
     Args:
@@ -175,8 +180,11 @@ def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, l
         raise InputError("there is no such folder", where=f"--root {printable(root)}")
     base = root if "://" in root else os.path.abspath(root)
     escaped = base if "://" in base else glob.escape(base)
-    files = list_files([f"{escaped}/{pattern}"])
-    return subset, [
-        replace(file, path=f"{source.repository}/{os.path.relpath(file.url, base)}")
-        for file in files
-    ]
+    listing = list_files([f"{escaped}/{pattern}"])
+    return subset, Listing(
+        tuple(
+            replace(file, path=f"{source.repository}/{os.path.relpath(file.url, base)}")
+            for file in listing.files
+        ),
+        listing.passed,
+    )

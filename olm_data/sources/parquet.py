@@ -27,9 +27,11 @@ from olm_data.sources.columns import (
     require_decidable,
     require_text,
     table_batches,
+    used_columns,
 )
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
+from olm_data.sources.nested import flat_schema
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -39,7 +41,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
         InputError: it is no parquet file, or has no such text column.
     """
     with _open(input) as file:
-        require_text(file.schema_arrow.names, input, options)
+        require_text(_schema(file, input, options).names, input, options)
         sizes = _text_bytes(file, options.text_column)
         firsts = accumulate(_group_rows(file), initial=0)
         if input.until is not None:
@@ -67,11 +69,11 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
     expansion, stored = Expansion(input), 0
     with open_binary(input, ahead=False) as raw:
         file = _parquet(input, raw)
-        names = file.schema_arrow.names
-        require_text(names, input, options)
-        require_decidable(file.schema_arrow, input, options)
+        found = _schema(file, input, options)
+        require_text(found.names, input, options)
+        require_decidable(found, input, options)
         wanted = options.text_column, options.id_column, *(name for name, _ in options.keep)
-        columns = [name for name in dict.fromkeys(wanted) if name in names]
+        columns = [name for name in dict.fromkeys(wanted) if name in found.names]
         sizes = _text_bytes(file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
         for group in range(unit.start, unit.stop):
@@ -81,7 +83,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             chosen = None
             if options.where is not None:
                 with reading(input):
-                    chosen = _chosen(file, group, options)
+                    chosen = _chosen(file, found, group, options)
                 if not chosen.any():
                     past = 0 if input.until is None else max(row + rows - 1 - input.until, 0)
                     row += rows
@@ -106,15 +108,19 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
-                for found in table_batches(batch, positions, unit.input, input, options, here):
-                    expansion.add(len(found.data), stored)
-                    yield found
+                for cut in table_batches(batch, positions, unit.input, input, options, here):
+                    expansion.add(len(cut.data), stored)
+                    yield cut
             if row - start != rows:
                 raise InputError(
                     f"row group {group} holds {row - start:,} rows, its footer says {rows:,}",
                     where=input.path,
                     fix="copy or download the file again, or leave it out",
                 )
+
+
+def _schema(file: pq.ParquetFile, input: InputFile, options: ReadOptions) -> pa.Schema:
+    return flat_schema(file.schema_arrow, input.path, used_columns(options))
 
 
 def schema(input: InputFile) -> pa.Schema:
@@ -147,20 +153,23 @@ def _rows_at_once(raw: Any, chunk: Any) -> int:
     return MAX_BATCH_BYTES // max(dictionary_bytes(raw.read(16)), 1)
 
 
-def _chosen(file: pq.ParquetFile, group: int, options: ReadOptions) -> np.ndarray:
+def _chosen(file: pq.ParquetFile, found: pa.Schema, group: int, options: ReadOptions) -> np.ndarray:
     """Return bool[rows]: which rows of a group meet the condition, from as little as tells it."""
     assert options.condition is not None
-    names, rows = file.schema_arrow.names, file.metadata.row_group(group).num_rows
-    wanted = [name for name in columns_of(options.condition) if name in names]
-    if not can_match(options.condition, {name: _span(file, group, name) for name in wanted}):
+    rows = file.metadata.row_group(group).num_rows
+    wanted = [name for name in columns_of(options.condition) if name in found.names]
+    spans = {name: _span(file, found, group, name) for name in wanted}
+    if not can_match(options.condition, spans):
         return np.zeros(rows, bool)
     batches = file.iter_batches(row_groups=[group], columns=wanted, use_threads=False)
     masks = [chosen_rows(batch, options) for batch in batches]
     return np.concatenate(masks) if masks else np.zeros(0, bool)
 
 
-def _span(file: pq.ParquetFile, group: int, name: str) -> Span:
-    kind, metadata = file.schema_arrow.field(name).type, file.metadata
+def _span(file: pq.ParquetFile, found: pa.Schema, group: int, name: str) -> Span:
+    kind, metadata = found.field(name).type, file.metadata
+    if name not in file.schema_arrow.names:  # where a struct is null, its fields count otherwise
+        return span_of(kind, None, metadata.row_group(group).num_rows)
     paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
     chunk = metadata.row_group(group).column(paths.index(name)) if name in paths else None
     return span_of(kind, chunk and chunk.statistics, metadata.row_group(group).num_rows)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from olm_data.errors import InputError, UsageError, suggest
 from olm_data.sources.base import InputFile
+from olm_data.sources.listing import Listing
+from olm_data.sources.passed import Passed
 
 SUBSETS = ("stdlib", "packages")
 MOST_BYTES = 1_000_000  # larger "documents" are data
@@ -33,7 +35,7 @@ _DATA = {"top_level.txt", "entry_points.txt", "sources.txt", "requires.txt", "de
 _CODE = (".py", ".pyc", ".pyi", ".so", ".json", ".html", ".gz", ".zip", ".c", ".h", ".js", ".css")
 
 
-def list_inputs(subset: str) -> list[InputFile]:
+def list_inputs(subset: str) -> Listing:
     """Return the files of a subset as text inputs, sorted by their path below the library.
 
     Raises:
@@ -50,15 +52,18 @@ def list_inputs(subset: str) -> list[InputFile]:
             where=f"--subset {subset}",
             fix=suggest(subset, SUBSETS),
         )
-    inputs = []
+    inputs: list[InputFile] = []
+    passed: list[Passed] = []
     seen: set[bytes] = set()
     for name in _walk(root, chosen):
         path = root / name
         stat = path.stat()
         if not LEAST_BYTES <= stat.st_size <= MOST_BYTES:
+            passed.append(Passed(name, "size"))
             continue
         content = sha256(path.read_bytes()).digest()
         if content in seen:
+            passed.append(Passed(name, "copy"))
             continue
         seen.add(content)
         inputs.append(
@@ -73,7 +78,7 @@ def list_inputs(subset: str) -> list[InputFile]:
         )
     if not inputs:
         raise InputError(f"this Python has no files of pylib {subset}", where=f"--subset {subset}")
-    return inputs
+    return Listing(tuple(inputs), tuple(passed))
 
 
 def _walk(root: Path, chosen: Callable[[str], bool]) -> list[str]:

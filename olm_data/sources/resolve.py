@@ -6,20 +6,29 @@ INPUT...  |  --source NAME [--subset] [--root]  |  --source hf:ORG/NAME  |  --so
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import cast, get_args
 
-from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.dataset.docs import docs_schema
+from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.evaluate import check_types, mismatch
 from olm_data.select.where import Node, columns, leaves, parse, wanted_kinds
-from olm_data.sources import arrow, hub, jsonl, named, parquet, pylib
-from olm_data.sources.base import InputFile, OnInvalid, ReadOptions, SourcePlan
+from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, named, parquet, pylib
+from olm_data.sources.base import KEEP_TYPES, InputFile, OnInvalid, ReadOptions, SourcePlan
 from olm_data.sources.columns import require_text
-from olm_data.sources.files import list_files
-from olm_data.sources.values import kind_of
+from olm_data.sources.listing import Listing, list_files
+from olm_data.sources.nested import flat_schema
+from olm_data.sources.values import common_kind, kind_of
+from olm_data.storage.names import is_column_name
+
+HEADS = 16
+"""Files, about, whose beginning decides the types of the kept columns."""
 
 
 def resolve_source(
@@ -33,6 +42,7 @@ def resolve_source(
     id_column: str | None = None,
     keep: Sequence[str] | None = None,
     separator: str | None = None,
+    delimiter: str | None = None,
     where: str | None = None,
     on_invalid: str | None = None,
 ) -> SourcePlan:
@@ -45,8 +55,9 @@ def resolve_source(
         split: for `hf:`; "train" by default.
         text_column: None for the source's own, else "text".
         id_column: None for the source's own, else "id" where there is one; "none" for no ids.
-        keep: columns to keep; None for the source's own.
-        separator: for text files; see `ReadOptions`.
+        keep: columns to keep, each with a type or without: `score`, `score:double`; None for the
+            source's own.
+        separator, delimiter: for text files and CSV files; see `ReadOptions`.
         where: the condition a record must meet; see `where.py`.
         on_invalid: see `ReadOptions`; None for "skip".
 
@@ -70,36 +81,79 @@ def resolve_source(
             raise UsageError(f"{option} has no meaning here", where=f"{option} {value}")
     text, identifier, kept = "text", None, []
     if source is None:
-        files, name = list_files(inputs), _name_of(inputs)
+        listing, name = list_files(inputs), _name_of(inputs)
     elif source == "pylib":
         subset = subset or pylib.SUBSETS[0]
-        files, name = pylib.list_inputs(subset), f"pylib-{subset}"
+        listing, name = pylib.list_inputs(subset), f"pylib-{subset}"
     elif source.startswith("hf:"):
-        dataset = source.removeprefix("hf:").removeprefix("//")
-        files = hub.list_inputs(dataset, split or "train")
+        dataset = _hub_dataset(source)
+        with _local_of_that_name(dataset.partition(":")[0]):
+            listing = Listing(hub.list_inputs(dataset, split or "train"))
         name = _fit_name(f"{dataset}-{split or 'train'}")
     else:
         entry = named.find(source)
-        subset, files = named.list_inputs(source, subset, root)
+        subset, listing = named.list_inputs(source, subset, root)
         name, text, identifier = _fit_name(f"{source}-{subset}"), entry.text, entry.id
         kept = list(entry.keep)
     policy = on_invalid or "skip"
     if policy not in get_args(OnInvalid):
         raise UsageError(
-            f"--on-invalid {policy!r} is no policy", fix=suggest(policy, get_args(OnInvalid))
+            f"--on-invalid {policy!r} is not a policy", fix=suggest(policy, get_args(OnInvalid))
         )
     options = _options(
-        files,
+        listing.files,
         text_column=text_column or text,
         id_column=id_column,
         own_id=identifier,
         keep=keep,
         own_keep=kept,
         separator=separator,
+        delimiter=_delimiter(delimiter, listing.files),
         where=where,
     )
     return SourcePlan(
-        name=name, inputs=tuple(files), options=replace(options, on_invalid=cast(OnInvalid, policy))
+        name=name,
+        inputs=listing.files,
+        options=replace(options, on_invalid=cast(OnInvalid, policy)),
+        passed=listing.passed,
+    )
+
+
+@contextmanager
+def _local_of_that_name(repository: str) -> Iterator[None]:
+    """Where the hub does not give a dataset, mention the file or folder of its name."""
+    try:
+        yield
+    except (InputError, StorageError) as error:
+        if not os.path.exists(repository):
+            raise
+        fix = f"{repository} is here, too: name files and folders without --source"
+        raise type(error)(error.what, where=error.where, why=error.why, fix=fix) from error
+
+
+def _hub_dataset(source: str) -> str:
+    """Return `ORG/NAME[:CONFIG]` of `hf:ORG/NAME[:CONFIG]`."""
+    dataset = source.removeprefix("hf:").removeprefix("//")
+    repository = dataset.partition(":")[0]
+    if re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", repository):
+        return dataset
+    where = f"--source {printable(source)}"
+    if repository.startswith((".", "/", "~", "\\")):
+        raise UsageError(
+            "hf: takes the name of a dataset on the hub, and this is a local path",
+            where=where,
+            fix=f"name files and folders without --source: {printable(repository)}",
+        )
+    if repository.startswith("datasets/"):
+        raise UsageError(
+            "--source hf: takes the name of a dataset, not the address of its files",
+            where=where,
+            fix=f"name the files without --source: {printable(source)}",
+        )
+    raise UsageError(
+        "this is not the name of a dataset on the hub",
+        where=where,
+        fix="write --source hf:ORG/NAME or hf:ORG/NAME:CONFIG",
     )
 
 
@@ -112,6 +166,7 @@ def _options(
     keep: Sequence[str] | None,
     own_keep: Sequence[str],
     separator: str | None,
+    delimiter: str | None,
     where: str | None,
 ) -> ReadOptions:
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
@@ -128,7 +183,8 @@ def _options(
             )
         return ReadOptions(text_column=text_column, separator=separator)
     condition = None if where is None else parse(where)
-    kinds = _kinds(table, text_column, condition)
+    options = ReadOptions(text_column=text_column, delimiter=delimiter)
+    kinds = _kinds(files, options, condition)
     if condition is not None:
         for name in columns(condition):
             _require(name, kinds, "--where", table)
@@ -146,36 +202,103 @@ def _options(
         _require(id_column, kinds, "--id-column", table)
     if keep is None:
         keep = [name for name in own_keep if name in kinds]
-    for name in keep:
+    kept: dict[str, str] = {}
+    for item in keep:
+        name, kind = _named_kind(item, kinds)
         _require(name, kinds, "--keep", table)
         if name == text_column:
             raise UsageError("the text itself cannot be kept beside its tokens", where="--keep")
+        if name in docs_schema().names:
+            raise UsageError(
+                f"--keep {name} has the name of a column that each document has already",
+                where=f"--keep {item}",
+                why=f"docs.parquet holds {', '.join(docs_schema().names)}, whatever is kept",
+                fix="leave it out, or rename it in the inputs",
+            )
+        kept[name] = kind
+    for column in (text_column, id_column, *kept):
+        if column is not None and not is_column_name(column):
+            raise InputError(
+                "the name of a column holds control characters, or is too long",
+                where=f"{printable(column[:80])!r}, {table.path}",
+                why="it would stand in the dataset, and act wherever it is shown",
+                fix="rename the column, or leave it out of --keep",
+            )
     return ReadOptions(
         text_column=text_column,
         id_column=id_column,
-        keep=tuple((name, kinds[name]) for name in dict.fromkeys(keep)),
+        keep=tuple(kept.items()),
         separator=separator,
+        delimiter=delimiter,
         where=None if condition is None else str(condition),
     )
 
 
-def _kinds(table: InputFile, text_column: str, condition: Node | None) -> dict[str, str]:
-    """Return column -> kept type of an input; JSON fields are kept as strings."""
-    options = ReadOptions(text_column=text_column)
-    if table.format == "jsonl":
-        found = jsonl.check(table, options)
+def _kinds(
+    files: Sequence[InputFile], options: ReadOptions, condition: Node | None
+) -> dict[str, str]:
+    """Return column -> kept type: that of its values at the start of some of the files.
+
+    The first file is looked into first, and has to have the text and what the condition asks for.
+    """
+    tables = [file for file in files if file.format != "txt"]
+    some = {file.format: file for file in reversed(tables)}  # the first of each format
+    step = -(-len(tables) // HEADS)
+    asked = list(dict.fromkeys([tables[0], *some.values(), *tables[::step]]))
+    found = _columns(tables[0], options, condition)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        for more in pool.map(lambda file: _columns(file, options, None), asked[1:]):
+            for name, kinds in more.items():
+                found.setdefault(name, set()).update(kinds)
+    return {name: common_kind(kinds) for name, kinds in found.items()}
+
+
+def _columns(table: InputFile, options: ReadOptions, condition: Node | None) -> dict[str, set[str]]:
+    """Return column -> kept types of the values at the start of an input."""
+    if table.format in ("jsonl", "json"):
+        found = (jsonl if table.format == "jsonl" else json_array).check(table, options)
         for leaf in () if condition is None else leaves(condition):
-            kinds = found.get(leaf.column, set()) - {None}
+            kinds = found[leaf.column].kinds if leaf.column in found else set()
             if kinds and wanted_kinds(leaf) and not kinds & wanted_kinds(leaf):
-                held = " and ".join(sorted(f"{kind}s" for kind in kinds if kind))
+                held = " and ".join(sorted(f"{kind}s" for kind in kinds))
                 raise mismatch(leaf, f"{held} at the start of the file", table.path)
-        return dict.fromkeys(found, "string")
-    module = {"parquet": parquet, "arrow": arrow, "hub": hub}[table.format]
-    schema = module.schema(table)
+        return {name: set(field.kept) for name, field in found.items()}
+    if table.format == "csv":
+        schema = csv_table.schema(table, options)
+    else:
+        schema = {"parquet": parquet, "arrow": arrow, "hub": hub}[table.format].schema(table)
+    tested = [] if condition is None else columns(condition)
+    schema = flat_schema(schema, table.path, [options.text_column, *tested])
     require_text(schema.names, table, options)
-    if condition is not None:
+    if condition is not None and table.format != "csv":  # a CSV value is what it is compared with
         check_types(condition, schema, table.path)
-    return {field.name: kind_of(field.type) for field in schema}
+    return {field.name: {kind_of(field.type)} for field in schema}
+
+
+def _named_kind(item: str, kinds: Mapping[str, str]) -> tuple[str, str]:
+    """Return the column and the type that `score` or `score:double` asks for."""
+    name, _, kind = item.rpartition(":")
+    if item not in kinds and name and kind in KEEP_TYPES:
+        return name, kind
+    return item, kinds.get(item, "string")
+
+
+def _delimiter(delimiter: str | None, files: Sequence[InputFile]) -> str | None:
+    """Return the delimiter of CSV files, `\\t` spelled out.
+
+    Raises:
+        UsageError: it is none, or there are no CSV files.
+    """
+    if delimiter is None:
+        return None
+    character = "\t" if delimiter == r"\t" else delimiter
+    if len(character) != 1 or character in '"\r\n' or not any(f.format == "csv" for f in files):
+        raise UsageError(
+            "a delimiter is one character, for CSV files",
+            where=f"--delimiter {printable(repr(delimiter))}",
+            fix="--delimiter ';'",
+        )
+    return character
 
 
 def _require(name: str, kinds: dict[str, str], option: str, table: InputFile) -> None:

@@ -15,7 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from olm_data.errors import InputError, printable
-from olm_data.storage.s3 import Bucket, S3Object, split_url
+from olm_data.storage.s3 import Bucket, split_url
+from olm_data.storage.s3_answer import S3Object
 from olm_data.storage.s3_body import Seekable
 from olm_data.storage.s3_errors import S3Failure
 
@@ -137,5 +138,5 @@ class S3File(Seekable):
                 "an input changed while it was being read",
                 where=printable(self._path),
                 why="its shard would mix two versions of the file",
-                fix="when the file is at rest, delete the output and run the command again",
+                fix="once the file no longer changes, delete the output and run the command again",
             ) from error

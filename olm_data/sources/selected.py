@@ -17,8 +17,9 @@ from olm_data.errors import InputError, UsageError, printable
 from olm_data.select.selection import IdSet, drawn
 from olm_data.sources.base import DocumentBatch, ReadOptions
 from olm_data.sources.buffers import choose
-from olm_data.sources.files import list_files, open_stream
-from olm_data.tokenize.digests import content_hashes, document_digests
+from olm_data.sources.files import open_stream
+from olm_data.sources.listing import list_files
+from olm_data.tokenization.digests import content_hashes, document_digests
 
 _CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -50,10 +51,10 @@ def read_ids(argument: str) -> IdSet:
         InputError: there is no such file, it holds no id, or is not UTF-8.
         StorageError: remote storage fails.
     """
-    files = list_files([argument])
+    files = list_files([argument]).files
     if len(files) != 1 or files[0].format != "txt":
         raise UsageError(
-            "the ids stand in one text file, one a line",
+            "the ids must be in one text file, one per line",
             where=f"--exclude-ids {printable(argument)}",
             fix="name a .txt, .txt.gz or .txt.zst file",
         )

@@ -19,7 +19,8 @@ import pyarrow as pa
 from olm_data.arrow_values import strings
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import from_buffers
-from olm_data.sources.files import codec_of, open_stream
+from olm_data.sources.files import open_stream
+from olm_data.sources.formats import codec_of
 from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
 from olm_data.sources.limits import check_record
 from olm_data.sources.values import batch_of

@@ -6,15 +6,22 @@ JSON values | Arrow column  ->  the kinds of `KEEP_TYPES`  ->  Arrow arrays
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.arrow_values import strings
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError, printable, quoted, said_by
 from olm_data.sources.base import KEEP_TYPES, InputFile, ReadOptions
 from olm_data.sources.limits import MAX_BATCH_BYTES
+
+_FITTING: dict[str, tuple[type, ...]] = {
+    "int64": (int,),
+    "double": (int, float),
+    "bool": (bool,),
+}
 
 
 def as_ids(column: pa.Array, where: str) -> pa.Array:
@@ -46,6 +53,24 @@ def kind_of(kind: pa.DataType) -> str:
     return "string"
 
 
+def kind_of_json(value: Any) -> str | None:
+    """Return the kept type that holds a JSON value exactly; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
+        return "int64"
+    return "double" if isinstance(value, float) else "string"
+
+
+def common_kind(kinds: Collection[str]) -> str:
+    """Return the kept type for values of several: numbers meet as double, all else as string."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "double" if set(kinds) == {"int64", "double"} else "string"
+
+
 def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
     """Return JSON values as a kept column; a value that is no string is kept as its JSON text.
 
@@ -54,6 +79,10 @@ def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Arra
     """
     if kind == "string":
         values = [_spelled(value) for value in values]
+    else:  # Arrow would cut 2.5 to 2, and take True for 1
+        wrong = next((v for v in values if v is not None and type(v) not in _FITTING[kind]), None)
+        if wrong is not None:
+            raise _no_fit(name, kind, where, ValueError(f"{quoted(wrong)} is none"))
     return _cast(_array(values, kind, name, where), kind, where, name)
 
 
@@ -103,8 +132,8 @@ def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
     return InputError(
         f"a value of the column {name!r} does not fit its type {kind}",
         where=where,
-        why=printable(str(error).splitlines()[0][:200]),
-        fix="keep or take another column (--keep, --id-column)",
+        why=said_by(error, 200),
+        fix=f"keep it as text: --keep {printable(name)}:string",
     )
 
 

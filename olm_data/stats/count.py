@@ -10,12 +10,10 @@ included. Reads no token but those of the excerpts. Never writes.
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,12 +23,14 @@ import pyarrow.types as kinds
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import docs_schema
-from olm_data.peek.views import dataset_tokenizer, view_document
+from olm_data.peek.views import view_document
 from olm_data.runners.local import granted_cpus
+from olm_data.sources.passed import PassedCount, from_tools, passed_json
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
-from olm_data.tokenize.census import document_columns
-from olm_data.tokenize.drops import drops_of_inputs
-from olm_data.tokenize.duplicates import later_copies
+from olm_data.storage.scratch import abandoned, scratch
+from olm_data.tokenization.census import document_columns
+from olm_data.tokenization.drops import drops_of_inputs
+from olm_data.tokenization.duplicates import later_copies
 
 EXTREMES = 5
 EXTREME_BYTES = 200
@@ -101,6 +101,7 @@ class Stats:
         histogram: (first, last, documents, tokens) of each bin of document length in tokens.
         quantiles: share of documents -> length that so many have at most, within 1 %.
         inputs: the inputs with the most tokens, most first; `more` sums up the other ones.
+        passed_over: what lay among the inputs and was not read, by reason.
         duplicates: documents equal to an earlier one, of all splits, and their bytes of text.
         few, many: documents with the fewest and the most tokens per byte of text, of those with at
             least `EXTREME_BYTES` bytes; BOS and EOS not counted.
@@ -128,6 +129,7 @@ class Stats:
     columns: list[ColumnCount]
     duplicates: int
     duplicate_bytes: int
+    passed_over: dict[str, PassedCount]
     few: list[Extreme]
     many: list[Extreme]
 
@@ -145,6 +147,7 @@ class Stats:
         for key in (value["inputs"], [value["more"]] if value["more"] else []):
             for item in key:
                 item["tokens_per_byte"] = item["tokens"] / max(item["text_bytes"], 1)
+        value["passed_over"] = passed_json(self.passed_over)
         return value | {"tokens_per_byte": self.tokens_per_byte}
 
 
@@ -270,6 +273,7 @@ def collect(
         more=more,
         columns=tally.columns(),
         duplicates=duplicates,
+        passed_over=from_tools(manifest.tools or {}),
         duplicate_bytes=duplicate_bytes,
         few=_extremes(dataset, tally.few),
         many=_extremes(dataset, tally.many),
@@ -340,15 +344,16 @@ def _inputs(dataset: Dataset, tally: Tally, top: int) -> tuple[list[InputCount],
 def _duplicates(dataset: Dataset) -> tuple[int, int]:
     """Return how many documents equal an earlier one; the manifest knows if it was counted then."""
     tools = dataset.manifest.tools or {}
-    if "duplicates" in tools:
+    if all(tools.get(name, "").isdecimal() for name in ("duplicates", "duplicate_bytes")):
         return int(tools["duplicates"]), int(tools["duplicate_bytes"])
-    shards = [(dataset.store, info.name) for info in dataset.manifest.shards]
+    shards = [(dataset.store, info) for info in dataset.manifest.shards]
     keys = (
         (columns["content_hash"], columns["text_bytes"]) for columns in document_columns(shards)
     )
     copies = size = 0
-    with tempfile.TemporaryDirectory(prefix="olm-stats-") as scratch:
-        for numbers, sizes in later_copies(keys, dataset.documents, Path(scratch)):
+    abandoned(remove=True)
+    with scratch() as folder:
+        for numbers, sizes in later_copies(keys, dataset.documents, folder):
             copies += len(numbers)
             size += int(sizes.sum())
     return copies, size
@@ -357,7 +362,7 @@ def _duplicates(dataset: Dataset) -> tuple[int, int]:
 def _extremes(dataset: Dataset, top: TopK) -> list[Extreme]:
     if not top.items():
         return []
-    spec = dataset_tokenizer(dataset)
+    spec = dataset.tokenizer
     found = []
     for ratio, number in top.items():
         view = view_document(dataset, spec, number, most_tokens=EXCERPT)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from olm_data.errors import printable
 from olm_data.page import COLOURS, note, section, svg, table, write_page
 from olm_data.progress import scaled
+from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
 from olm_data.stats.text import percent, shortened
 
@@ -74,11 +75,12 @@ def _lengths(stats: Stats) -> str:
 
     names = {"0.01": "1 %", "0.1": "10 %", "0.25": "25 %", "0.5": "median", "0.75": "75 %"}
     names |= {"0.9": "90 %", "0.99": "99 %"}
+    alt = f"Documents and tokens by length, {stats.shortest:,} to {stats.longest:,} tokens"
     head = ["shortest", *names.values(), "longest", "mean"]
     row = [f"{stats.shortest:,}", *(f"{stats.quantiles[key]:,.0f}" for key in names)]
     row += [f"{stats.longest:,}", f"{stats.tokens / stats.documents:,.1f}"]
     lengths = table(head, [row], numbers=len(head))
-    return section("Document lengths", svg(draw) + lengths + note("Quantiles are within 1 %."))
+    return section("Document lengths", svg(draw, alt) + lengths + note("Quantiles are within 1 %."))
 
 
 def _inputs(stats: Stats) -> str:
@@ -87,7 +89,7 @@ def _inputs(stats: Stats) -> str:
     def draw(axes: Axes) -> None:
         place = list(range(len(items)))
         axes.barh(place, [item.tokens for item in items], 0.7, color=COLOURS[0])
-        axes.set_yticks(place, [shortened(_plain(item.path), NAME) for item in items])
+        axes.set_yticks(place, [shortened(printable(item.path), NAME) for item in items])
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(lambda value, _: scaled(value))
         axes.set_xlabel("tokens")
@@ -105,7 +107,8 @@ def _inputs(stats: Stats) -> str:
         ]
 
     head = ("input", "documents", "tokens", "share", "tokens a byte", "held out", "dropped")
-    picture = svg(draw, height=0.9 + 0.26 * len(items)) if len(items) > 1 else ""
+    alt = f"Tokens of {len(items):,} inputs; the table below has the numbers"
+    picture = svg(draw, alt, height=0.9 + 0.26 * len(items)) if len(items) > 1 else ""
     shown = len(stats.inputs)
     title = "Inputs" if shown == stats.inputs_all else f"The {shown:,} largest inputs"
     return section(title, picture + table(head, [row(item) for item in items], numbers=6))
@@ -126,7 +129,10 @@ def _accounts(stats: Stats) -> str:
         else "No document equals an earlier one."
     )
     return section(
-        "Where the records went", table(("", "count", "share"), cells, numbers=2) + note(copies)
+        "Where the records went",
+        table(("", "count", "share"), cells, numbers=2)
+        + note(copies)
+        + "".join(note(f"Not read: {line}") for line in passed_lines(stats.passed_over)),
     )
 
 
@@ -148,13 +154,14 @@ def _column(column: ColumnCount, documents: int) -> str:
     def draw(axes: Axes) -> None:
         place = list(range(len(top)))
         axes.barh(place, [100 * n / documents for _, n in top], 0.7, color=COLOURS[2])
-        axes.set_yticks(place, [shortened(_plain(value), NAME) for value, _ in top])
+        axes.set_yticks(place, [shortened(printable(value), NAME) for value, _ in top])
         axes.invert_yaxis()
         axes.set_xlabel("share of documents, %")
         axes.grid(visible=False, axis="y")
 
     telling = len(top) > 1 and top[0][1] > documents / 100  # a column of names has no picture
-    picture = svg(draw, height=0.9 + 0.26 * len(top)) if telling else ""
+    alt = f"Share of documents by {printable(column.name)}; the table below has the numbers"
+    picture = svg(draw, alt, height=0.9 + 0.26 * len(top)) if telling else ""
     shown = table(("value", "documents", "share"), rows, numbers=2) if rows else ""
     return section(title, picture + shown + note(f"{kinds}{about}. {nulls}"))
 
@@ -172,8 +179,3 @@ def _extremes(title: str, which: str, extremes: list[Extreme]) -> str:
         text = "\n".join(printable(line) for line in item.text.split("\n"))
         parts.append(f"<h3>{html.escape(head)}</h3><pre>{html.escape(text)}</pre>")
     return section(title, "".join(parts))
-
-
-def _plain(text: str) -> str:
-    """Return a label that matplotlib does not read as mathematics."""
-    return printable(text).replace("$", r"\$")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 
 from olm_data.errors import printable
+from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
 
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
@@ -114,6 +115,7 @@ def _totals(stats: Stats) -> list[str]:
     lines.append(
         f"  {'dropped':<11} {', '.join(dropped) or 'nothing'} of {stats.documents_in:,} records"
     )
+    lines += [f"  {'not read':<11} {line}" for line in passed_lines(stats.passed_over)]
     copies = f"{stats.duplicates:,} documents ({percent(stats.duplicates, _all(stats))})"
     size = f", {stats.duplicate_bytes / 1e6:,.1f} MB of text"
     return [*lines, f"  {'duplicates':<11} " + (copies + size if stats.duplicates else "none")]

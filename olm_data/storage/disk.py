@@ -1,22 +1,24 @@
-"""The local disk: durable writes, a lock that dies with its holder, and errors that say what to do.
+"""The local disk: durable writes, and errors that say what to do.
 
     bytes -> write -> fsync(file) -> (rename | link by the caller) -> fsync(folder)
     OSError -> io_errors -> ResourceError with the place, the room left and the next step
 
-Never: a name before its bytes, a lock that outlives its process.
+Never: a name before its bytes, but for `write_in_place`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from olm_data.errors import ConflictError, OlmError, ResourceError
+from olm_data.errors import InputError, OlmError, ResourceError, printable
+
+MAX_SHOWN = 200
+"""Characters of a path that a message shows where the path is too long for the system."""
 
 
 @contextlib.contextmanager
@@ -42,11 +44,22 @@ def io_errors(where: str, *, writing: bool = False) -> Iterator[None]:
         raise _translated(error, where) from error
 
 
-def _translated(error: OSError, where: str) -> OlmError:
+def of_machine(error: OSError | MemoryError) -> OlmError:
+    """Return an error of the system that no module foresaw as one for people."""
+    if isinstance(error, MemoryError):
+        return ResourceError(
+            "there is not enough memory", fix="use fewer --workers, or more memory"
+        )
+    name = error.filename
+    where = printable(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    return _translated(error, where)
+
+
+def _translated(error: OSError, where: str | None) -> OlmError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = None
         with contextlib.suppress(OSError):
-            free = shutil.disk_usage(existing_parent(where)).free
+            free = shutil.disk_usage(existing_parent(where or ".")).free
         room = "" if free is None else f"; {free:,} bytes are free there"
         return ResourceError(
             f"no space left to write{room}",
@@ -58,6 +71,25 @@ def _translated(error: OSError, where: str) -> OlmError:
             f"not allowed: {error.strerror}",
             where=where,
             fix="choose a folder you may write to, or change its permissions",
+        )
+    if error.errno in (errno.ENOTDIR, errno.EISDIR):
+        is_file = error.errno == errno.ENOTDIR
+        return InputError(
+            "a file is where a folder should be" if is_file else "this is a folder, not a file",
+            where=where,
+            fix="check the path",
+        )
+    if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT):
+        return InputError(
+            f"no such place: {(error.strerror or str(error)).lower()}",
+            where=where and where[:MAX_SHOWN],
+            fix="check the path",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ResourceError(
+            "too many files are open",
+            where=where,
+            fix="allow more: ulimit -n 4096, and run the same command again",
         )
     return ResourceError(
         f"input/output error: {error.strerror or error}",
@@ -79,11 +111,28 @@ def make_folder(path: str) -> None:
     try:
         os.makedirs(path, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise ResourceError(
-            "a file is in the way of the folder to write to",
-            where=path,
-            fix="choose another output, or move the file",
-        ) from error
+        raise _in_the_way(path) from error
+
+
+def refuse_file_above(path: str) -> None:
+    """Refuse a folder's name where something else than a folder stands, or above it.
+
+    Raises:
+        ResourceError: as `make_folder`.
+    """
+    place = os.path.abspath(path)
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        raise _in_the_way(path)
+
+
+def _in_the_way(path: str) -> ResourceError:
+    return ResourceError(
+        "a file is in the way of the folder to write to",
+        where=path,
+        fix="choose another output, or move the file",
+    )
 
 
 def write_durable(path: Path, data: bytes) -> None:
@@ -92,6 +141,23 @@ def write_durable(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_in_place(path: str, data: bytes, *, create: bool) -> None:
+    """Write a few bytes by one call and without waiting for the disk.
+
+    Args:
+        create: make the file, which must not be there; else write over one that is.
+    """
+    handle = os.open(path, os.O_WRONLY | (os.O_CREAT | os.O_EXCL if create else 0), 0o666)
+    try:
+        os.write(handle, data)
+    except OSError:
+        if create:
+            os.unlink(path)
+        raise
+    finally:
+        os.close(handle)
 
 
 def fsync_directory(path: Path) -> None:
@@ -112,26 +178,3 @@ def sizes_in_folder(folder: str, prefix: str) -> dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                     found[entry.name] = entry.stat().st_size
     return found
-
-
-def lock_file(path: str) -> int:
-    """Return an open handle of a new file that this process alone holds locked.
-
-    Raises:
-        ConflictError: another process holds it.
-    """
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise ConflictError(
-                "another process is writing this output",
-                where=os.path.dirname(path),
-                fix="wait for it to finish, or choose another --output",
-            ) from error
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                return handle
-        os.close(handle)  # the former holder removed the file between our open and our lock

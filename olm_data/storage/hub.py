@@ -15,6 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.redaction import hold
+from olm_data.storage.in_clear import warn_in_clear
 
 # Modules of the clients behind s3:// and hf://, whatever version of them is installed.
 _CLIENTS = frozenset(
@@ -72,10 +74,12 @@ def dataset_commit(repository: str, revision: str | None = None) -> str:
 @contextlib.contextmanager
 def hub_errors(repository: str) -> Iterator[None]:
     """Make a gated repository and a hub that does not answer our errors; "not there" goes on."""
+    _know_token()
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         RepositoryNotFoundError,
     )
 
@@ -83,11 +87,11 @@ def hub_errors(repository: str) -> Iterator[None]:
         yield
     except GatedRepoError as error:
         raise UsageError(
-            "the hub wants you to accept this repository's terms first",
+            "the terms of this repository must be accepted first",
             where=repository,
             fix="accept them on its page, then log in with `hf auth login`",
         ) from error
-    except (EntryNotFoundError, RepositoryNotFoundError):
+    except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError):
         raise
     except (HfHubHTTPError, ConnectionError, TimeoutError) as error:
         raise unreachable(repository, error) from error
@@ -106,7 +110,18 @@ def hub_filesystem() -> Any:
     """Return the fsspec file system of `hf://`, at the endpoint the environment names now."""
     from huggingface_hub import HfFileSystem
 
+    _know_token()
     return HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
+def _know_token() -> None:
+    """Tell the redaction which token the clients use: of HF_TOKEN, or of `hf auth login`."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    hold(token)
+    if token:
+        warn_in_clear(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
 
 
 def unreachable(repository: str, error: BaseException) -> StorageError:

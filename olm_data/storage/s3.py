@@ -20,12 +20,24 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from email.utils import parsedate_to_datetime
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 from olm_data.errors import StorageError, UsageError
+from olm_data.regular_files import refuse_large
 from olm_data.storage.retry import Backoff, retried
+from olm_data.storage.s3_answer import (
+    S3Object,
+    Upload,
+    body_of,
+    date_of,
+    etag_of,
+    object_of,
+    page_of,
+    page_of_uploads,
+)
 from olm_data.storage.s3_body import Slice, digests
 from olm_data.storage.s3_client import client
 from olm_data.storage.s3_errors import S3Failure, is_transient, said, translated
@@ -37,23 +49,6 @@ SMALLEST_PART, MOST_PARTS = 16 << 20, 9000
 PARTS_AT_A_TIME = 4
 WRITER = "olm-writer"  # metadata of a created object: tells ours from a rival's of the same bytes
 _log = logging.getLogger(__name__)
-
-
-class S3Object(NamedTuple):
-    """One object: key, size in bytes, ETag without quotes, and when it was last written."""
-
-    key: str
-    size: int
-    etag: str
-    modified: datetime
-
-
-class Upload(NamedTuple):
-    """One unfinished multipart upload."""
-
-    key: str
-    id: str
-    started: datetime
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -125,26 +120,38 @@ class Bucket:
             problem = translated(error, url, operation, tries[0])
             if problem is None:  # not the store's doing
                 raise
-            raise problem from error
+        # Outside the handler: the client's own error repeats what the store sent, and whoever
+        # prints a chain of errors would print that.
+        raise problem
 
     def head(self, key: str) -> S3Object | None:
         """Return what is known of an object, or None where there is none."""
         try:
-            found = self.request("head_object", key, Key=key)
+            known: S3Object = self.request(
+                "head_object", key, Key=key, then=lambda found: object_of(key, found)
+            )
         except FileNotFoundError:
             return None
-        return S3Object(key, found["ContentLength"], _etag(found), found["LastModified"])
+        return known
 
     def get(
-        self, key: str, start: int = 0, stop: int | None = None, *, etag: str | None = None
+        self,
+        key: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        etag: str | None = None,
+        most: int | None = None,
     ) -> bytes:
         """Return bytes [start, stop) of an object, as many of them as it has.
 
         Args:
             etag: refuse any other version of the object.
+            most: bytes that the object may have.
 
         Raises:
             FileNotFoundError: no such object.
+            ValidationError: it has more than `most`.
             S3Failure: `code` is "PreconditionFailed" where the object is another version.
         """
         parts: list[bytes] = []
@@ -154,11 +161,14 @@ class Bucket:
             if etag is not None:
                 wanted["IfMatch"] = f'"{etag}"'
             try:
-                data, etag, size = self.request("get_object", key, then=_body, **wanted)
+                read = partial(body_of, most=end - start)
+                data, etag, size = self.request("get_object", key, then=read, **wanted)
             except S3Failure as failure:
                 if failure.code in ("InvalidRange", "416"):  # at or past the end
                     break
                 raise
+            if most is not None:
+                refuse_large(size, most, self.url(key))
             parts.append(data)
             start += len(data)
             if start >= size:
@@ -226,25 +236,25 @@ class Bucket:
 
     def _upload_parts(self, key: str, handle: int, size: int, part: int) -> bool:
         """Upload an open file in parts. Returns whether all of it is proved to have arrived."""
-        id = self.request("create_multipart_upload", key, Key=key)["UploadId"]
+        id = self.request("create_multipart_upload", key, Key=key, then=itemgetter("UploadId"))
         stopped = threading.Event()
 
         def send(number: int) -> tuple[dict[str, Any], str, bool]:
             start = (number - 1) * part
             stop = min(size, start + part)
             md5, crc = digests(Slice(handle, start, stop))
-            response = self.request(
+            told, response = self.request(
                 "upload_part",
                 key,
                 Key=key,
                 UploadId=id,
                 PartNumber=number,
                 body=lambda: Slice(handle, start, stop),
+                then=lambda response: ({"ETag": response["ETag"]}, response),
                 stopped=stopped,
             )
             sums = {k: v for k, v in response.items() if k.startswith("Checksum") and k[8:9] == "C"}
-            told = {"PartNumber": number, "ETag": response["ETag"]} | sums
-            return told, md5, _arrived(response, md5, crc)
+            return {"PartNumber": number} | told | sums, md5, _arrived(response, md5, crc)
 
         try:
             with ThreadPoolExecutor(PARTS_AT_A_TIME) as pool:
@@ -296,38 +306,34 @@ class Bucket:
 
     def list(self, prefix: str) -> Iterator[S3Object]:
         """Yield the objects whose keys begin with `prefix`, by key."""
-        token: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         while True:
-            page = self.request("list_objects_v2", prefix, Prefix=prefix, **token)
-            for item in page.get("Contents", ()):
-                yield S3Object(item["Key"], item["Size"], _etag(item), item["LastModified"])
-            if not page.get("IsTruncated"):
+            found, more = self.request(
+                "list_objects_v2", prefix, Prefix=prefix, then=page_of, **more
+            )
+            yield from found
+            if not more:
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield the unfinished multipart uploads of keys that begin with `prefix`."""
-        marker: dict[str, Any] = {}
+        more: dict[str, Any] = {}
         while True:
-            page = self.request("list_multipart_uploads", prefix, Prefix=prefix, **marker)
-            for item in page.get("Uploads", ()):
-                if item["Key"].startswith(prefix):  # whatever the store makes of Prefix
-                    yield Upload(item["Key"], item["UploadId"], item["Initiated"])
-            if not page.get("IsTruncated"):
+            found, more = self.request(
+                "list_multipart_uploads", prefix, Prefix=prefix, then=page_of_uploads, **more
+            )
+            # Whatever the store makes of Prefix.
+            yield from (upload for upload in found if upload.key.startswith(prefix))
+            if not more:
                 return
-            marker = {
-                "KeyMarker": page["NextKeyMarker"],
-                "UploadIdMarker": page["NextUploadIdMarker"],
-            }
 
     def now(self) -> datetime:
         """Return the store's own clock, by the date of an answer."""
-        answer = self.request("list_objects_v2", "", MaxKeys=1)
-        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return cast(datetime, self.request("list_objects_v2", "", MaxKeys=1, then=date_of))
 
     def _writer(self, key: str) -> str | None:
-        found: str | None = self.request("head_object", key, Key=key)["Metadata"].get(WRITER)
-        return found
+        metadata = self.request("head_object", key, Key=key, then=itemgetter("Metadata"))
+        return cast("str | None", metadata.get(WRITER))
 
     def _reads_back(self, key: str, size: int, sha256: str) -> bool:
         """Whether the object has this digest; for stores whose ETag proves nothing."""
@@ -352,21 +358,9 @@ def part_size(size: int) -> int:
     return max(SMALLEST_PART, -(-size // MOST_PARTS))
 
 
-def _body(response: Any) -> tuple[bytes, str, int]:
-    """Read the answer to a ranged get: data, ETag, size of the whole object."""
-    with response["Body"] as stream:
-        data = stream.read()
-    total = response.get("ContentRange", "").rpartition("/")[2]
-    return data, _etag(response), int(total) if total.isdigit() else len(data)
-
-
-def _etag(found: Any) -> str:
-    return str(found.get("ETag", "")).strip('"')
-
-
 def _arrived(response: Any, md5: str, crc32: str) -> bool:
     """Whether the store's answer to a write proves that these bytes arrived."""
-    return _etag(response) == md5 or response.get("ChecksumCRC32") == crc32
+    return etag_of(response) == md5 or response.get("ChecksumCRC32") == crc32
 
 
 def _md5(data: bytes) -> str:

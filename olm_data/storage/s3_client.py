@@ -11,7 +11,10 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from olm_data.errors import StorageError, UsageError
+from olm_data.errors import UsageError
+from olm_data.extras import needs
+from olm_data.storage.s3_bounds import BoundedSession
+from olm_data.storage.s3_guard import guard
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds; sending has CONNECT_TIMEOUT for each block
 
@@ -20,7 +23,7 @@ def client() -> Any:
     """Return this process's client for the address and credentials the environment names now.
 
     Raises:
-        StorageError: the package for S3 is missing.
+        MissingExtra: the package for S3 is missing.
         UsageError: the address holds credentials.
     """
     settings = tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith("AWS_")))
@@ -29,14 +32,10 @@ def client() -> Any:
 
 @lru_cache(maxsize=4)
 def _client(pid: int, settings: tuple[tuple[str, str], ...], connect: float, read: float) -> Any:
-    try:
+    with needs("an s3:// address"):
         import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
-    except ImportError as error:
-        raise StorageError(
-            "no support for s3:// on this machine", where="s3://...", fix="pip install 'olm[s3]'"
-        ) from error
     for name, value in settings:
         if name.startswith("AWS_ENDPOINT_URL") and "@" in value:
             raise UsageError(
@@ -50,7 +49,12 @@ def _client(pid: int, settings: tuple[tuple[str, str], ...], connect: float, rea
         max_pool_connections=32,
     )
     try:
-        return boto3.session.Session().client("s3", config=config)
+        session = boto3.session.Session()
+        made = session.client("s3", config=config)
+        guard(made, session.get_credentials())
+        # botocore has no hook between the answer's head and its body
+        made._endpoint.http_session = BoundedSession(made._endpoint.http_session)
+        return made
     except (BotoCoreError, ValueError) as error:
         raise UsageError(
             f"the S3 client refuses its settings: {type(error).__name__}",

@@ -2,7 +2,8 @@
 
     client's exception -> is_transient -> translated -> S3Failure | FileNotFoundError
 
-Only codes, numbers and names get into a message: never a URL with a query, a header or a key.
+Only codes, numbers, names and 80 characters of the store's own words get into a message: never a
+URL with a query, a header or a key.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import errno
 from typing import Any, cast
 
-from olm_data.errors import StorageError
+from olm_data.errors import OlmError, StorageError, words
+from olm_data.storage.s3_answer import CredentialEcho, OversizedAnswer
 from olm_data.storage.s3_client import client, endpoint
 
 # Codes that ask for another attempt; any 5xx but "not implemented" does so too.
@@ -28,6 +30,11 @@ _CREDENTIALS = frozenset(
 )
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _WRITES = frozenset({"put_object", "upload_part", "create_multipart_upload"})
+_MISREAD = (
+    *(LookupError, ValueError, TypeError, AttributeError, ArithmeticError),
+    RecursionError,  # of the HTTP library, at a 303
+)
+"""Of the client's parsers and `s3_answer`, where a field of an answer is missing or no number."""
 CHECKSUM_SETTING = "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
 
 
@@ -57,6 +64,8 @@ class S3Failure(StorageError):
 
 def is_transient(error: Exception) -> bool:
     """Whether the same request may succeed a moment later."""
+    if isinstance(error, OlmError):
+        return False
     from botocore import exceptions as known
     from botocore.parsers import ResponseParserError
     from urllib3.exceptions import HTTPError
@@ -65,7 +74,7 @@ def is_transient(error: Exception) -> bool:
         code, status, _ = _answer(error)
         return code in _TRANSIENT or (status >= 500 and status not in _FINAL_STATUS)
     cause = getattr(error, "kwargs", {}).get("error")
-    if isinstance(error, known.HTTPClientError) and _is_local(cause):
+    if isinstance(error, known.HTTPClientError) and (_is_local(cause) or type(cause) in _MISREAD):
         return False
     if isinstance(error, known.SSLError):
         return "CERTIFICATE_VERIFY_FAILED" not in str(error)
@@ -101,10 +110,27 @@ def said(error: Exception) -> str:
 
 def translated(error: Exception, url: str, operation: str, attempts: int) -> Exception | None:
     """Return the error to raise instead of the client's; None where it is not of the client."""
+    if isinstance(error, OlmError):
+        return None
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     if isinstance(error, ClientError):
         return _refused(error, url, operation, attempts)
+    if isinstance(error, CredentialEcho):
+        return S3Failure(
+            "the store's answer repeats a credential of this machine",
+            where=f"{url} ({operation})",
+            why="no store needs to, and whatever is made of the answer would hold the credential",
+            fix="check the address (AWS_ENDPOINT_URL) and what lies there; "
+            "if it is not yours, replace the credential",
+        )
+    if isinstance(error, OversizedAnswer):
+        return S3Failure(
+            f"the store sends {error}: it does not honour ranges, or its answers have no end",
+            where=f"{url} ({operation})",
+            why=f"the rest was not read; endpoint {endpoint()}",
+            fix="check that the address (AWS_ENDPOINT_URL) is that of an S3 store",
+        )
     if isinstance(error, NoCredentialsError):
         return S3Failure(
             "no credentials for S3 were found",
@@ -114,6 +140,14 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
     cause = getattr(error, "kwargs", {}).get("error")
     if isinstance(error, BotoCoreError) and _is_local(cause):
         return cast(Exception, cause)
+    misread = cause if type(cause) in _MISREAD else error
+    if isinstance(misread, _MISREAD) and not is_transient(error):
+        return S3Failure(
+            "the store's answer cannot be read",
+            where=f"{url} ({operation})",
+            why=f"{type(misread).__name__}; endpoint {endpoint()}",
+            fix="check that the address (AWS_ENDPOINT_URL) is that of an S3 store",
+        )
     if not (isinstance(error, BotoCoreError) or is_transient(error)):
         return None
     times = f" {attempts} times" if attempts > 1 else ""
@@ -129,15 +163,20 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
 
 def _refused(error: Any, url: str, operation: str, attempts: int) -> Exception:
     code, status, request = _answer(error)
-    message = str(error.response.get("Error", {}).get("Message", "")).strip()
+    message = words(str(error.response.get("Error", {}).get("Message", "")))
     if code in _MISSING and operation in ("get_object", "head_object"):
         return FileNotFoundError(url)
     times = f" {attempts} times" if attempts > 1 else ""
     where = f"{url} ({operation}{f', request id {request}' if request else ''})"
     what = f"remote storage refused{times}: {_named(status, code)}"
-    why: str | None = message[:300] or None
+    why: str | None = message or None
     fix = "run the same command again; finished work is kept"
-    if code == "NoSuchBucket":
+    if 300 <= status < 400:
+        what = f"the store redirects to another address: {_named(status, code)}"
+        why = "a redirect is not followed: the next host would get what this one is given"
+        fix = "set AWS_ENDPOINT_URL to the store's own address, and AWS_DEFAULT_REGION to the "
+        fix += "region of the bucket"
+    elif code == "NoSuchBucket":
         what = f"the bucket does not exist: {status} {code}"
         fix = "create it first, or choose another output"
     elif code in _CREDENTIALS:
@@ -145,7 +184,7 @@ def _refused(error: Any, url: str, operation: str, attempts: int) -> Exception:
     elif code == "RequestTimeTooSkewed":
         fix = "set this machine's clock; the store accepts 15 minutes of difference"
     elif operation in _WRITES and status in (400, 501) and _sends_checksums():
-        why = f"{message[:200]}; some stores do not know the checksums that clients send by default"
+        why = f"{message}; some stores do not know the checksums that clients send by default"
         fix = f"export {CHECKSUM_SETTING}, then run the same command again"
     return S3Failure(
         what, where=where, why=why, fix=fix, code=code, status=status, attempts=attempts

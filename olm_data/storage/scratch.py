@@ -1,74 +1,92 @@
-"""Local folders for what is on its way to a remote store: each is locked while its writer lives.
+"""Local folders for unfinished work: each is locked while its writer lives.
 
-    scratch() -> TMPDIR/olm-staging-HOST-PID-xxxxxxxx/ with a locked file `.lock`
-    abandoned() -> those of this machine whose lock is free: their writer was killed
+    scratch()       -> TMPDIR/olm-staging-HOST-PID-xxxxxxxx/ with a locked file `.lock`
+    scratch(folder) -> FOLDER/.olm-staging-HOST-PID-xxxxxxxx/, for files to be renamed into FOLDER
+    abandoned(...)  -> those of this machine whose lock is free and whose writer is not alive
 
-The kernel drops the lock with the process, so a folder is never taken from a living writer,
-whatever its age or process number. Never: a folder of another machine or another user.
+The lock file names its process: where locks do nothing, that keeps a folder from being taken from
+a living writer. Never: a folder of another machine or another user.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from olm_data.storage.flock import locked
+from olm_data.storage.process import Process, State, state_of, this_process
+
 LOCK = ".lock"
 _PREFIX = "olm-staging-"
+BESIDE = f".{_PREFIX}"
+"""Start of the names of those that are not in the temporary folder."""
+_JUST_MADE = 60.0  # seconds; by one machine's own clock
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """Yield a new local folder; it is removed at the end, whatever happens."""
-    folder, handle = _locked_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+def scratch(parent: Path | None = None) -> Iterator[Path]:
+    """Yield a new local folder; it is removed at the end, whatever happens.
+
+    Args:
+        parent: an existing folder to make it in; by default the temporary folder.
+    """
+    with contextlib.ExitStack() as held:
+        folder = _locked_folder(parent, held)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def abandoned(*, remove: bool = False) -> list[Path]:
+def abandoned(parent: Path | None = None, *, remove: bool = False) -> list[Path]:
     """Return this user's folders on this machine whose writers are dead.
 
     Args:
+        parent: as for `scratch`.
         remove: delete each of them, too, while its lock is held.
     """
     found = []
-    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}{_host()}-*")):
+    for folder in sorted((parent or Path(tempfile.gettempdir())).glob(f"{_prefix(parent)}*")):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
-            handle = os.open(folder / LOCK, os.O_RDWR)
+            with locked(folder / LOCK, wait=False, create=False, remove=False) as handle:
+                if handle is None or _alive(handle):
+                    continue
+                found.append(folder)
+                if remove:
+                    shutil.rmtree(folder, ignore_errors=True)
         except FileNotFoundError:  # just made, or just removed
             continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(folder)
-            if remove:
-                shutil.rmtree(folder, ignore_errors=True)
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(handle)
     return found
 
 
-def _locked_folder() -> tuple[Path, int]:
+def _locked_folder(parent: Path | None, held: contextlib.ExitStack) -> Path:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{_host()}-{os.getpid()}-"))
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if (folder / LOCK).exists():
-            return folder, handle
-        os.close(handle)  # `abandoned` came between the open and the lock
+        folder = Path(tempfile.mkdtemp(prefix=f"{_prefix(parent)}{os.getpid()}-", dir=parent))
+        with contextlib.suppress(FileNotFoundError):  # `abandoned` came before the lock
+            handle = held.enter_context(locked(folder / LOCK, remove=False))
+            assert handle is not None
+            os.write(handle, " ".join(map(str, this_process())).encode())
+            return folder
 
 
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+def _alive(handle: int) -> bool:
+    """Whether the process that a lock file names lives, or has only just made the file."""
+    fields = os.pread(handle, 1024, 0).decode(errors="replace").rsplit(" ", 3)
+    if len(fields) != 4 or not (fields[2].isdecimal() and fields[3].isdecimal()):
+        return time.time() - os.fstat(handle).st_mtime < _JUST_MADE
+    process = Process(fields[0], fields[1], int(fields[2]), int(fields[3]))
+    return state_of(process) in (State.running, State.stopped)
+
+
+def _prefix(parent: Path | None) -> str:
+    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+    return f"{_PREFIX if parent is None else BESIDE}{host}-"

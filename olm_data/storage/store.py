@@ -14,38 +14,47 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from olm_data.errors import (
     ConflictError,
     UsageError,
-    ValidationError,
-    printable,
     refuse_secrets,
+)
+from olm_data.regular_files import (
+    MAX_WHOLE,
+    open_regular,
+    read_regular,
+    refuse_link_out,
+    refuse_special,
 )
 from olm_data.storage.disk import (
     fsync_directory,
     io_errors,
-    lock_file,
     make_folder,
     sizes_in_folder,
     write_durable,
+    write_in_place,
 )
+from olm_data.storage.names import refuse_escape
+from olm_data.storage.places import refuse_no_place
 from olm_data.storage.s3 import Bucket, split_url
-from olm_data.storage.scratch import abandoned, scratch
+from olm_data.storage.scratch import scratch
 
-LOCK_NAME = ".lock"
 STAGING_PREFIX = ".staging-"
 WORKER_PREFIX = ".worker-"
-_HASHED = 4 << 20  # bytes
 """Staging folders of workers that an earlier parent may have left at work: kept by `exclusive`
 until its end."""
+_HASHED = 4 << 20  # bytes
+
+_log = logging.getLogger(__name__)
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
@@ -75,9 +84,11 @@ class Store:
         single_writer: nobody else writes here, so `create` may look first and then write: for a
             store that does not honour conditional writes.
         staging_prefix: start of the names of local folders for unfinished files.
+        within: folder that no link may lead out of, where it is one above `root`.
 
     Raises:
-        UsageError: the URL is of another kind of storage, or holds credentials.
+        UsageError: the URL is of another kind of storage, or holds credentials; the name is empty
+            or is the root of the file system.
     """
 
     def __init__(
@@ -86,12 +97,15 @@ class Store:
         *,
         single_writer: bool = False,
         staging_prefix: str = STAGING_PREFIX,
+        within: str | None = None,
     ) -> None:
         text = os.fspath(root)
+        refuse_no_place(text)
         self.staging_prefix = staging_prefix
-        self.root = text.removeprefix("file://").rstrip("/") or "/"
+        self.root = text.removeprefix("file://").rstrip("/")
         self.remote = is_remote(text)
         self.single_writer = single_writer
+        self._within = within or self.root
         if self.remote:
             refuse_secrets(text)
             if not text.startswith("s3://"):
@@ -107,7 +121,11 @@ class Store:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"single_writer": self.single_writer, "staging_prefix": self.staging_prefix}
+        return {
+            "single_writer": self.single_writer,
+            "staging_prefix": self.staging_prefix,
+            "within": self._within,
+        }
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
@@ -130,23 +148,46 @@ class Store:
         """Return the store of a sub-folder."""
         return Store(self.url(name), **self._options)
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes [start, stop) of `name`, all of them by default.
+    def open(self, name: str) -> IO[bytes]:
+        """Open a file of a local folder for reading.
 
         Raises:
             FileNotFoundError: there is no such file.
+            ValidationError: it is no regular file, or a link out of the folder.
         """
+        assert not self.remote
+        with io_errors(self.url(name)):
+            return open_regular(self.url(name), within=self._within)
+
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, *, limit: int = MAX_WHOLE
+    ) -> bytes:
+        """Return bytes [start, stop) of `name`, all of them by default.
+
+        Args:
+            limit: bytes it may have at most where all of them are read.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValidationError: it is no regular file, a link out of the folder, or too large.
+        """
+        _log.debug("read %s", self.url(name))
         if self.remote:
-            return self.bucket.get(self.key(name), start, stop)
-        with io_errors(self.url(name)), open(self.url(name), "rb") as file:
-            file.seek(start)
-            return file.read(-1 if stop is None else max(0, stop - start))
+            most = limit if stop is None else None
+            return self.bucket.get(self.key(name), start, stop, most=most)
+        with io_errors(self.url(name)):
+            if stop is None:
+                return read_regular(self.url(name), limit, within=self._within)[start:]
+            with self.open(name) as file:
+                file.seek(start)
+                return file.read(max(0, stop - start))
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of `name` in pieces of `size`.
 
         Raises:
             FileNotFoundError: there is no such file.
+            ValidationError: it is no regular file, or a link out of the folder.
         """
         if self.remote:
             known = self.bucket.head(self.key(name))
@@ -156,7 +197,7 @@ class Store:
                 stop = min(known.size, start + size)
                 yield self.bucket.get(self.key(name), start, stop, etag=known.etag)
             return
-        with io_errors(self.url(name)), open(self.url(name), "rb") as file:
+        with io_errors(self.url(name)), self.open(name) as file:
             while piece := file.read(size):
                 yield piece
 
@@ -178,27 +219,24 @@ class Store:
             ValidationError: one is.
         """
         for name in () if self.remote else names:
-            path = self.url(name)
-            if os.path.islink(path):
-                root, place = os.path.realpath(self.root), os.path.realpath(path)
-                if os.path.commonpath([root, place]) != root:
-                    raise ValidationError(
-                        "a file of the dataset is a link to another place",
-                        where=path,
-                        why=f"it leads to {printable(place)}, outside the dataset's folder",
-                        fix="copy the file there, or give the folder in which it lies",
-                    )
+            refuse_link_out(self.url(name), self._within)
 
     def size(self, name: str) -> int | None:
-        """Return the size of `name` in bytes, or None when it does not exist."""
+        """Return the size of `name` in bytes, or None when it does not exist.
+
+        Raises:
+            ValidationError: it is no regular file.
+        """
         if self.remote:
             found = self.bucket.head(self.key(name))
             return None if found is None else found.size
         with io_errors(self.url(name)):
             try:
-                return os.stat(self.url(name)).st_size
+                there = os.stat(self.url(name))
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            refuse_special(there.st_mode, self.url(name))
+            return there.st_size
 
     def exists(self, name: str) -> bool:
         """Whether `name` exists."""
@@ -252,6 +290,7 @@ class Store:
 
     def put(self, name: str, data: bytes) -> None:
         """Write `name` whole and durable, replacing what was there."""
+        _log.debug("write %s, %s bytes", self.url(name), f"{len(data):,}")
         if self.remote:
             self.bucket.put(self.key(name), data)
             return
@@ -267,6 +306,7 @@ class Store:
             ConflictError: `name` exists.
         """
         url = self.url(name)
+        _log.debug("create %s, %s bytes", url, f"{len(data):,}")
         try:
             if not self.remote:
                 self._create_local(name, data)
@@ -278,10 +318,29 @@ class Store:
                 self.put(name, data)
         except FileExistsError as error:
             raise ConflictError(
-                "somebody else has already written this file",
+                "another process has already written this file",
                 where=url,
                 why="two writers on one output would lose one of the two results",
                 fix="choose another output, or run the command again to see what is there",
+            ) from error
+
+    def mark(self, name: str, data: bytes, *, create: bool = False) -> None:
+        """Write a small file that need not survive the machine, such as a lease, in one stroke.
+
+        Raises:
+            ConflictError: `create`, and it exists.
+            FileNotFoundError: not `create`, and it does not exist (local stores).
+        """
+        if self.remote:
+            (self.create if create else self.put)(name, data)
+            return
+        url = self.url(name)
+        try:
+            with io_errors(url, writing=create):
+                write_in_place(url, data, create=create)
+        except FileExistsError as error:
+            raise ConflictError(
+                "another process has already written this file", where=url
             ) from error
 
     def replace(self, name: str, data: bytes, before: bytes) -> None:
@@ -306,7 +365,7 @@ class Store:
                 self.bucket.put(self.key(name), data, replaces=etag)
         except (FileExistsError, FileNotFoundError) as error:
             raise ConflictError(
-                "somebody else has changed this file in the meantime",
+                "another process has changed this file in the meantime",
                 where=self.url(name),
                 why="two writers on one output would lose one of the two results",
                 fix="run the command again: it starts from what is there now",
@@ -327,6 +386,7 @@ class Store:
             path: local file, on the same filesystem if this store is local (see `staging`).
             sha256: digest of the file, checked against what a remote store received.
         """
+        _log.debug("publish %s, sha256 %s", self.url(name), sha256[:12])
         if self.remote:
             with io_errors(str(path)):
                 self.bucket.upload(self.key(name), path, sha256)
@@ -355,53 +415,8 @@ class Store:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold this folder as its only local writer; clear what killed writers and workers left.
-
-        The kernel drops the lock when the process dies, so it is never stale. Remote folders have
-        no such lock: there the conditional create of the manifest decides.
-
-        Raises:
-            ConflictError: another process on this machine writes here.
-        """
-        if self.remote:
-            abandoned(remove=True)
-            yield
-            return
-        with io_errors(self.root, writing=True):
-            make_folder(self.root)
-            handle = lock_file(self.url(LOCK_NAME))
-        try:
-            self._clear_staging(STAGING_PREFIX)
-            yield
-        finally:
-            self._clear_staging(STAGING_PREFIX)
-            self._clear_staging(WORKER_PREFIX)
-            os.unlink(self.url(LOCK_NAME))
-            os.close(handle)
-
-    def clear_staging(self) -> None:
-        """Remove what killed processes left of staging folders with this store's prefix."""
+    def clear_staging(self, prefix: str | None = None) -> None:
+        """Remove local staging folders with a prefix, by default this store's."""
         if not self.remote:
-            self._clear_staging(self.staging_prefix)
-
-    def _clear_staging(self, prefix: str) -> None:
-        for stale in Path(self.root).glob(prefix + "*"):
-            shutil.rmtree(stale, ignore_errors=True)
-
-
-def refuse_escape(name: str) -> None:
-    """Refuse a name that leads out of the folder it is looked for in, or forges a log line.
-
-    Raises:
-        ValidationError: it does.
-    """
-    parts = name.removesuffix("/").split("/")
-    if name and (not name.isprintable() or "\\" in name or {"", ".", ".."} & set(parts)):
-        raise ValidationError(
-            "a name leads out of its folder",
-            where=printable(name),
-            why="a manifest or plan that names files elsewhere was not written by olm-data",
-            fix="do not use this dataset; restore it from a copy",
-        )
+            for stale in Path(self.root).glob((prefix or self.staging_prefix) + "*"):
+                shutil.rmtree(stale, ignore_errors=True)

@@ -11,7 +11,6 @@ one batch at a time and the document rows of one shard a thread.
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +28,13 @@ from olm_data.errors import InputError, OlmError, UsageError, ValidationError, p
 from olm_data.runners.local import granted_cpus
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
-from olm_data.sources.files import current_revision, describe
+from olm_data.sources.files import current_revision
+from olm_data.sources.formats import as_array, describe, is_json
+from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
-from olm_data.tokenize.digests import content_hashes, document_digests
-from olm_data.tokenize.pipeline import delimit
-from olm_data.tokenize.plan import Plan
+from olm_data.tokenization.digests import content_hashes, document_digests
+from olm_data.tokenization.pipeline import delimit
+from olm_data.tokenization.plan import Plan
 from olm_data.tokenizer import TokenizerSpec
 from olm_data.verify.sample import choose
 from olm_data.verify.shard import VerifyReport
@@ -157,7 +158,7 @@ def find_inputs(store: Store, plan: Plan, root: str | None) -> list[InputFile | 
     """
     if root is None:
         try:
-            job = json.loads(store.read(JOB))
+            job = read_object(store, JOB)
         except FileNotFoundError as error:
             raise UsageError(
                 "nothing tells where the original text is",
@@ -175,6 +176,8 @@ def _below(root: str, item: Mapping[str, Any]) -> InputFile | None:
     parts = [part for part in item["path"].split("/") if part]
     for first in range(len(parts)):
         place = describe(posixpath.join(root, *parts[first:]), item["bytes"], item["revision"])
+        if is_json(place.url) and item["position"] == "row":
+            place = as_array(place)
         if current_revision(place):
             return place
     return None
@@ -184,8 +187,12 @@ def _options(options: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(
         text_column=options["text_column"],
         separator=options["separator"],
+        delimiter=options.get("delimiter"),
         on_invalid=options.get("on_invalid", "skip"),
     )
+
+
+_COLUMNS = ["input", "position", "text_bytes", "content_hash"]
 
 
 class _Comparison:
@@ -208,7 +215,7 @@ class _Comparison:
         start, stop = plan.tasks[int(info.name.removeprefix("shard-")) - plan.first_shard]
         self._units = [Unit.from_json(list(unit)) for unit in plan.units[start:stop]]
         self._inputs = inputs
-        table = self._shard.docs.table()
+        table = self._shard.docs.table(_COLUMNS)
         self._input = table["input"].to_numpy()
         self._position = table["position"].to_numpy()
         self._hash = table["content_hash"].to_numpy()

@@ -12,20 +12,19 @@ other threads run), or with `sample` a part of them (sample.py). Never writes.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.history import check_chain, plan_digests, plan_name
+from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import (
     MANIFEST,
     TOKENIZER,
@@ -34,17 +33,20 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
-from olm_data.dataset.record import RECORD, Blocks, ShardRecord
+from olm_data.dataset.record import Blocks, ShardRecord
+from olm_data.encoders import make_encoder
+from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
+from olm_data.extras import MissingExtra
 from olm_data.mixture.pack import PlanInfo
+from olm_data.mixture.row_plan import file_sizes
 from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
-from olm_data.tokenize.account import InputAccount, input_digest
-from olm_data.tokenize.plan import shard_name
-from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
-from olm_data.verify.deep import Deep, check_deep
+from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer_probe import probe
+from olm_data.verify.plans import check_job, check_plans
 from olm_data.verify.sample import SamplePlan, check_shard_sample
 from olm_data.verify.shard import (
     Meter,
@@ -52,7 +54,11 @@ from olm_data.verify.shard import (
     VerifyReport,
     check_shard,
     read_or_report,
+    same_bytes,
 )
+
+if TYPE_CHECKING:
+    from olm_data.verify.deep import Deep
 
 REMOTE_THREADS = 16
 SAMPLE_DOCUMENTS = 64
@@ -87,7 +93,7 @@ def verify(
     """Verify a dataset (folder or URL) or a mixture lock (a `.json` file).
 
     Args:
-        sample: share of the token blocks to read, above 0 and below 1; None reads every byte.
+        sample: share of the token blocks to read, above 0; None and 1 read every byte.
         seed: which blocks a sample takes.
         deep: also compare with the original text, as it says.
         watch: called with (bytes of tokens read, bytes in all), from many threads, one at a time.
@@ -97,13 +103,14 @@ def verify(
         UsageError: `deep` is asked for and nothing tells where the original text is.
     """
     start = time.monotonic()
+    sample = None if sample == 1 else sample
     report = VerifyReport(target, sample=None if sample is None else str(sample))
     how = How(sample=sample, seed=seed, deep=deep, meter=Meter(watch))
     if is_lock(target):
         _verify_lock(target, report, how)
     else:
         how.meter.total = _planned(Store(dataset_root(target)), None, sample)
-        _verify_dataset(dataset_root(target), report, how, top=True)
+        _verify_dataset(Store(dataset_root(target)), report, how, top=True)
     report.seconds = time.monotonic() - start
     return report
 
@@ -118,14 +125,14 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
     try:
         lock = Lock.read(target)
         datasets = lock.open_datasets(verify="off")
-    except StorageError:  # a store that does not answer says nothing about the bytes
+    except (StorageError, MissingExtra):  # they say nothing about the bytes
         raise
     except OlmError as error:
         report.add(error.where or target, "lock", "a lock that matches its datasets", error.what)
         return
     how.meter.total = sum(_planned(item.store, item.digest, how.sample) for item in datasets)
     for dataset in datasets:
-        _verify_dataset(dataset.store.root, report, how, top=False, digest=dataset.digest)
+        _verify_dataset(dataset.store, report, how, top=False, digest=dataset.digest)
     for source in lock.sources:
         if source.view is not None:
             report.notes.append(
@@ -137,17 +144,20 @@ def _verify_lock(target: str, report: VerifyReport, how: How) -> None:
 
 
 def _verify_row_plan(store: Store, plan: PlanInfo, report: VerifyReport) -> None:
-    for name, wanted in plan.sha256.items():
-        try:
-            seen = store.sha256(name)
-        except FileNotFoundError:
-            report.add(store.url(name), "file", "a row plan of the lock", "nothing")
-            continue
-        if seen != wanted:
-            report.add(store.url(name), "sha256", wanted, seen)
+    for name, size in file_sizes(plan.rows, plan.pieces).items():
+        with report.unreadable(store.url(name)):
+            same_bytes(store, name, size, plan.sha256[name], report)
 
 
-def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:
+def _has_validation(manifest: Manifest) -> bool:
+    """Whether a split was held out: the child itself was not split again."""
+    options = manifest.options
+    return options.get("split") == "train" and options.get("holdout", "0") != "0"
+
+
+def _planned(
+    store: Store, digest: str | None, sample: Fraction | None, *, nested: bool = True
+) -> int:
     """Return about how many bytes of tokens will be read, for showing how far it is."""
     try:
         manifest = read_manifest(store, digest)
@@ -156,16 +166,21 @@ def _planned(store: Store, digest: str | None, sample: Fraction | None) -> int:
     total = sum(manifest.tokens_bytes(shard) for shard in manifest.shards)
     if sample is not None:
         total = min(total, SamplePlan(manifest, sample, 0).bytes)
-    if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
-        total += _planned(store.child(VALIDATION), None, sample)
+    if nested and _has_validation(manifest):
+        total += _planned(store.child(VALIDATION), None, sample, nested=False)
     return total
 
 
 def _verify_dataset(
-    root: str, report: VerifyReport, how: How, *, top: bool, digest: str | None = None
+    store: Store,
+    report: VerifyReport,
+    how: How,
+    *,
+    top: bool,
+    digest: str | None = None,
+    split: str = "train",
 ) -> None:
     """Verify the version of `digest` of a dataset, or its newest."""
-    store = Store(root)
     try:
         manifest = read_manifest(store, digest)
     except InputError:
@@ -173,12 +188,14 @@ def _verify_dataset(
             raise
         report.add(store.url(MANIFEST), "file", "a manifest", "nothing")
         return
-    except StorageError:
+    except (StorageError, MissingExtra):
         raise
     except OlmError as error:
         report.add(store.url(MANIFEST), "content", "an unchanged manifest", error.what)
         return
-    report.datasets.append((root, str(manifest.digest)))
+    report.datasets.append((store.root, str(manifest.digest)))
+    if split == VALIDATION:
+        report.add(store.url(MANIFEST), "split", split, manifest.options.get("split"))
     results = _check_shards(store, manifest, report, how)
     inside = 0
     for result in results:
@@ -193,20 +210,25 @@ def _verify_dataset(
     report.documents += manifest.totals.documents
     if all(result.record for result in results):
         _check_manifest(store, manifest, [r.record for r in results if r.record], report)
-    _check_plan(store, manifest, report)
+    check_plans(store, manifest, report, _threads(store))
+    check_job(store, manifest, report)
     for file, expected, found in check_chain(store, manifest):
         report.add(file, "history", expected, found)
     spec = _check_tokenizer(store, manifest, report)
     if spec is not None and not report.findings:
         _round_trip(Dataset(store, manifest), spec, report)
         if how.deep is not None and manifest.options.get("split") == "train":
+            from olm_data.verify.deep import (
+                check_deep,  # the readers of all formats, for this alone
+            )
+
             check_deep(Dataset(store, manifest), spec, how.deep, report)
-    if manifest.options.get("split") == "train" and manifest.options.get("holdout", "0") != "0":
+    if split == "train" and _has_validation(manifest):
         child = store.child(VALIDATION)
         if not child.exists(MANIFEST):
             report.add(child.url(MANIFEST), "file", "the validation split", "nothing")
             return
-        _verify_dataset(child.root, report, how, top=False)
+        _verify_dataset(child, report, how, top=False, split=VALIDATION)
 
 
 def _check_shards(
@@ -285,67 +307,23 @@ def _check_manifest(
     )
 
 
-def _check_plan(store: Store, manifest: Manifest, report: VerifyReport) -> None:
-    """Compare with the plans, and the account of inputs with the records of all its tasks."""
-    if manifest.options.get("split") != "train":
-        return
-    names: list[str] = []
-    for number, digest in enumerate(plan_digests(manifest)):
-        url = store.url(plan_name(number))
-        data = read_or_report(store, plan_name(number), report)
-        if data is None:
-            return
-        try:
-            plan = json.loads(data)
-            report.add(url, "digest", digest, plan["digest"])
-            first = int(plan["settings"].get("first_shard", 0))
-            names += [shard_name(first + task) for task in range(len(plan["tasks"]))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            report.add(url, "content", "a plan", error)
-            return
-    documents: Counter[int] = Counter()
-    parts: dict[int, list[str]] = {}
-
-    def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
-        own, name = VerifyReport(store.root), shard + RECORD
-        try:
-            found = read_or_report(store, name, own)
-            units = [] if found is None else msgspec.json.decode(found, type=ShardRecord).units
-            return own, [InputAccount.from_json(unit) for unit in units]
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError, KeyError) as error:
-            own.add(store.url(name), "content", "a commit record", error)
-            return own, []
-
-    with ThreadPoolExecutor(_threads(store)) as pool:
-        read = list(pool.map(accounts_of, names))
-    for own, accounts in read:
-        report.findings += own.findings
-        for account in accounts:
-            documents[account.input] += account.documents_in
-            parts.setdefault(account.input, []).append(account.sha256)
-    if any(own.findings for own, _ in read):
-        return  # without all records, no sum can be right
-    for index, item in enumerate(manifest.inputs):
-        where = f"{store.url(MANIFEST)} input {item.path}"
-        report.add(where, "documents", documents[index], item.documents)
-        report.add(where, "sha256", input_digest(parts.get(index, [])), item.sha256)
-
-
 def _check_tokenizer(
     store: Store, manifest: Manifest, report: VerifyReport
 ) -> TokenizerSpec | None:
-    url = store.url(TOKENIZER)
-    data = read_or_report(store, TOKENIZER, report)
+    url, data = store.url(TOKENIZER), None
+    with report.unreadable(url):
+        data = read_or_report(store, TOKENIZER, report)
     if data is None:
         return None
     digest = hashlib.sha256(data).hexdigest()
     report.add(url, "sha256", manifest.tokenizer.sha256, digest)
     if digest != manifest.tokenizer.sha256:
         return None
+    probe(data, url)
     spec = spec_from_bytes(data, name="tokenizer.json", eos="none", bos="none")
     report.add(url, "ids of the probe text", manifest.tokenizer.probe_sha256, spec.probe_sha256)
     report.add(url, "vocab_size", manifest.tokenizer.vocab_size, spec.vocab_size)
-    return spec
+    return spec.ended_by(manifest.tokenizer.eos, manifest.tokenizer.bos)
 
 
 def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> None:
@@ -360,9 +338,8 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         )
         return
     rules = dataset.manifest.tokenizer
-    reference = spec.reference
-    if rules.special == "allow":
-        reference = open_reference(spec.encoder_json(strip_special=False), plain=False)
+    # text that spells a special token would be damage, which the comparison of the ids finds
+    encoder = make_encoder("hf", spec, "allow" if rules.special == "allow" else "plain")
     count = min(SAMPLE_DOCUMENTS, dataset.documents)
     for number in np.linspace(0, dataset.documents - 1, count).astype(int) if count else ():
         try:
@@ -375,11 +352,15 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         ids = document.tokens[
             (rules.bos is not None) : len(document.tokens) - (rules.eos is not None)
         ]
-        text = spec.decode(ids)
         where = f"{dataset.store.root} document {number}"
+        try:
+            text = spec.decode(ids)
+        except InputError as error:
+            report.add(where, "tokens", "ids that decode", error.why)
+            continue
         size = len(text.encode())
         report.add(where, "bytes of decoded text", document.text_bytes, size)
-        again = reference.encode(text, add_special_tokens=False).ids
+        again = encoder.encode(*concatenate([text.encode()])).ids
         if not np.array_equal(again, ids):
             report.add(where, "round trip", f"{len(ids)} ids", f"{len(again)} other ids")
         report.round_trip += 1

@@ -136,5 +136,5 @@ def check_shard_sample(
                 report.add(tokens, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
         if whole:
             check_ends(store, info, report)
-            check_docs(store, manifest, info, report)
+            check_docs(store, manifest, info, report, result.record)
     return result

@@ -14,17 +14,15 @@ from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
-from olm_data.dataset.docs import DOCS, docs_schema
+from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.manifest import Manifest, ShardInfo
 from olm_data.dataset.record import RECORD, ShardRecord, window_counts
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import OlmError, StorageError, printable
+from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
 from olm_data.storage.store import Store
 
 PIECE_BYTES = 4 << 20  # a multiple of the block size
@@ -148,14 +146,18 @@ def check_shard(
 ) -> ShardResult:
     result = ShardResult(VerifyReport(info.name))
     report = result.report
-    with report.unreadable(store.url(info.name)):
+    url, ends = store.url(info.name), None
+    with report.unreadable(url):
         result.record = check_record(store, manifest, info, report)
+    with report.unreadable(url):
         ends = check_ends(store, info, report)
+    with report.unreadable(url):
         _check_tokens(store, manifest, info, ends, result, seen)
-        check_docs(store, manifest, info, report)
-        if ends is not None and result.record is not None:
-            windows = window_counts(ends)
-            report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
+    with report.unreadable(url):
+        check_docs(store, manifest, info, report, result.record)
+    if ends is not None and result.record is not None:
+        windows = window_counts(ends)
+        report.add(store.url(info.name + RECORD), "windows", windows, result.record[0].windows)
     return result
 
 
@@ -168,10 +170,13 @@ def check_record(
         return None
     digest = hashlib.sha256(data).hexdigest()
     report.add(url, "sha256", info.sha256.get("record"), digest)
+    if digest != info.sha256.get("record"):
+        return None  # what stands in it may be anything; the other files are checked without
     try:
-        record = msgspec.json.decode(data, type=ShardRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        report.add(url, "content", "a commit record", error)
+        size = manifest.tokens_bytes(info)
+        record = ShardRecord.decode(data, url, sha256=digest, token_bytes=size)
+    except OlmError as error:
+        report.add(url, "content", "a commit record", error.what)
         return None
     for name in ("name", "tokens", "documents", "text_bytes", "max_token_id"):
         report.add(url, name, getattr(info, name), getattr(record, name))
@@ -184,11 +189,12 @@ def check_record(
 
 def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarray | None:
     url = store.url(info.name + ENDS)
-    data = read_or_report(store, info.name + ENDS, report)
+    header = npy_header(np.dtype(np.uint64), info.documents)
+    size = len(header) + 8 * info.documents
+    data = read_or_report(store, info.name + ENDS, report, limit=max(size, MAX_SMALL))
     if data is None:
         return None
     report.add(url, "sha256", info.sha256.get("ends"), hashlib.sha256(data).hexdigest())
-    header = npy_header(np.dtype(np.uint64), info.documents)
     if len(data) != len(header) + 8 * info.documents:
         report.add(url, "bytes", len(header) + 8 * info.documents, len(data))
         return None
@@ -263,33 +269,33 @@ def _check_tokens(
         report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
     if eos is not None and ends is not None:
         units = result.record[0].units if result.record else []
-        not_ended = sum(unit.get("not_ended", 0) for unit in units)  # of what was imported
+        counts = (unit.get("not_ended", 0) for unit in units)  # of what was imported
+        not_ended = sum(count for count in counts if isinstance(count, int))
         report.add(url, f"documents ending in EOS {eos}", len(ends) - not_ended, eos_at_ends)
         at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
         result.eos_inside = eos_count - eos_at_ends - at_starts
 
 
-def check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: VerifyReport) -> None:
+def check_docs(
+    store: Store,
+    manifest: Manifest,
+    info: ShardInfo,
+    report: VerifyReport,
+    record: tuple[ShardRecord, str] | None,
+) -> None:
     url = store.url(info.name + DOCS)
-    data = read_or_report(store, info.name + DOCS, report)
-    if data is None:
-        return
-    digest = hashlib.sha256(data).hexdigest()
-    report.add(url, "sha256", info.sha256.get("docs"), digest)
-    if digest != info.sha256.get("docs"):
+    promised = record[0].files.get("docs") if record is not None else None
+    size = None if promised is None else promised.bytes
+    if not same_bytes(store, info.name + DOCS, size, info.sha256.get("docs"), report):
         return  # damaged pages are not worth parsing
-    base = docs_schema()
     try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        names = file.schema_arrow.names[: len(base)]
-        report.add(url, "columns", base.names, names)
-        if names != base.names:
-            return
-        table = file.read(columns=["input", "text_bytes", "content_hash"])
-    except (pa.ArrowException, OSError) as error:
-        report.add(url, "content", "a parquet file", error)
+        rows = DocumentRows(store, info.name, info.documents)
+        table = rows.table(["input", "text_bytes", "content_hash"])
+    except StorageError:
+        raise
+    except OlmError as error:
+        report.add(url, "content", "the rows of its documents", error.what)
         return
-    report.add(url, "rows", info.documents, table.num_rows)
     sizes = table["text_bytes"].to_numpy()
     report.add(url, "sum of text_bytes", info.text_bytes, int(sizes.sum()))
     inputs = table["input"].to_numpy()
@@ -305,6 +311,28 @@ def check_docs(store: Store, manifest: Manifest, info: ShardInfo, report: Verify
         report.add(url, "documents whose content hash is of the validation split", wanted, below)
 
 
+def same_bytes(
+    store: Store, name: str, size: int | None, sha256: str | None, report: VerifyReport
+) -> bool:
+    """Note a disagreement unless a file has this size and sha256; return whether it has.
+
+    Args:
+        size: in bytes; a file of another size is not read. None: unknown, and bounded.
+    """
+    url, found = store.url(name), store.size(name)
+    if found is None:
+        report.add(url, "file", "present", "missing")
+    elif size is None and found > MAX_WHOLE:
+        report.add(url, "bytes", f"at most {MAX_WHOLE}", found)
+    elif size is not None and found != size:
+        report.add(url, "bytes", size, found)
+    else:
+        digest = store.sha256(name)
+        report.add(url, "sha256", sha256, digest)
+        return digest == sha256
+    return False
+
+
 def header_fits(url: str, data: bytes, header: bytes, report: VerifyReport) -> bool:
     """Note a disagreement unless a file's first bytes are `header`; return whether they are."""
     found = data[: len(header)]
@@ -313,9 +341,11 @@ def header_fits(url: str, data: bytes, header: bytes, report: VerifyReport) -> b
     return found == header
 
 
-def read_or_report(store: Store, name: str, report: VerifyReport) -> bytes | None:
+def read_or_report(
+    store: Store, name: str, report: VerifyReport, *, limit: int = MAX_WHOLE
+) -> bytes | None:
     try:
-        return store.read(name)
+        return store.read(name, limit=limit)
     except (FileNotFoundError, NotADirectoryError):
         report.add(store.url(name), "file", "present", "missing")
         return None

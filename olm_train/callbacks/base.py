@@ -3,10 +3,13 @@
 The trainer calls each hook on every callback and on every rank, higher priority first, and knows
 nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.main`).
 
-    pre_train -> [ pre_step -> pre_optim_step -> post_step
+    pre_train -> [ pre_step -> pre_optim_step -> post_step -> evaluate
                    when one is wanted: save_checkpoint -> post_checkpoint_saved
                    every metrics_collect_interval steps: pre_log_metrics -> log_metrics ]
               -> post_train | on_error -> close
+
+A checkpoint asked for in `pre_train` or `post_step` is written after that hook and `evaluate` have
+run on every callback, so it holds the state of all of them after its step.
 """
 
 from __future__ import annotations
@@ -48,6 +51,17 @@ class Callback:
 
     def post_step(self) -> None:
         """Runs after a step; `trainer.step` counts it."""
+
+    def evaluate(self) -> None:
+        """Runs after `post_step` of all callbacks, and after `pre_train`: looks at the weights."""
+
+    def left_to_do(self) -> list[str]:
+        """Return what is still to do for a run that has ended, by name.
+
+        Called after `load_state_dict`, where no step is left. If there is something, the weights
+        are loaded and `pre_train`, `evaluate`, `post_train` and `close` run, without a step.
+        """
+        return []
 
     def save_checkpoint(self, kind: Kind, *, wait: bool) -> None:
         """Runs when a checkpoint of the current step is asked for; `wait`: until it is complete."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -72,9 +71,7 @@ class CheckpointerConfig:
 
 
 class CheckpointerCallback(Callback):
-    """See `CheckpointerConfig`. Runs after the evaluator: a checkpoint knows its results."""
-
-    priority: ClassVar[int] = 1
+    """See `CheckpointerConfig`."""
 
     def __init__(self, config: CheckpointerConfig) -> None:
         self.config = config
@@ -92,7 +89,7 @@ class CheckpointerCallback(Callback):
             keep=config.max_checkpoints,
         )
         self._saver = Saver(
-            trainer.save_folder, trainer.work_dir, trainer.world, policy, trainer.say
+            trainer.save_folder, trainer.work_dir, trainer.world, policy, trainer.say, trainer.fence
         )
         if config.pre_train_checkpoint and trainer.step == 0:
             trainer.save_checkpoint(Kind.fixed)
@@ -105,6 +102,8 @@ class CheckpointerCallback(Callback):
             self.trainer.save_checkpoint(Kind.permanent)
         elif ephemeral is not None and step % ephemeral == 0 and step < self.trainer.stop_step:
             self.trainer.save_checkpoint(Kind.ephemeral)
+        elif step == self.trainer.stop_step:  # before the end changes the state of any callback
+            self.trainer.save_checkpoint(Kind.final, wait=True)
 
     def save_checkpoint(self, kind: Kind, *, wait: bool) -> None:
         assert self._saver is not None

@@ -49,16 +49,18 @@ class ConsoleLoggerCallback(Callback):
 
     def pre_train(self) -> None:
         trainer = self.trainer
-        world, model = trainer.world, trainer.train_module.model.config
+        if trainer.left:  # nothing is trained
+            return
+        world, module = trainer.world, trainer.train_module
         device = "CPU" if world.device.type == "cpu" else "CUDA device"
         tokens = trainer.tokens_at(trainer.stop_step)
         trainer.say(
-            f"training {count(model.num_params)} parameters to step {trainer.stop_step:,} "
+            f"training {count(module.num_params)} parameters to step {trainer.stop_step:,} "
             f"({count(tokens)} tokens) on {world.size} {device} "
             f"rank{'s' if world.size > 1 else ''}, into {trainer.save_folder}"
         )
-        loss = trainer.train_module.loss
-        trainer.say(f"attention {model.attention}; loss {loss.name}: {loss.why}")
+        for line in [*trainer.chosen, *module.describe()]:
+            trainer.say(line)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         trainer, sizes = self.trainer, self.trainer.data_loader.batch_sizes

@@ -24,7 +24,7 @@ _DEFAULTS: dict[str, tuple[type[Callback], Any]] = {
 def with_defaults(given: Mapping[str, Callback | None]) -> dict[str, Callback]:
     """Return the callbacks given and the default ones that are missing.
 
-    A default is left out where its name is given, be it as None, or a callback of its class is.
+    A default is left out where its name is given, even as None, or a callback of its class is.
     """
     callbacks = {name: callback for name, callback in given.items() if callback is not None}
     for name, (kind, config) in _DEFAULTS.items():

@@ -18,7 +18,10 @@ from typing import ClassVar
 
 import torch
 
+from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.errors import UsageError, ValidationError
+from olm_data.json_lines import malformed_log
+from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.storage.disk import write_durable
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.logs import ENVIRONMENT
@@ -63,7 +66,11 @@ class EnvironmentCallback(Callback):
     def _compare(self) -> None:
         path, now = self.trainer.work_dir / ENVIRONMENT, describe(self.trainer.world.device)
         if self.trainer.resumed and path.exists():
-            changed = differences(json.loads(path.read_bytes()), now)
+            try:
+                before = decode_object(read_regular(path, MAX_CONFIG))
+            except MalformedJson as error:
+                raise malformed_log(path, str(error)) from None
+            changed = differences(before, now)
             if changed and self.config.strict:
                 raise ValidationError(
                     f"the environment is not that of the run: {'; '.join(changed)}",
@@ -82,18 +89,23 @@ class EnvironmentCallback(Callback):
 def describe(device: torch.device) -> dict[str, str]:
     """Return version or name by what it is of; packages as `package NAME`."""
     found = {"python": platform.python_version(), "system": platform.platform()}
+    found["device"] = device_name(device)
     if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device)
         found["cuda"] = str(torch.version.cuda)
         if DRIVER.exists():
             found["driver"] = DRIVER.read_text().partition("\n")[0]
-    else:
-        found["device"] = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     packages = {
         f"package {package.metadata['Name']}": package.version
         for package in metadata.distributions()
     }
     return found | dict(sorted(packages.items()))
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or the instructions of the CPU that torch uses."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}"
 
 
 def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:

@@ -7,14 +7,17 @@ once: the result does not depend on how the rows were spread.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
+from olm_data.json_lines import json_lines
+from olm_data.locate.run import LOG
 from olm_data.mixture.lock import Lock
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import Kind
@@ -55,20 +58,34 @@ class LMEvaluatorConfig:
 
 
 class LMEvaluatorCallback(Callback):
-    """See `LMEvaluatorConfig`. Runs before the checkpointer, which saves what was evaluated."""
-
-    priority: ClassVar[int] = 2
+    """See `LMEvaluatorConfig`."""
 
     def __init__(self, config: LMEvaluatorConfig) -> None:
         self.config = config
         self._last = -1
+        self._made: dict[str, str] = {}  # digest of each data set evaluated after step `_last`
         self._loaders: dict[str, EvalLoader] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": self._last}
+        return {"last": self._last, "made": dict(self._made)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._last = state["last"]
+        self._last, self._made = state["last"], dict(state.get("made", {}))
+
+    def left_to_do(self) -> list[str]:
+        """Return the data sets that were not there when the run ended."""
+        trainer = self.trainer
+        left = self._due()
+        for name in self.config.datasets.keys() & self._made.keys():
+            folder = self.config.datasets[name]
+            digest = open_held_out(name, folder, trainer.data_loader.lock).digest
+            if self._made[name] != digest:
+                trainer.say(
+                    f"note: the evaluation {name} of step {self._last:,} was made on another data "
+                    f"set ({self._made[name][:12]}, here {digest[:12]}) and is not made again; "
+                    "give the new one another name"
+                )
+        return [f"evaluation {name}" for name in left]
 
     def pre_train(self) -> None:
         trainer, lock = self.trainer, self.trainer.data_loader.lock
@@ -80,40 +97,53 @@ class LMEvaluatorCallback(Callback):
                 rank=trainer.world.rank,
                 world_size=trainer.world.size,
             )
-        self._evaluate_if_due()
 
-    def post_step(self) -> None:
-        self._evaluate_if_due()
-
-    def _evaluate_if_due(self) -> None:
-        step = self.trainer.step
+    def _due(self) -> list[str]:
+        """Return the data sets that are to be looked at after this step and have not been."""
+        step, ended = self.trainer.step, self.trainer.step >= self.trainer.stop_step
         due = step % self.config.eval_interval == 0 and step > 0
         due |= self.config.eval_on_startup and step == 0
-        due |= self.config.eval_on_finish and step == self.trainer.stop_step
-        if not due or step == self._last:
-            return
-        with self.trainer.pause():
-            results = self._evaluate()
-        if results is None and step == self.trainer.stop_step:
-            # No start comes after the last step that could make it: save first, then finish it.
-            self.trainer.save_checkpoint(Kind.final, wait=True)
-            with self.trainer.pause():
-                results = self._evaluate(to_the_end=True)
-        if results is not None:
-            self._last = step
-            self.trainer.log_evaluation(results)
+        due |= self.config.eval_on_finish and ended
+        made = self._made.keys() if step == self._last else set()
+        names = [name for name in self.config.datasets if due and name not in made]
+        if names and (made or ended):  # evaluations of a run that has ended are in its log alone
+            log = self.trainer.work_dir / LOG
+            known = self.trainer.world.on_main(lambda: evaluated(log, step))
+            names = [name for name in names if name not in known]
+        return names
 
-    def _evaluate(self, *, to_the_end: bool = False) -> dict[str, dict[str, float]] | None:
+    def evaluate(self) -> None:
+        trainer, step = self.trainer, self.trainer.step
+        names = self._due()
+        if not names:
+            return
+        with trainer.pause():
+            results = self._evaluate(names)
+        if results is None and step >= trainer.stop_step:
+            # No start comes after the last step that could make it: save first, then finish it.
+            trainer.save_checkpoint(Kind.final, wait=True)
+            with trainer.pause():
+                results = self._evaluate(names, to_the_end=True)
+        if results is not None:
+            before = self._made if self._last == step else {}
+            made = {name: self._loaders[name].dataset.digest for name in names}
+            self._last, self._made = step, {**before, **made}
+            trainer.log_evaluation(results)
+
+    def _evaluate(
+        self, names: Sequence[str], *, to_the_end: bool = False
+    ) -> dict[str, dict[str, float]] | None:
         """Return the results, or None when a signal came: then they are made after the restart.
 
         Args:
+            names: of the data sets.
             to_the_end: whatever signal comes.
         """
         results = {}
         module, world = self.trainer.train_module, self.trainer.world
-        for name, loader in self._loaders.items():
+        for name in names:
             total = torch.zeros(2, dtype=torch.float64, device=world.device)
-            for number, batch in enumerate(loader):
+            for number, batch in enumerate(self._loaders[name]):
                 if self.trainer.ask_to_stop() and not to_the_end:
                     return None
                 if number == self.config.max_batches:
@@ -124,6 +154,13 @@ class LMEvaluatorCallback(Callback):
             loss = loss_sum / count if count else math.nan
             results[name] = {"CE loss": loss, "PPL": perplexity(loss), "tokens": int(count)}
         return results
+
+
+def evaluated(log: Path, step: int) -> set[str]:
+    """Return the data sets that metrics.jsonl has results of after `step`."""
+    entries = (entry for _, entry in json_lines(log)) if log.exists() else iter(())
+    there = [entry.get("eval") for entry in entries if entry.get("step") == step]
+    return {name for sets in there if isinstance(sets, dict) for name in sets}
 
 
 def open_held_out(name: str, folder: str, lock: Lock) -> Dataset:

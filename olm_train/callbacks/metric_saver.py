@@ -1,13 +1,15 @@
 """`metrics.jsonl`: one line for each step and one for each evaluation, each exactly once.
 
-    {"step": 12, "tokens": 6144, "rows": [88, 96], "order": "9f2c...", "train/CE loss": 5.1, ...}
-    {"step": 12, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, "tokens": 4080}}}
+    {"step": 12, "time": 1767225600.125, "tokens": 6144, "rows": [88, 96], "order": "9f2c...",
+     "train/CE loss": 5.1, ...}
+    {"step": 12, "time": 1767225601.5, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, ...}}}
 
 Numbers are written so that reading them gives the same float64 back; NaN and infinity are null.
 `rows` is the half-open range of the schedule's rows that the step was made of, without the ranges
-in `skipped` if there are any; `order` is their digest (`olm_data.mixture.steps`). A resumed run
-first removes the lines beyond the step of its checkpoint, so kills leave no step twice and none
-out; `starts.jsonl` beside it says how many they were (`olm_data.audit.run_log`).
+in `skipped` if there are any; `order` is their digest (`olm_data.mixture.steps`); `time` is that of
+the line, in seconds since 1970. A resumed run first removes the lines beyond the step of its
+checkpoint, so kills leave no step twice and none out; `starts.jsonl` beside it says how many they
+were (`olm_data.audit.run_log`).
 Lines that a full disk refuses wait in memory; a checkpoint that would outlive them fails, and is
 tried again like any other.
 """
@@ -17,15 +19,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 from olm_data.audit.run_log import STARTS, Start, encode_starts, read_starts
+from olm_data.bounded_json import MalformedJson, decode_object
+from olm_data.errors import printable
+from olm_data.json_lines import malformed_log, raw_lines
 from olm_data.locate.run import LOG
+from olm_data.redaction import redacted
 from olm_data.storage.disk import io_errors, write_durable
 from olm_train.callbacks.base import Callback
+from olm_train.callbacks.environment import device_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +75,14 @@ class MetricSaverCallback(Callback):
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         trainer = self.trainer
-        line: dict[str, Any] = {"step": step, "tokens": trainer.tokens_at(step)}
+        line: dict[str, Any] = {"step": step, "time": _now(), "tokens": trainer.tokens_at(step)}
         line["rows"] = list(trainer.rows_of(step))
         if skipped := trainer.skipped_in(step):
             line["skipped"] = [list(item) for item in skipped]
         self._write({**line, "order": trainer.order_digest(step), **metrics})
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
-        self._write({"step": step, "eval": results})
+        self._write({"step": step, "time": _now(), "eval": results})
 
     def state_dict(self) -> dict[str, Any]:
         # A checkpoint is being made: it must not outlive the lines of the steps it contains.
@@ -97,6 +107,12 @@ class MetricSaverCallback(Callback):
             world_size=trainer.world.size,
             skip=loader.skip,
             bad=trainer.bad_rows,
+            time=_now(),
+            command=command(),
+            device=device_name(trainer.world.device),
+            parameters=sum(p.numel() for p in trainer.train_module.model.parameters()),
+            config=trainer.config,
+            changes=trainer.config_changes,
         )
         starts = [*read_starts(trainer.work_dir), start]
         _replace(trainer.work_dir / STARTS, encode_starts(starts))
@@ -130,6 +146,24 @@ class MetricSaverCallback(Callback):
         self._pending = b""
 
 
+def _now() -> float:
+    """Return the time of a line, to the millisecond."""
+    return round(time.time(), 3)
+
+
+def command() -> str:
+    """Return what started this process, with torchrun's most telling options, no credentials."""
+    typed = sys.orig_argv[1:]
+    if "-m" in typed:
+        typed = typed[typed.index("-m") :]
+    launcher = ["python"]
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        ranks, local = (int(os.environ.get(n, 1)) for n in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        nodes = [f"--nnodes={ranks // local}"] if ranks > local else []
+        launcher = ["torchrun", *nodes, f"--nproc-per-node={local}"]
+    return redacted(shlex.join([*launcher, *typed]))
+
+
 def _plain(value: Any) -> Any:
     """Return a JSON value with null for what is no number: JSON has none."""
     if isinstance(value, Mapping):
@@ -144,11 +178,13 @@ def keep_until(path: Path, step: int) -> int:
         How many steps were removed.
     """
     kept, removed = [], 0
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            continue
-        entry = json.loads(line)
-        if entry["step"] <= step:
+    for number, line in raw_lines(path):
+        try:
+            entry = decode_object(line)
+            early = entry["step"] <= step
+        except (MalformedJson, KeyError, TypeError) as error:
+            raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
+        if early:
             kept.append(line)
         else:
             removed += "eval" not in entry

@@ -11,7 +11,6 @@ reading up to two more checkpoints. Never: write into the run's folder.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, ClassVar
 
 from olm_data.audit.run_log import Start, read_starts
 from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.json_lines import json_lines, malformed_log
 from olm_data.locate.run import LOG
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
@@ -151,8 +151,10 @@ class ReplayCheckerCallback(Callback):
 def read_logged(path: Path) -> dict[int, Mapping[str, Any]]:
     """Return the order and the compared metrics of each logged step; those of a torn line not."""
     logged: dict[int, Mapping[str, Any]] = {}
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith(b"\n") and "eval" not in (entry := json.loads(line)):
+    for number, entry in json_lines(path) if path.exists() else ():
+        if "eval" not in entry:
+            if not isinstance(entry.get("step"), int):
+                raise malformed_log(path, f"line {number}: no step")
             logged[entry["step"]] = {name: entry.get(name) for name in ("order", *COMPARED)}
     return logged
 

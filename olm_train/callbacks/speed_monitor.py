@@ -15,7 +15,7 @@ import torch
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
-from olm_train.flops import model_flops_utilisation, num_flops_per_token
+from olm_train.flops import model_flops_utilisation
 
 TOKENS_PER_SECOND = "throughput/tokens per second"
 STEP_SECONDS = "throughput/seconds per step"
@@ -108,8 +108,8 @@ class SpeedMonitorCallback(Callback):
         world = self.trainer.world
         if world.device.type != "cuda" or not self._tokens:
             return None
-        flops = num_flops_per_token(
-            self.trainer.train_module.model.config, pairs_per_token=self._pairs / self._tokens
-        )
+        flops = self.trainer.train_module.flops_per_token(self._pairs / self._tokens)
+        if flops is None:
+            return None
         name = torch.cuda.get_device_name(world.device)
         return model_flops_utilisation(tokens_per_second * flops, name, devices=world.size)

@@ -1,26 +1,41 @@
 """Reading a checkpoint: find the newest one that verifies, then its JSON, then its tensors.
 
-    candidates, newest first -> manifest -> sizes and sha256 -> train.json -> tensors
+    candidates, newest first -> manifest -> sizes and sha256 -> index -> train.json -> tensors
 
-Never: parse a file whose sha256 is not the manifest's.
+Never: parse a file whose sha256 is not the manifest's, or believe one whose sha256 is: whoever
+wrote the files wrote the manifest too.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 
-from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.bounded_json import MalformedJson, decode
+from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store, absolute
-from olm_train.checkpoint.manifest import MANIFEST, METADATA, STATE, Manifest, step_of
+from olm_train.checkpoint.index import MAX_BYTES, Index
+from olm_train.checkpoint.manifest import (
+    CONFIG,
+    INDEX,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Manifest,
+    step_of,
+)
 from olm_train.checkpoint.place import candidates
-from olm_train.checkpoint.reader import PlainLoadPlanner, VerifiedReader
+from olm_train.checkpoint.reader import IndexedReader
+from olm_train.checkpoint.state import flatten, from_json, put_back, split
 from olm_train.world import World, quiet_alone
 
 
@@ -42,6 +57,11 @@ class Checkpoint:
         return self.store.root
 
     @property
+    def files(self) -> Store:
+        """The folder that its files lie in."""
+        return self.manifest.files_in(self.store)
+
+    @property
     def name(self) -> str:
         """Name of its folder, such as step00000100."""
         return self.store.root.rpartition("/")[2]
@@ -51,11 +71,11 @@ class Checkpoint:
         """Optimiser steps done."""
         return self.manifest.step
 
-    def read_bytes(self, name: str) -> bytes | None:
+    def read_bytes(self, name: str, limit: int = MAX_WHOLE) -> bytes | None:
         """Return the bytes of one of its files, checked again, or None when it has no such file."""
         if name not in [entry.name for entry in self.manifest.files]:
             return None
-        data = self.store.read(name)
+        data = self.files.read(name, limit=limit)
         if hashlib.sha256(data).hexdigest() != self.manifest.entry(name).sha256:
             raise ValidationError(f"{name} changed while it was read", where=self.folder)
         return data
@@ -63,35 +83,144 @@ class Checkpoint:
     def read_json(self, name: str) -> Any:
         """Return the value of one of its JSON files, or None when it has no such file."""
         data = self.read_bytes(name)
-        return None if data is None else json.loads(data)
+        try:
+            return None if data is None else decode(data)
+        except MalformedJson as error:
+            raise ValidationError(
+                f"{name} is not JSON that a run writes", where=self.folder, why=str(error)
+            ) from error
 
     def state(self) -> dict[str, Any]:
-        """Return the trainer's state, `train.json`."""
-        state: dict[str, Any] = self.read_json(STATE)
-        return state
-
-    def load_tensors(self, tensors: dict[str, Any], world: World) -> None:
-        """Fill the tensors of a state dict in place, whatever ranks and sharding wrote them.
+        """Return the trainer's state, `train.json`.
 
         Raises:
-            ValidationError: the checkpoint lacks a tensor, or has it in another shape.
+            ValidationError: it is not what a trainer writes.
         """
+        state = self.read_json(STATE)
+        kinds = {
+            "step": int, "max_steps": int, "world_size": int, "global_batch_size": int,
+            "data_loader": dict, "callbacks": dict,
+        }  # fmt: skip
+        wrong = [
+            name
+            for name, kind in kinds.items()
+            if not isinstance(state, dict) or type(state.get(name)) is not kind
+        ]
+        if wrong:
+            raise ValidationError(
+                f"{STATE} is not what a trainer writes: {', '.join(wrong)}", where=self.folder
+            )
+        if state["step"] != self.step:
+            raise ValidationError(
+                f"{STATE} is of step {state['step']:,}, its checkpoint of step {self.step:,}",
+                where=self.folder,
+            )
+        found: dict[str, Any] = from_json(state, STATE)
+        return found
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration of its run, `config.json`.
+
+        Raises:
+            ValidationError: it is no mapping with a model.
+        """
+        config = self.read_json(CONFIG)
+        if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+            raise ValidationError(f"{CONFIG} is not the configuration of a run", where=self.folder)
+        return config
+
+    @cached_property
+    def index(self) -> Index:
+        """What it holds by name: tensors with dtype and shape, and plain values.
+
+        Raises:
+            ValidationError: it is damaged, or speaks of bytes that there are not.
+        """
+        where, data = self.files.url(INDEX), self.read_bytes(INDEX, MAX_BYTES)
+        if data is None:
+            raise ValidationError(f"the checkpoint has no {INDEX}", where=self.folder)
+        index = Index.decode(data, where)
+        beside = {
+            entry.name.removeprefix(f"{TENSORS}/"): entry.bytes
+            for entry in self.manifest.files
+            if entry.name.startswith(f"{TENSORS}/") and entry.name != INDEX
+        }
+        index.check(beside, where)
+        return index
+
+    def names(self, part: str) -> set[str]:
+        """Return what it holds of a part of the state, such as "optim": tensors and values."""
+        held, prefix = self.index.tensors.keys() | self.index.values.keys(), f"{part}."
+        return {name.removeprefix(prefix) for name in held if name.startswith(prefix)}
+
+    def load_tensors(self, tensors: dict[str, Any], world: World) -> None:
+        """Fill a nested state: tensors in place, whatever ranks and sharding wrote them; values.
+
+        Raises:
+            ValidationError: the checkpoint lacks a tensor or value, has it in another shape or kind
+                of number, or has one that is not asked for in a part, such as `optim`, that is.
+        """
+        flat = flatten(tensors)
+        self._refuse_misfits(flat, tuple(tensors))
+        values = self.index.values
+        put_back(tensors, values)
         try:
             quiet_alone(world)
             dcp.load(
-                tensors,
-                storage_reader=VerifiedReader(self.store, self.read_bytes(METADATA)),
-                planner=PlainLoadPlanner(),
+                split(flat)[0],
+                storage_reader=IndexedReader(self.files, self.index),
+                planner=dcp.DefaultLoadPlanner(flatten_state_dict=False),
                 process_group=world.exchange_group,
                 no_dist=world.size == 1,
             )
-        except (dcp.api.CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        except dcp.api.CheckpointException as error:
+            for failure, _ in error.failures.values():
+                if isinstance(failure, OlmError):
+                    raise failure from error
+            raise
+
+    def _refuse_misfits(self, wanted: Mapping[str, Any], parts: tuple[str, ...]) -> None:
+        here, index = {}, self.index
+        for name, leaf in wanted.items():
+            here[name] = list(leaf.shape) if isinstance(leaf, Tensor) else None
+        there: dict[str, list[int] | None] = {n: list(t.shape) for n, t in index.tensors.items()}
+        there |= dict.fromkeys(index.values)
+        prefixes = tuple(f"{part}." for part in parts)
+        wrong = [f"it lacks {name}" for name in sorted(here.keys() - there.keys())]
+        wrong += [
+            f"nothing here takes {printable(name)}"
+            for name in sorted(there.keys() - here.keys())
+            if name.startswith(prefixes)
+        ]
+        wrong += [
+            f"{name} is {_shown(there[name])}, here {_shown(here[name])}"
+            for name in sorted(here.keys() & there.keys())
+            if here[name] != there[name]
+        ]
+        wrong += [
+            f"{name} is of {index.tensors[name].dtype}, here of {str(leaf.dtype)[6:]}"
+            for name, leaf in sorted(wanted.items())
+            if isinstance(leaf, Tensor)
+            and name in index.tensors
+            and not _convertible(index.tensors[name].torch_dtype, leaf.dtype)
+        ]
+        if wrong:
+            more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
             raise ValidationError(
                 "the checkpoint does not fit this model and optimiser",
                 where=self.folder,
-                why=str(error).strip().splitlines()[-1] if str(error) else type(error).__name__,
-                fix="use the configuration it was written with: config.json beside it",
-            ) from error
+                why="; ".join(wrong[:5]) + more,
+                fix="use the configuration it was written with: config.json in it",
+            )
+
+
+def _convertible(there: torch.dtype, here: torch.dtype) -> bool:
+    """Whether numbers keep their meaning: those of another precision do, of another kind do not."""
+    return there == here or (there.is_floating_point and here.is_floating_point)
+
+
+def _shown(shape: list[int] | None) -> str:
+    return "a plain value" if shape is None else f"a tensor of shape {shape}"
 
 
 def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:
@@ -108,12 +237,22 @@ def open_checkpoint(folder: str | os.PathLike[str], world: World) -> Checkpoint:
         for problem in part
     ]
     checkpoint = Checkpoint(store, manifest)
+    if not wrong:
+        wrong = world.on_main(lambda: _wrong_index(checkpoint))
     if wrong:
         raise ValidationError(
             f"checkpoint {checkpoint.name} is damaged: {'; '.join(dict.fromkeys(wrong))}",
             where=store.root,
         )
     return checkpoint
+
+
+def _wrong_index(checkpoint: Checkpoint) -> list[str]:
+    try:
+        _ = checkpoint.index
+    except ValidationError as error:
+        return [f"{error.what}: {error.why}" if error.why else error.what]
+    return []
 
 
 def newest_checkpoint(

@@ -53,4 +53,6 @@ def _fetch(store: Store, work_dir: Path) -> None:
             continue
         path = work_dir / name
         if not path.exists() or not path.read_bytes().startswith(data):
-            write_durable(path, data)
+            arriving = path.with_name(name + ".tmp")
+            write_durable(arriving, data)
+            os.replace(arriving, path)  # whoever still writes to the old file writes to no log

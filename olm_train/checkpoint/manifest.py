@@ -1,20 +1,24 @@
-"""The checkpoint format, version 2: names, and the manifest that makes a checkpoint one.
+"""The checkpoint format, version 3: names, and the manifest that makes a checkpoint one.
 
     <save_folder>/               a local path or s3://bucket/prefix
       latest                     name of the newest checkpoint; a convenience, never trusted
       step00000100/
-        model_and_optim/         .metadata and __<rank>_<n>.distcp, written by torch DCP
+        model_and_optim/         index.json (`index.py`) and rank00000.bin, rank00001.bin, ...
         train.json               step, loader state, callbacks' state, world size, origin
         config.json              resolved configuration of the run
         mixture.lock.json        copy of the lock
+        tokenizer.json           copy of that of the data, if it has one
         manifest.json            sizes and sha256 of all the above; written last
-      step00000150.tmp/          being written, or left by a kill: never read, cleaned at the start
+      step00000150-000007.tmp/   being written under lease 7, or left by a kill: never read, cleaned
 
 A folder is a checkpoint if its manifest lists exactly what `model_and_optim/` holds and every
-listed file has its size and sha256. DCP's `.metadata` is a pickle: nothing reads it before that.
+listed file has its size and sha256. None of the files is a pickle, and none names a place outside.
+docs/reference/checkpoint.md is the specification.
 
-Version 2 added the kind `fixed` and other values of `model.qk_norm` (`migrate.py`); checkpoints of
-version 1 are read as well.
+A remote store has no rename: there all files but the manifest lie in step00000100/lease-000007/, so
+that a writer which was taken over (`olm_data.storage.lease`) never touches those of the next one.
+
+Versions 1 and 2 held pickles: `olm_train.convert_checkpoint` makes version 3 of them.
 """
 
 from __future__ import annotations
@@ -26,24 +30,31 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.canonical import sha256_file
-from olm_data.errors import ValidationError, printable
+from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable
+from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
-FORMAT, VERSION = "olm-checkpoint", 2
-READABLE = (1, 2)
-MANIFEST, TENSORS, STATE, CONFIG, LOCK = (
+FORMAT, VERSION = "olm-checkpoint", 3
+PICKLED = (1, 2)
+"""Versions whose index and tensors are pickles."""
+MANIFEST, TENSORS, STATE, CONFIG, LOCK, TOKENIZER = (
     "manifest.json",
     "model_and_optim",
     "train.json",
     "config.json",
     "mixture.lock.json",
+    "tokenizer.json",
 )
-METADATA = f"{TENSORS}/.metadata"
+INDEX_NAME = "index.json"
+INDEX = f"{TENSORS}/{INDEX_NAME}"
 POINTER = "latest"
 PARTIAL_SUFFIX = ".tmp"
 
+_PARTIAL = re.compile(r"step\d{8,}(?:-(\d{6,}))?(?:-old)?\.tmp")
+_FOLDER = re.compile(r"|lease-(\d{6,})")
 _NAME = re.compile(r"step(\d{8,})")
 _FILE = re.compile(r"(?:model_and_optim/)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
@@ -92,6 +103,8 @@ class Manifest:
         lock_digest: digest of the mixture lock, or "" where the data came from no lock.
         files: every file but the manifest itself, by name.
         version: of the format it was written in.
+        fence: number of the lease under which it was written; 0 where nothing is known of one.
+        folder: sub-folder of the files, "" where they lie beside the manifest.
     """
 
     step: int
@@ -99,6 +112,8 @@ class Manifest:
     lock_digest: str
     files: tuple[FileEntry, ...]
     version: int = VERSION
+    fence: int = 0
+    folder: str = ""
 
     @property
     def digest(self) -> str:
@@ -116,48 +131,101 @@ class Manifest:
             "lock_digest": self.lock_digest,
             "files": [asdict(entry) for entry in sorted(self.files, key=lambda e: e.name)],
         }
+        if self.version >= 3:
+            value |= {"fence": self.fence, "folder": self.folder}
         value["digest"] = canonical_digest(value)
         return json.dumps(value, indent=1).encode() + b"\n"
 
     @classmethod
-    def read(cls, checkpoint: Store) -> Manifest:
+    def read(cls, checkpoint: Store, *, versions: tuple[int, ...] = (VERSION,)) -> Manifest:
         """Read the manifest of a checkpoint; its own digest is checked, the files are not.
 
+        Args:
+            checkpoint: its folder.
+            versions: of the format that the caller can go on with.
+
         Raises:
-            ValidationError: it is missing, damaged, or of another version.
+            ValidationError: it is missing, cannot be read, or is damaged.
+            MisnamedError: the folder has the name of another step.
+            OtherVersionError: it is of a newer version.
+            InputError: it is of a version that holds pickles.
         """
-        where = checkpoint.url(MANIFEST)
+        where, name = checkpoint.url(MANIFEST), checkpoint.root.rpartition("/")[2]
         try:
-            data = checkpoint.read(MANIFEST)
+            data = read_json(checkpoint, MANIFEST)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise ValidationError("there is no manifest", where=where) from error
+            raise ValidationError(f"checkpoint {name} has no manifest", where=where) from error
+        except (ResourceError, ValidationError, MalformedJson) as error:
+            raise ValidationError(
+                f"checkpoint {name} is damaged: its manifest cannot be read",
+                where=where,
+                why=str(error) if isinstance(error, MalformedJson) else error.what,
+            ) from error
         try:
-            value = json.loads(data)
-            found = value.pop("digest")
-            name, version = value["format"], value["version"]
-            if name != FORMAT or version not in READABLE:
-                raise _other_version(name, version, where)
-            if found == canonical_digest(value):
-                files = tuple(FileEntry(**entry) for entry in value["files"])
-                kind = Kind(value["kind"])
-                manifest = cls(value["step"], kind, value["lock_digest"], files, version)
-                for entry in files:
-                    if not _FILE.fullmatch(entry.name):
-                        raise ValidationError(
-                            f"the manifest lists {printable(entry.name)}, no file of a checkpoint",
-                            where=where,
-                        )
-                if data == manifest.to_json():
-                    return manifest
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, ValidationError):
+            manifest = cls._decode(data, name, where, versions)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, OlmError):
                 raise
-            raise ValidationError("the manifest is damaged", where=where) from error
-        raise ValidationError("the manifest was changed: its digest is wrong", where=where)
+            raise ValidationError(
+                f"checkpoint {name} is damaged: its manifest is malformed", where=where
+            ) from error
+        if step_of(name) not in (None, manifest.step):
+            raise MisnamedError(
+                f"the folder {name} holds the checkpoint of step {manifest.step:,}",
+                where=checkpoint.root,
+                fix=f"move it away, or name it {folder_name(manifest.step)}",
+            )
+        return manifest
+
+    @classmethod
+    def _decode(cls, data: bytes, name: str, where: str, versions: tuple[int, ...]) -> Manifest:
+        value = decode_object(data)
+        found = value.pop("digest")
+        _refuse_version(value["format"], value["version"], versions, name, where)
+        if found == canonical_digest(value):
+            entries = [FileEntry(**entry) for entry in value["files"]]
+            manifest = cls(
+                value["step"],
+                Kind(value["kind"]),
+                value["lock_digest"],
+                tuple(entries),
+                value["version"],
+                **({k: value[k] for k in ("fence", "folder")} if value["version"] >= 3 else {}),
+            )
+            listed: set[str] = set()
+            for file in (entry.name for entry in entries):
+                if file in listed or not _FILE.fullmatch(file):
+                    raise ValidationError(
+                        f"the manifest of checkpoint {name} lists {printable(file)}, no file of a "
+                        "checkpoint",
+                        where=where,
+                    )
+                listed.add(file)
+            if data == manifest.to_json() and manifest._sound():
+                return manifest
+        raise ValidationError(
+            f"the manifest of checkpoint {name} was changed: its digest is wrong", where=where
+        )
+
+    def _sound(self) -> bool:
+        """Whether every value is of the kind that the format has there."""
+        return (
+            type(self.step) is int
+            and type(self.fence) is int
+            and _FOLDER.fullmatch(self.folder) is not None
+            and 0 <= self.step < 1 << 62
+            and isinstance(self.lock_digest, str)
+            and all(type(entry.bytes) is int and entry.bytes >= 0 for entry in self.files)
+            and all(isinstance(entry.sha256, str) for entry in self.files)
+        )
 
     def entry(self, name: str) -> FileEntry:
         """Return the entry of a file."""
         return next(entry for entry in self.files if entry.name == name)
+
+    def files_in(self, checkpoint: Store) -> Store:
+        """Return the folder of the files of a checkpoint with this manifest."""
+        return checkpoint.child(self.folder) if self.folder else checkpoint
 
     def problems(self, checkpoint: Store, *, share: int = 0, shares: int = 1) -> list[str]:
         """Return what is wrong with the files, one sentence each; empty when all is well.
@@ -165,7 +233,8 @@ class Manifest:
         Sizes and stray files are checked whole; of the sha256 only every `shares`-th, from number
         `share` on, so that ranks can divide the reading.
         """
-        wrong = []
+        checkpoint = self.files_in(checkpoint)
+        wrong: list[str] = []
         sizes = {entry.name: entry.size for entry in checkpoint.entries()}
         listed = {entry.name for entry in self.files}
         for name in sizes.keys() - listed:
@@ -177,16 +246,52 @@ class Manifest:
                 wrong.append(f"{entry.name} is missing")
             elif size != entry.bytes:
                 wrong.append(f"{entry.name} has {size:,} bytes instead of {entry.bytes:,}")
-            elif number % shares == share and checkpoint.sha256(entry.name) != entry.sha256:
-                wrong.append(f"{entry.name} has another sha256: its bytes changed")
+            elif number % shares == share:
+                wrong += _wrong_bytes(checkpoint, entry)
         return wrong
 
 
-def _other_version(name: Any, version: Any, where: str) -> ValidationError:
-    known = " and ".join(str(number) for number in READABLE)
-    return ValidationError(
-        f"this is {printable(str(name))} version {printable(str(version))}; this program reads "
-        f"{FORMAT} versions {known}",
+def _wrong_bytes(files: Store, entry: FileEntry) -> list[str]:
+    try:
+        if files.sha256(entry.name) == entry.sha256:
+            return []
+    except (ResourceError, ValidationError) as error:  # a disk that fails, a link, a pipe
+        return [f"{entry.name} cannot be read: {error.what}"]
+    return [f"{entry.name} has another sha256: its bytes changed"]
+
+
+class MisnamedError(ValidationError):
+    """A checkpoint, whole or not, in a folder that has the name of another step."""
+
+
+class OtherVersionError(ValidationError):
+    """A checkpoint of a version that this program does not know, whole or not: exit 3."""
+
+
+def _refuse_version(
+    found: Any, version: Any, versions: tuple[int, ...], name: str, where: str
+) -> None:
+    if found == FORMAT and version in versions:
+        return
+    if found == FORMAT and version in PICKLED:
+        raise InputError(
+            f"checkpoint {name} is of format version {version}, which holds pickles: it is not "
+            "opened",
+            where=where,
+            why="a pickle can run any command when it is opened",
+            fix="if you trust whoever wrote it: python -m olm_train.convert_checkpoint "
+            f"{where.rpartition('/')[0]} NEW_SAVE_FOLDER --trust",
+        )
+    if found == FORMAT and version == VERSION:
+        raise InputError(
+            f"checkpoint {name} holds no pickles: there is nothing to convert",
+            where=where,
+            fix="use it as it is",
+        )
+    known = " and ".join(str(number) for number in versions)
+    raise OtherVersionError(
+        f"checkpoint {name} is {printable(str(found))} version {printable(str(version))}; this "
+        f"program reads {FORMAT} version {known}",
         where=where,
         fix="go on with the program that wrote it, or a newer one",
     )
@@ -201,3 +306,30 @@ def step_of(name: str) -> int | None:
     """Return the step of a checkpoint's folder name, None of any other name."""
     found = _NAME.fullmatch(name)
     return None if found is None else int(found[1])
+
+
+def partial_name(step: int, fence: int, *, old: bool = False) -> str:
+    """Return the name of the local folder in which a checkpoint is written under a lease.
+
+    Args:
+        old: of the folder into which a damaged one of that step is moved before it goes.
+    """
+    numbered = f"-{fence:06d}" if fence else ""
+    return f"{folder_name(step)}{numbered}{'-old' if old else ''}{PARTIAL_SUFFIX}"
+
+
+def fence_of_partial(name: str) -> int | None:
+    """Return the lease number in a partial folder's name, 0 for none, None of any other name."""
+    found = _PARTIAL.fullmatch(name)
+    return None if found is None else int(found[1] or 0)
+
+
+def files_folder(fence: int) -> str:
+    """Return the sub-folder for the files of a remote checkpoint, "" where there is no lease."""
+    return f"lease-{fence:06d}" if fence else ""
+
+
+def fence_of_file(name: str) -> int:
+    """Return the lease number in the name of a file of a remote checkpoint, 0 for none."""
+    found = _FOLDER.fullmatch(name.partition("/")[0])
+    return int(found[1] or 0) if found else 0

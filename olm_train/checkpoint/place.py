@@ -1,9 +1,10 @@
 """Where a run's checkpoints lie: names, what a kill left, removal, the pointer; local or remote.
 
-    local:   step00000100.tmp/ -> fsync -> rename -> step00000100/          removal: the way back
-    remote:  step00000100/* -> step00000100/manifest.json, created last     removal: manifest first
+    local:   step00000100-000007.tmp/ -> fsync -> rename -> step00000100/   removal: the way back
+    remote:  step00000100/lease-000007/* -> .../manifest.json, created last removal: manifest first
 
-A remote store has no rename: there a folder without a manifest is a partial one.
+A remote store has no rename: there a folder without a manifest is a partial one. The number is that
+of the writer's lease: what a later holder is writing is never removed by an earlier one.
 Never: trust a name; whether a checkpoint is whole is for its manifest to say.
 """
 
@@ -15,11 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from olm_data.storage.disk import fsync_directory, io_errors
+from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import (
     MANIFEST,
     PARTIAL_SUFFIX,
     POINTER,
+    fence_of_file,
+    fence_of_partial,
     folder_name,
     step_of,
 )
@@ -42,19 +46,35 @@ def partial_folders(save_folder: str | os.PathLike[str]) -> list[str]:
     if store.remote:
         found = _folders(store)
         return sorted(name for name in found if step_of(name) is not None and not found[name])
-    return sorted(
-        name
-        for name in _folders(store)
-        if name.endswith(PARTIAL_SUFFIX) and step_of(name.removesuffix(PARTIAL_SUFFIX)) is not None
-    )
+    return sorted(name for name in _folders(store) if fence_of_partial(name) is not None)
 
 
-def remove_partial(save_folder: str | os.PathLike[str]) -> list[str]:
-    """Remove what killed saves and removals left; return the names."""
+def remove_partial(save_folder: str | os.PathLike[str], fence: Fence | None = None) -> list[str]:
+    """Remove what killed saves and removals left; return the names.
+
+    Args:
+        fence: lease of the run; what later holders write stays. None: everything goes.
+
+    Raises:
+        LeaseLostError: the lease was taken over.
+    """
     store, found = Store(save_folder), partial_folders(save_folder)
+    if found and fence is not None:
+        fence.check()
     for name in found:
-        _remove_tree(store.child(name))
+        if store.remote:
+            clear_files(store.child(name), fence)
+        elif fence is None or (fence_of_partial(name) or 0) <= fence.number:
+            with io_errors(store.url(name), writing=True):
+                shutil.rmtree(store.url(name))
     return found
+
+
+def clear_files(checkpoint: Store, fence: Fence | None) -> None:
+    """Remove the files of a remote checkpoint without a manifest, but not those of later leases."""
+    for entry in checkpoint.entries():
+        if fence is None or fence_of_file(entry.name) <= fence.number:
+            checkpoint.delete(entry.name)
 
 
 def remove_checkpoint(save_folder: str | os.PathLike[str], step: int) -> None:
@@ -96,11 +116,3 @@ def _folders(store: Store) -> dict[str, bool]:
         return {}
     with io_errors(store.root):
         return {path.name: (path / MANIFEST).is_file() for path in root.iterdir() if path.is_dir()}
-
-
-def _remove_tree(store: Store) -> None:
-    if store.remote:
-        store.clear()
-        return
-    with io_errors(store.root, writing=True):
-        shutil.rmtree(store.root)

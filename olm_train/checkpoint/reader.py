@@ -1,48 +1,52 @@
 """Reads the tensors of a verified checkpoint for torch's distributed checkpoint, local or remote.
 
-    .metadata, bytes that were hashed -> where each tensor's pieces lie
-                                      -> one ranged read a piece -> narrowed -> target
+    index.json, checked -> DCP's plan: which boxes this rank needs
+                        -> one ranged read a box, of its rows alone -> narrowed -> target
 
-Never: unpickle anything but those hashed bytes; pieces and objects are read with
-`weights_only=True`, and only from files that the format names.
+Never: unpickle. DCP's own index and pieces are pickles, so it is given ours, made in memory.
 """
 
 from __future__ import annotations
 
-import io
+import math
 import os
-import pickle
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._nested_dict import set_element
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
-from olm_train.checkpoint.manifest import METADATA, TENSORS
+from olm_train.checkpoint.index import Chunk, Index
+from olm_train.checkpoint.manifest import TENSORS
 
 
-class VerifiedReader(StorageReader):
-    """The reading side of `dcp.FileSystemWriter`, over a store.
+class IndexedReader(StorageReader):
+    """The reading side of `writer.IndexedWriter`, over a store.
 
     Args:
         store: folder of a checkpoint whose files have been verified.
-        metadata: bytes of its `.metadata` with the manifest's sha256; None: it has none.
-
-    Raises:
-        ValidationError: there is no `.metadata`.
+        index: its index, checked.
     """
 
-    def __init__(self, store: Store, metadata: bytes | None) -> None:
-        if metadata is None:
-            raise ValidationError(f"the checkpoint has no {METADATA}", where=store.root)
-        self._store, self._metadata = store, metadata
-        self._places: dict[Any, Any] = {}
+    def __init__(self, store: Store, index: Index) -> None:
+        self._store, self._index = store, index
+        self._chunks = {
+            MetadataIndex(name, chunk.offsets): chunk
+            for name, tensor in index.tensors.items()
+            for chunk in tensor.chunks
+        }
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -50,21 +54,29 @@ class VerifiedReader(StorageReader):
         return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a load."""
-        self._places = {}
+        """Begin a load, which needs nothing."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return DCP's index of the tensors."""
-        metadata: Metadata = pickle.loads(self._metadata)
-        if metadata.storage_meta is None:
-            metadata.storage_meta = StorageMeta()
-        return metadata
+        """Return the index in DCP's classes."""
+        return Metadata(
+            state_dict_metadata={
+                name: TensorStorageMetadata(
+                    TensorProperties(dtype=tensor.torch_dtype),
+                    torch.Size(tensor.shape),
+                    [
+                        ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes))
+                        for c in tensor.chunks
+                    ],
+                )
+                for name, tensor in self._index.tensors.items()
+            },
+            storage_meta=StorageMeta(),
+        )
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Take over where each piece lies."""
-        self._places = metadata.storage_data
+        """Prepare nothing: where each box lies is known."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan, which needs nothing."""
@@ -77,34 +89,33 @@ class VerifiedReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read every item of this rank's plan, in the order in which they lie in the files."""
 
-        def place_of(item: ReadItem) -> tuple[str, int]:
-            place = self._places[item.storage_index]
-            return place.relative_path, place.offset
+        def place_of(item: ReadItem) -> tuple[int, int]:
+            chunk = self._chunks[item.storage_index]
+            return chunk.file, chunk.start
 
         for item in sorted(plan.items, key=place_of):
-            place = self._places[item.storage_index]
-            name = f"{TENSORS}/{place.relative_path}"
-            data = io.BytesIO(self._store.read(name, place.offset, place.offset + place.length))
-            if item.type is LoadItemType.BYTE_IO:
-                planner.load_bytes(item, data)
-                continue
-            tensor = torch.load(data, map_location="cpu", weights_only=True)
-            window = zip(item.storage_offsets, item.lengths, strict=True)
             target = planner.resolve_tensor(item).detach()
-            target.copy_(tensor[tuple(slice(start, start + length) for start, length in window)])
+            target.copy_(self._window(item, self._chunks[item.storage_index]))
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-
-class PlainLoadPlanner(dcp.DefaultLoadPlanner):
-    """DCP's planner, with non-tensor values read as plain data instead of pickled objects."""
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Put a value that is no tensor where it belongs."""
-        set_element(
-            self.original_state_dict,
-            self.mappings[read_item.dest_index.fqn],
-            torch.load(value, weights_only=True),
-        )
+    def _window(self, item: ReadItem, chunk: Chunk) -> Tensor:
+        """Return the part of a chunk that an item asks for; only its rows are read."""
+        dtype = self._index.tensors[item.storage_index.fqn].torch_dtype
+        sizes, window = chunk.sizes, list(zip(item.storage_offsets, item.lengths, strict=True))
+        first, rows = window[0] if window else (0, 1)
+        row = math.prod(sizes[1:]) * dtype.itemsize  # bytes
+        start, length = chunk.start + first * row, rows * row
+        name = f"{TENSORS}/{self._index.files[chunk.file]}"
+        data = bytearray(self._store.read(name, start, start + length))
+        if len(data) != length:
+            raise ValidationError(
+                f"{name} became shorter while it was read", where=self._store.root
+            )
+        tensor = torch.frombuffer(data, dtype=dtype)
+        if not window:
+            return tensor.reshape(())  # a scalar has no dimension
+        tensor = tensor.reshape(rows, *sizes[1:])
+        return tensor[:, *(slice(at, at + size) for at, size in window[1:])]

@@ -9,19 +9,32 @@ Never: go on after a damaged checkpoint without a word, or begin anew where a ru
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.errors import (
+    ConflictError,
+    InputError,
+    OlmError,
+    UsageError,
+    ValidationError,
+    printable,
+)
 from olm_data.mixture.steps import StepSizes
 from olm_data.storage.store import Store, absolute
+from olm_train.checkpoint.exported import is_exported, load_exported
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint
 from olm_train.checkpoint.manifest import Kind, Manifest
 from olm_train.checkpoint.place import candidates, remove_partial
-from olm_train.checkpoint.weights import is_exported, load_exported, model_config, padded
-from olm_train.config import as_dict, differences
+from olm_train.checkpoint.state import flatten
+from olm_train.checkpoint.weights import model_config, padded
+from olm_train.config import Values, as_dict, differences, parse
+from olm_train.model.decoder import DecoderConfig
+from olm_train.optim.state import create_state, make_room
+from olm_train.saved_config import relative_path
 
 if TYPE_CHECKING:
     from olm_train.trainer import Trainer
@@ -81,8 +94,8 @@ class LoadPolicy:
 def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
     """Put a trainer where its newest good checkpoint left off; every rank calls it.
 
-    Of a run that has ended, only the step is read. Where the save folder has no checkpoint, begin
-    with that of `load_path`.
+    Where the save folder has no checkpoint, begin
+    with that of `load_path`, else with initial weights: they are drawn here, and only then.
 
     Args:
         trainer: the trainer.
@@ -96,7 +109,7 @@ def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
     """
     folder, world = trainer.save_folder, trainer.world
     policy = policy or trainer.load_policy
-    world.on_main(lambda: remove_partial(folder))
+    world.on_main(lambda: remove_partial(folder, trainer.fence))
     found = world.on_main(lambda: candidates(folder))
     if found and policy.strategy is LoadStrategy.never:
         raise ConflictError(
@@ -108,7 +121,7 @@ def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
     damaged: list[OlmError] = []
     checkpoint = newest_checkpoint(folder, world, damaged.append)
     for error in damaged:
-        trainer.say(f"warning: {error.what}")
+        _warn(trainer, error)
     if checkpoint is not None:
         if damaged and policy.strict:
             raise ValidationError(
@@ -131,6 +144,12 @@ def restore(trainer: Trainer, policy: LoadPolicy | None = None) -> None:
         )
     elif policy.path is not None:
         _begin(trainer, policy, absolute(policy.path))
+    else:
+        trainer.train_module.ensure_weights()
+
+
+def _warn(trainer: Trainer, error: OlmError) -> None:
+    trainer.say(f"warning: {error.what} ({error.where})")
 
 
 def _begin(trainer: Trainer, policy: LoadPolicy, path: str) -> None:
@@ -143,37 +162,62 @@ def _begin(trainer: Trainer, policy: LoadPolicy, path: str) -> None:
                 where="trainer.load_path",
                 fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
             )
-        weights, about = load_exported(path)
-        model = trainer.train_module.model.config
-        trainer.train_module.load_state_dict({"model": padded(weights, model)})
-        _begun(trainer, path, about["step"], about["weights"]["sha256"])
+        exported = load_exported(path)
+        model = trainer.train_module.model_config
+        weights = exported.weights
+        if isinstance(model, DecoderConfig):
+            weights = padded(weights, model)
+        trainer.train_module.load_state_dict({"model": weights})
+        _begun(trainer, path, exported.about.step, exported.about.weights.sha256)
         return
-    checkpoint = find_checkpoint(path, world, lambda e: trainer.say(f"warning: {e.what}"))
+    checkpoint = find_checkpoint(
+        path, world, lambda e: trainer.say(f"warning: {e.what} ({e.where})")
+    )
     if policy.trainer_state:
         _resume(trainer, checkpoint, optim_state=policy.optim_state)
     else:
-        model_config(checkpoint)  # of a program that knows more, nothing is taken over
-        _load_tensors(trainer, checkpoint, optim_state=policy.optim_state)
+        _model_of(checkpoint, trainer)  # of a program that knows more, nothing is taken over
+        _load_tensors(trainer, checkpoint, checkpoint.state(), optim_state=policy.optim_state)
     _begun(trainer, checkpoint.folder, checkpoint.step, checkpoint.manifest.digest)
 
 
 def _begun(trainer: Trainer, place: str, step: int, digest: str) -> None:
-    trainer.origin = {"path": place, "step": step, "digest": digest}
+    trainer.origin = {
+        "path": relative_path(place, trainer.save_folder),
+        "step": step,
+        "digest": digest,
+    }
     trainer.say(f"beginning with {place}, step {step:,}")
 
 
-def _load_tensors(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
-    tensors = trainer.train_module.state_dict()
+def _load_tensors(
+    trainer: Trainer, checkpoint: Checkpoint, state: Mapping[str, Any], *, optim_state: bool
+) -> None:
+    module, optimizer = trainer.train_module, trainer.optimizer_state
+    record = state.get("optimizer")
+    if optim_state:
+        optimizer.check_class(record, checkpoint.folder)
+        make_room(module.model, module.optimizer, checkpoint.names("optim"))
+        held = {f"{part}.{name}" for part in module.state_dict() for name in checkpoint.names(part)}
+        if held > flatten(module.state_dict()).keys():  # of a module with names of its own
+            create_state(module.optimizer)
+    tensors = module.state_dict()
     if not optim_state:
         tensors = {"model": tensors["model"]}
     checkpoint.load_tensors(tensors, trainer.world)
-    trainer.train_module.load_state_dict(tensors)
+    module.load_state_dict(tensors)
+    if optim_state:
+        optimizer.load_record(record, checkpoint.folder)
 
 
 def _resume(trainer: Trainer, checkpoint: Checkpoint, *, optim_state: bool) -> None:
     state = load_state(trainer, checkpoint, optim_state=optim_state)
     if state["step"] < trainer.stop_step:
         trainer.say(f"resuming from {checkpoint.folder} at step {state['step']:,}")
+        changes = differences(checkpoint.config(), trainer.config)
+        trainer.config_changes = tuple(printable(line) for line in changes)
+        for change in trainer.config_changes:
+            trainer.say(f"  changed: {change}")
         if state["max_steps"] != trainer.max_steps:
             trainer.say(
                 f"note: the schedule is {trainer.max_steps:,} steps long, it was "
@@ -186,22 +230,35 @@ def load_state(
 ) -> dict[str, Any]:
     """Put a trainer at a checkpoint of its run, and return that one's `train.json`.
 
-    Every rank calls it. Where nothing is left to train, only the step is taken over.
+    Every rank calls it. Where nothing is left to train or to do, no tensor is read.
 
     Raises:
-        ValidationError: it belongs to another mixture, model or batch size.
+        ValidationError: it belongs to another mixture, model or batch size, or contradicts itself.
     """
     state = checkpoint.state()
     _refuse_other_sizes(trainer, checkpoint, state)
     trainer.data_loader.load_state_dict(state["data_loader"])
+    if trainer.data_loader.step != state["step"]:
+        raise ValidationError(
+            f"the checkpoint is of step {state['step']:,}, the position in its data of step "
+            f"{trainer.data_loader.step:,}",
+            where=checkpoint.folder,
+            why="tokens would be trained on twice, or left out",
+            fix="restore the checkpoint from a copy, or remove it to go on from the one before",
+        )
     _refuse_changes(trainer, checkpoint)
-    if state["step"] < trainer.stop_step:
-        _load_tensors(trainer, checkpoint, optim_state=optim_state)
-        for name, callback_state in state["callbacks"].items():
-            if name in trainer.callbacks:
-                trainer.callbacks[name].load_state_dict(callback_state)
+    for name, callback_state in state["callbacks"].items():
+        if name in trainer.callbacks:
+            trainer.callbacks[name].load_state_dict(callback_state)
+        elif callback_state:
+            trainer.say(f"note: no callback {printable(name)} here takes the state it has there")
     trainer.step, trainer.resumed = state["step"], True
     trainer.origin = state.get("origin")
+    if trainer.step >= trainer.stop_step:
+        callbacks = trainer.callbacks.values()
+        trainer.left = [text for callback in callbacks for text in callback.left_to_do()]
+    if trainer.step < trainer.stop_step or trainer.left:
+        _load_tensors(trainer, checkpoint, state, optim_state=optim_state)
     return state
 
 
@@ -220,8 +277,30 @@ def _refuse_other_sizes(trainer: Trainer, checkpoint: Checkpoint, state: Mapping
 
 
 def _refuse_changes(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    old = {"model": as_dict(model_config(checkpoint))}
-    _refuse(differences(old, {"model": trainer.config["model"]}), checkpoint)
+    old, new = _model_of(checkpoint, trainer), trainer.config["model"]
+    if "attention" in new:
+        # Every back-end computes the same function; which one fits depends on the device.
+        old = {**old, "attention": new["attention"]}
+    _refuse(differences({"model": old}, {"model": new}), checkpoint)
+
+
+def _model_of(checkpoint: Checkpoint, trainer: Trainer) -> Any:
+    """Return the shape of a checkpoint's model in plain values, as the trainer's own has them.
+
+    Fields that the release which saved it did not know have the defaults of the trainer's class.
+
+    Raises:
+        ValidationError: it should be one of our own models, and has fields that ours do not have.
+    """
+    kind = type(trainer.train_module.model_config)
+    if kind is DecoderConfig:
+        return as_dict(model_config(checkpoint))
+    plain = checkpoint.config()
+    if is_dataclass(kind):
+        values = Values(copy.deepcopy(plain), file=f"{checkpoint.folder}/config.json")
+        with contextlib.suppress(UsageError, NameError):  # then the differences say what is wrong
+            return as_dict(parse(kind, values, ("model",)))
+    return plain["model"]
 
 
 def _refuse(changed: list[str], checkpoint: Checkpoint) -> None:
@@ -239,7 +318,8 @@ def _known(save_folder: str, checkpoint: Checkpoint) -> dict[int, Kind]:
     """Return the checkpoints up to the one that was loaded; a damaged newer one does not count."""
     known = {}
     for name in candidates(save_folder):
-        with contextlib.suppress(ValidationError):  # older than the good one, and never used
+        # Older than the good one, and never used:
+        with contextlib.suppress(ValidationError, InputError):
             manifest = Manifest.read(Store(save_folder).child(name))
             if manifest.step <= checkpoint.step:
                 known[manifest.step] = manifest.kind

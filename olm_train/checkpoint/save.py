@@ -1,20 +1,22 @@
 """Writing a checkpoint: all of it under no name that counts, its manifest last.
 
-    every rank: tensors -> step.tmp/model_and_optim/ (fsync) -> sha256 of the rank's own files
-                                                             -> remote: upload, checked on arrival
-    rank 0:     JSON files -> the run's logs -> manifest.json -> local: rename step.tmp -> step
-                                                              -> `latest`
+    every rank: tensors -> step-N.tmp/model_and_optim/ (fsync) -> sha256 of the rank's own file
+                                                               -> remote: upload to step/lease-N/
+    rank 0:     JSON files -> the run's logs -> manifest.json -> local: rename step-N.tmp -> step
+                lease N still ours? before each of these      -> `latest`
 
 A kill at any moment leaves either a complete new checkpoint or a partial one that nothing reads;
 the checkpoints before it are not touched. An error on one rank is an error on all of them, and
 what was written goes at once, so that a full disk has room again.
 
-Never: touch the tensors of a later step; whoever saves beside the training hands in copies.
+Never: touch the tensors of a later step (whoever saves beside the training hands in copies), or
+replace a checkpoint that verifies.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -26,19 +28,26 @@ from typing import Any, TypeVar
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from olm_data.errors import OlmError, ResourceError
+from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
 from olm_data.storage.disk import write_durable
+from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
 from olm_train.checkpoint.manifest import (
+    INDEX_NAME,
     MANIFEST,
-    PARTIAL_SUFFIX,
     TENSORS,
     FileEntry,
     Kind,
     Manifest,
+    MisnamedError,
+    OtherVersionError,
+    files_folder,
     folder_name,
+    partial_name,
 )
-from olm_train.checkpoint.place import sync_folders, write_pointer
+from olm_train.checkpoint.place import clear_files, sync_folders, write_pointer
+from olm_train.checkpoint.state import flatten, split
+from olm_train.checkpoint.writer import IndexedWriter, tensors_file
 from olm_train.world import World
 
 Result = TypeVar("Result")
@@ -51,7 +60,8 @@ class Contents:
     Attributes:
         step: optimiser steps done.
         kind: decides how long it stays.
-        tensors: state dict that torch DCP can write, whole or sharded.
+        state: nested state of tensors, whole or sharded, and plain values; or what writes its
+            files and their index into a folder.
         documents: JSON values, or ready bytes, by file name.
         lock_digest: digest of the mixture lock, or "".
         logs: local files of the run that lie beside the checkpoints of a remote save folder.
@@ -59,14 +69,19 @@ class Contents:
 
     step: int
     kind: Kind
-    tensors: Mapping[str, Any]
+    state: Mapping[str, Any] | Callable[[Path], None]
     documents: Mapping[str, Any]
     lock_digest: str
     logs: tuple[Path, ...] = ()
 
 
 def save_checkpoint(
-    save_folder: str | os.PathLike[str], contents: Contents, world: World, *, work_dir: Path
+    save_folder: str | os.PathLike[str],
+    contents: Contents,
+    world: World,
+    *,
+    work_dir: Path,
+    fence: Fence | None = None,
 ) -> str:
     """Write a checkpoint; every rank calls it. Returns its folder or URL.
 
@@ -75,34 +90,43 @@ def save_checkpoint(
         contents: what to write.
         world: the ranks that write it together; its exchanges go over `world.exchange_group`.
         work_dir: local folder for the files of a remote save folder on their way.
+        fence: the run's lease on the save folder; None: nobody else writes there.
 
     Raises:
         ResourceError: the disk is full, read-only or fails.
         StorageError: the remote store fails.
-        ConflictError: another run has just written this checkpoint of a remote save folder.
+        ConflictError: the lease is lost, or a checkpoint of this step that verifies is there.
     """
-    store, name = Store(save_folder), folder_name(contents.step)
-    final = store.child(name)
-    partial = Path(store.root) / (name + PARTIAL_SUFFIX)
+    store = Store(save_folder, single_writer=fence is not None and fence.store.single_writer)
+    number = 0 if fence is None else fence.number
+    final, passing = store.child(folder_name(contents.step)), partial_name(contents.step, number)
+    partial = Path(store.root) / passing
+    files = final
     if store.remote:
-        partial = work_dir / (name + PARTIAL_SUFFIX) / f"rank{world.rank}"
+        partial = work_dir / passing / f"rank{world.rank}"
+        files = final.child(files_folder(number)) if number else final
+    if world.on_main(lambda: _is_there(final, fence)):
+        world.on_main(lambda: _point(store, contents.step, fence))
+        return final.root
     try:
         if store.remote:
             _on_each(world, lambda: _fresh(partial))
-            world.on_main(lambda: _clear_remote(final))
         else:
             world.on_main(lambda: _fresh(partial))
-        _write_tensors(partial, contents.tensors, world)
-        parts = _on_each(world, lambda: _own_files(partial, world, final))
+        _write_state(partial, contents.state, world)
+        parts = _on_each(world, lambda: _own_files(partial, world, files))
         entries = [entry for part in parts for entry in part]
-        world.on_main(lambda: _finish(partial, final, entries, contents))
-        world.on_main(lambda: write_pointer(store.root, contents.step))
+        world.on_main(lambda: _finish(partial, final, files, entries, contents, fence))
+        world.on_main(lambda: _point(store, contents.step, fence))
     except (OSError, CheckpointException) as error:
+        for failure, _ in getattr(error, "failures", {}).values():
+            if isinstance(failure, OlmError):
+                raise failure from error
         raise ResourceError(
             f"the checkpoint of step {contents.step} could not be written",
             where=store.root,
             why=_reason(error),
-            fix="make room or see to the permissions there",
+            fix="free some space or correct the permissions there",
         ) from error
     finally:
         # Of a local one only rank 0 knows when all have stopped writing: it left the exchange last.
@@ -120,16 +144,64 @@ def _fresh(partial: Path) -> None:
     (partial / TENSORS).mkdir(parents=True)
 
 
-def _clear_remote(final: Store) -> None:
-    """Remove what lies there: a part, or a damaged one, else the run had gone on from it."""
-    final.delete(MANIFEST)
-    final.clear()
+def _is_there(final: Store, fence: Fence | None) -> bool:
+    """Whether this run has written this very checkpoint; one that is damaged is made way for.
+
+    Raises:
+        ConflictError: another run has, or a newer program, or it is of another step.
+    """
+    number = 0 if fence is None else fence.number
+    try:
+        there = Manifest.read(final)
+        damaged = bool(there.problems(final))
+    except (OtherVersionError, InputError) as error:
+        raise ConflictError(
+            "a checkpoint of another version is there already",
+            where=final.root,
+            why=error.what,
+            fix="go on with the program that wrote it, or choose another trainer.save_folder",
+        ) from error
+    except MisnamedError as error:
+        raise ConflictError(
+            "the checkpoint of another step lies where this one belongs",
+            where=final.root,
+            why=error.what,
+            fix=f"{error.fix}; then run the same command again",
+        ) from error
+    except ValidationError:
+        damaged = True
+    if not damaged:
+        if number and there.fence == number:  # what came after its manifest had failed
+            return True
+        raise _taken(final, there.fence)
+    if final.remote:
+        if fence is not None:
+            fence.check()
+        final.delete(MANIFEST)
+        clear_files(final, fence)
+    return False
 
 
-def _write_tensors(partial: Path, tensors: Mapping[str, Any], world: World) -> None:
+def _taken(final: Store, number: int) -> ConflictError:
+    return ConflictError(
+        "a checkpoint of this step that verifies is there already",
+        where=final.root,
+        why=f"another run wrote it under lease {number}, and what verifies is never replaced",
+        fix="run the same command again: it goes on from the newest checkpoint",
+    )
+
+
+def _write_state(
+    partial: Path, state: Mapping[str, Any] | Callable[[Path], None], world: World
+) -> None:
+    if not isinstance(state, Mapping):
+        state(partial / TENSORS)
+        return
+    tensors, values = split(flatten(state))
     dcp.save(
-        dict(tensors),
-        storage_writer=dcp.FileSystemWriter(partial / TENSORS, sync_files=True),
+        tensors,
+        storage_writer=IndexedWriter(partial / TENSORS, world.rank, values),
+        planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
         process_group=world.exchange_group,
         no_dist=world.size == 1,
     )
@@ -137,13 +209,12 @@ def _write_tensors(partial: Path, tensors: Mapping[str, Any], world: World) -> N
 
 def _own_files(partial: Path, world: World, final: Store) -> list[FileEntry]:
     """Measure the files of this rank, and bring them to a remote store."""
-    patterns = [f"__{world.rank}_*.distcp"] + [".metadata"] * world.main
-    names = [
-        f"{TENSORS}/{path.name}"
-        for pattern in patterns
-        for path in sorted((partial / TENSORS).glob(pattern))
+    names = [tensors_file(world.rank), *([INDEX_NAME] * world.main)]
+    return [
+        _measured(partial, f"{TENSORS}/{name}", final)
+        for name in names
+        if (partial / TENSORS / name).exists()
     ]
-    return [_measured(partial, name, final) for name in names]
 
 
 def _measured(partial: Path, name: str, final: Store) -> FileEntry:
@@ -153,24 +224,74 @@ def _measured(partial: Path, name: str, final: Store) -> FileEntry:
     return entry
 
 
-def _finish(partial: Path, final: Store, entries: list[FileEntry], contents: Contents) -> None:
+def _finish(
+    partial: Path,
+    final: Store,
+    files: Store,
+    entries: list[FileEntry],
+    contents: Contents,
+    fence: Fence | None,
+) -> None:
+    if fence is not None:
+        fence.check()
     for name, value in contents.documents.items():
         data = value if isinstance(value, bytes) else json.dumps(value, indent=1).encode() + b"\n"
         write_durable(partial / name, data)
-        entries.append(_measured(partial, name, final))
-    manifest = Manifest(contents.step, contents.kind, contents.lock_digest, tuple(entries))
+        entries.append(_measured(partial, name, files))
+    number = 0 if fence is None else fence.number
+    manifest = Manifest(
+        contents.step,
+        contents.kind,
+        contents.lock_digest,
+        tuple(entries),
+        fence=number,
+        folder=files.root.removeprefix(final.root).strip("/"),
+    )
+    if fence is not None:
+        fence.check()
     if final.remote:
         for log in contents.logs:
             Store(os.path.dirname(final.root)).put(log.name, log.read_bytes())
+        if fence is not None:
+            fence.check()
         final.create(MANIFEST, manifest.to_json())
         return
     sync_folders([partial / TENSORS, partial])
     write_durable(partial / MANIFEST, manifest.to_json())
     sync_folders([partial])
-    if os.path.exists(final.root):  # damaged, else the run had gone on from it
-        shutil.rmtree(final.root)
-    os.rename(partial, final.root)
+    if fence is not None:
+        fence.check()
+    if os.path.exists(final.root):
+        _remove_damaged(final, partial.with_name(partial_name(contents.step, number, old=True)))
+    try:
+        os.rename(partial, final.root)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise _taken(final, 0) from error
+        raise
     sync_folders([partial.parent])
+
+
+def _remove_damaged(final: Store, aside: Path) -> None:
+    """Remove a checkpoint that does not verify: moved aside first, and looked at once more."""
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(final.root, aside)
+    moved = Store(str(aside))
+    try:
+        there = Manifest.read(moved)
+        damaged = bool(there.problems(moved))
+    except ValidationError:
+        damaged = True
+    if not damaged:
+        os.rename(aside, final.root)
+        raise _taken(final, there.fence)
+    shutil.rmtree(aside)
+
+
+def _point(store: Store, step: int, fence: Fence | None) -> None:
+    if fence is not None:
+        fence.check()
+    write_pointer(store.root, step)
 
 
 def _on_each(world: World, action: Callable[[], Result]) -> list[Result]:

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from olm_data.errors import ResourceError, StorageError, ValidationError
+from olm_data.storage.lease import Fence
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.place import remove_checkpoint
@@ -73,6 +74,7 @@ class Saver:
         world: the ranks of the run.
         policy: how to save.
         say: prints a line, on rank 0.
+        fence: the run's lease on the save folder.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Saver:
         world: World,
         policy: SavePolicy,
         say: Callable[[str], None],
+        fence: Fence | None = None,
     ) -> None:
+        self._fence = fence
         self.save_folder, self.work_dir, self.policy, self.say = save_folder, work_dir, policy, say
         self._stage = Stage()
         self._running: Future[Saved] | None = None
@@ -103,13 +107,14 @@ class Saver:
         assert self._running is None, "finish the one before"
         quiet_alone(self._world)
         running: Future[Saved] = Future()
-        self._running, known = running, dict(known)
+        known = dict(known)
         contents, failure = None, None
         try:
             contents = make()
         except (ResourceError, StorageError) as error:
             failure = error
         failure = next((f for f in self._world.gather(failure) if f is not None), None)
+        self._running = running  # not before: any other error of `make` ends the run at once
         if failure is not None or contents is None:
             assert failure is not None
             self._failed(running, failure)
@@ -118,7 +123,8 @@ class Saver:
         if not self.policy.background:
             self._run(running, contents, known)
             return
-        contents = replace(contents, tensors=self._stage.copy(contents.tensors))
+        assert isinstance(contents.state, Mapping)
+        contents = replace(contents, state=self._stage.copy(contents.state))
         name = f"checkpoint of step {contents.step}"
         thread = threading.Thread(
             target=self._run, args=(running, contents, known), name=name, daemon=True
@@ -157,7 +163,7 @@ class Saver:
                 raise
             # Of the gloo group: the ranks are out of step.
             raise ResourceError(
-                f"the ranks lost each other while saving step {self._step}",
+                f"the ranks lost contact while saving step {self._step}",
                 where=self.save_folder,
                 why=str(error).strip().partition("\n")[0],
                 fix="run the same command again: it goes on from the newest good checkpoint",
@@ -179,7 +185,9 @@ class Saver:
 
     def _save(self, contents: Contents, known: Mapping[int, Kind]) -> Saved:
         world, step = self._world, contents.step
-        folder = save_checkpoint(self.save_folder, contents, world, work_dir=self.work_dir)
+        folder = save_checkpoint(
+            self.save_folder, contents, world, work_dir=self.work_dir, fence=self._fence
+        )
         gone = removable({**known, step: contents.kind}, step, self.policy.remove, self.policy.keep)
         if gone:
             try:
@@ -189,8 +197,13 @@ class Saver:
                     f"the checkpoint of step {step} was written but does not verify",
                     where=folder,
                     why=error.what,
-                    fix="see to the disk: it gives back other bytes than it was given",
+                    fix="check the disk: it returned other bytes than were written",
                 ) from error
-        for old in gone:
-            world.on_main(lambda old=old: remove_checkpoint(self.save_folder, old))  # type: ignore[misc]
+            world.on_main(lambda: self._remove(gone))
         return Saved(step, contents.kind, folder, tuple(gone))
+
+    def _remove(self, steps: list[int]) -> None:
+        for step in steps:
+            if self._fence is not None:
+                self._fence.check()
+            remove_checkpoint(self.save_folder, step)

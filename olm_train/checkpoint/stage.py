@@ -7,12 +7,15 @@ Never: hand out a tensor that shares memory with a live one, on whatever device 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+from olm_train.checkpoint.state import flatten
 
 
 class Stage:
@@ -26,20 +29,22 @@ class Stage:
         self._buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def copy(self, state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Any]]:
-        """Return `state` with every tensor copied; complete when this returns.
+    def copy(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `state`, flat, with every tensor and value copied; complete when this returns.
 
         Args:
-            state: tensors of any device, whole or DTensors, by part and name.
+            state: nested; tensors of any device, whole or DTensors, and plain values.
 
         Returns:
-            The same structure; DTensors stay such, with their local part on the CPU.
+            The leaves by name; DTensors stay such, with their local part on the CPU.
         """
+        flat = flatten(state)
+        tensors = {name: leaf for name, leaf in flat.items() if isinstance(leaf, Tensor)}
         copied = {
-            part: {name: self._copied(f"{part}.{name}", tensor) for name, tensor in tensors.items()}
-            for part, tensors in state.items()
+            name: self._copied(name, leaf) if name in tensors else copy.deepcopy(leaf)
+            for name, leaf in flat.items()
         }
-        for device in {tensor.device for tensors in state.values() for tensor in tensors.values()}:
+        for device in {tensor.device for tensor in tensors.values()}:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         return copied

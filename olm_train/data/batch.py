@@ -13,11 +13,20 @@ from torch import Tensor
 
 from olm_data.errors import ValidationError
 from olm_data.rows.reader import RowBatch
+from olm_train.model.attention_backend import MAX_DOCUMENTS
+
+ROOMS = (256, 1024, 4096, 16_384, MAX_DOCUMENTS)
+"""Numbers of pieces that the offsets of a micro-batch have room for: few, so that few are compiled.
+
+Beyond the last one there is as much room as the reader gives, and kernels that take no more than
+that refuse the micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """A micro-batch of b rows of S tokens. Shapes change only where the sequence length does.
+
+    But for the offsets, which have few.
 
     A stage with a shorter sequence length has more and shorter rows: b * S stays the same.
 
@@ -26,8 +35,8 @@ class Batch:
         labels: int64 [b, S]; -100 where the next token belongs to another document (or is padding).
         doc_start: int32 [b, S]; place within the row of the first token of the token's piece.
         positions: int32 [b, S]; place within the piece: restarts at 0 at each document.
-        cu_seqlens: int32 [max_documents + 1]; offsets of the pieces over the flattened micro-batch,
-            padded by repeating b * S.
+        cu_seqlens: int32 [n + 1]; offsets of the pieces over the flattened micro-batch, padded by
+            repeating b * S to one of few sizes n, see `ROOMS`.
         max_seqlen: S, the longest a piece can be.
         rows: int64 [b]; global row ids of the schedule (-1 for a row of padding). Rows that are
             parts of the same row of the schedule have its id.
@@ -54,7 +63,7 @@ class Batch:
             labels=torch.from_numpy(rows.labels),
             doc_start=torch.from_numpy(rows.doc_start),
             positions=torch.from_numpy(rows.positions),
-            cu_seqlens=torch.from_numpy(rows.cu_seqlens),
+            cu_seqlens=torch.from_numpy(fitted(rows.cu_seqlens)),
             max_seqlen=rows.max_seqlen,
             rows=torch.from_numpy(rows.rows),
         )
@@ -73,6 +82,17 @@ class Batch:
             if isinstance(value, Tensor):
                 values[name] = change(value)
         return Batch(**values)
+
+
+def fitted(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the offsets with the padding cut to the next of `ROOMS`, without copying them.
+
+    Kernels start blocks for each document, empty ones too: padded to what a micro-batch can hold at
+    most, they would be millions.
+    """
+    pieces = int(np.searchsorted(cu_seqlens, cu_seqlens[-1]))
+    room = next((room for room in ROOMS if room >= pieces), len(cu_seqlens) - 1)
+    return cu_seqlens[: room + 1]
 
 
 def check_offsets(cu_seqlens: NDArray[np.int32], tokens: int, max_seqlen: int) -> None:

@@ -181,6 +181,12 @@ class DataLoader:
                     fix=f"set global_batch_size to {near}{since}, or change rank_microbatch_size",
                 )
 
+    def __repr__(self) -> str:
+        return (
+            f"<DataLoader of {self.lock!r}: step {self.step:,} of {self.steps:,}, "
+            f"rank {self.rank} of {self.world_size}>"
+        )
+
     def __iter__(self) -> Iterator[list[Batch]]:
         self.close()
         self.check_sizes(self.step)
@@ -247,7 +253,7 @@ class DataLoader:
         step = sizes.count(done)
         if sizes.before(step) != done:
             raise UsageError(
-                f"the checkpoint has consumed {done:,} rows, which is no whole number of steps of "
+                f"the checkpoint has consumed {done:,} rows, not a whole number of steps of "
                 f"{sizes.size(step):,} rows",
                 fix="keep the global_batch_size of the run, or a divisor of it",
             )

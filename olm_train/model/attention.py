@@ -47,13 +47,19 @@ def _sdpa_prepare(layout: DocumentLayout) -> Tensor | None:
 
 
 def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    group = q.shape[2] // k.shape[2]
+    if mask is not None and group > 1:
+        # With a mask and fewer heads of keys, CUDA has the slow kernel only, which writes all b x H
+        # x S x S products to memory.
+        k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # [b, S, H, D]
+        group = 1
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2),  # [b, H, S, D]
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=mask,
         is_causal=mask is None,
-        enable_gqa=q.shape[2] != k.shape[2],
+        enable_gqa=group > 1,
     )
     return out.transpose(1, 2)
 
@@ -67,17 +73,17 @@ ATTENTION_BACKENDS: dict[str, AttentionBackend] = {
 
 
 def attention_backend(name: str) -> AttentionBackend:
-    """Return the back-end called `name`.
+    """Return the back-end called `name`; of "auto" the one that runs everywhere.
 
     Raises:
         UsageError: there is none of that name.
     """
-    backend = ATTENTION_BACKENDS.get(name)
+    backend = ATTENTION_BACKENDS.get("sdpa" if name == "auto" else name)
     if backend is None:
         raise UsageError(
             f"unknown attention back-end {name!r}",
             where="model.attention",
-            fix=suggest(name, ATTENTION_BACKENDS),
+            fix=suggest(name, ["auto", *ATTENTION_BACKENDS]),
         )
     return backend
 

@@ -23,6 +23,9 @@ from torch import Tensor
 
 from olm_data.errors import UsageError
 
+MAX_DOCUMENTS = 65_535
+"""Documents that kernels without a mask take at once: CUDA's limit of a grid in y and z."""
+
 
 class DocumentLayout(NamedTuple):
     """Where the documents of a micro-batch of b rows of S tokens begin and end.

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Use
+from olm_train.model.compiled import CompiledByKind
 
 
 def _prepare(layout: DocumentLayout) -> BlockMask:
@@ -59,7 +60,7 @@ def _for_device(function: Callable[..., Any], device: torch.device) -> Callable[
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=False)
+    return CompiledByKind(function)
 
 
 def _refusal(use: Use) -> Refusal | None:

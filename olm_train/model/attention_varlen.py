@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Use
+from olm_data.errors import UsageError
+from olm_train.model.attention_backend import (
+    MAX_DOCUMENTS,
+    AttentionBackend,
+    DocumentLayout,
+    Refusal,
+    Use,
+)
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int | None], Tensor]
 """(q [T,H,D], k [T,K,D], v [T,K,D], cu_seqlens int32 [n], max_seqlen, window) -> [T,H,D]."""
@@ -109,7 +116,16 @@ def kernel_backend(
     """
 
     def prepare(layout: DocumentLayout) -> Offsets:
-        return Offsets(*layout.offsets(), layout.window, load())
+        cu_seqlens, max_seqlen = layout.offsets()
+        if len(cu_seqlens) - 1 > MAX_DOCUMENTS:
+            raise UsageError(
+                f"a micro-batch has more than {MAX_DOCUMENTS:,} documents, the most that attention "
+                "kernels without a mask take at once",
+                where="train_module.rank_microbatch_size",
+                why="a launch with more blocks than a grid may have fails",
+                fix="lower it: the global batch stays what it is; or set model.attention=flex",
+            )
+        return Offsets(cu_seqlens, max_seqlen, layout.window, load())
 
     def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets) -> Tensor:
         q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]

@@ -29,6 +29,13 @@ from olm_train.model.head import Head
 from olm_train.model.layers import Linear, build_feed_forward, build_norm
 from olm_train.model.rope import RopeScaling, rope_table
 
+LARGEST = {
+    "vocab_size": 1 << 24, "vocab_multiple": 1 << 16, "d_model": 1 << 18, "n_layers": 1 << 13,
+    "n_heads": 1 << 13, "n_kv_heads": 1 << 13, "head_dim": 1 << 13, "hidden_size": 1 << 21,
+    "max_positions": 1 << 24, "no_rope_layer_interval": 1 << 13,
+}  # fmt: skip
+"""Sizes beyond every model's: a configuration from elsewhere cannot ask for all memory."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
@@ -69,7 +76,8 @@ class DecoderConfig:
         sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
             the layers, -1 is no limit: `[4096, 4096, 4096, -1]` (OLMo 3).
         attention: attention back-end: sdpa, varlen, flex or flash, [see
-            below](#attention-back-ends).
+            below](#attention-back-ends); auto: [what fits the device](#what-auto-stands-for), and
+            sdpa for a model that is built by itself.
         embed_scale: what the token embeddings are multiplied by (Gemma: sqrt of `d_model`).
         tie_embeddings: use the embedding table as the head.
         logit_softcap: logits are bent into (-this, this): this * tanh(logits / this) (Gemma 2: 30).
@@ -98,7 +106,7 @@ class DecoderConfig:
     rope_scaling_windowed: bool = True
     no_rope_layer_interval: int | None = None
     sliding_window: tuple[int, ...] | None = None
-    attention: str = "sdpa"
+    attention: str = "auto"
     embed_scale: float = 1.0
     tie_embeddings: bool = False
     logit_softcap: float | None = None
@@ -107,12 +115,10 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("feed_forward", "bias", "block", "norm", "qk_norm", "positions"):
             self._check_choice(name)
-        for name in (
-            "vocab_size", "vocab_multiple", "d_model", "n_layers", "n_heads", "hidden_size",
-            "max_positions", "no_rope_layer_interval",
-        ):  # fmt: skip
+        for name, most in LARGEST.items():
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, "must be at least 1")
+            fits = value is None or 1 <= value <= most
+            _require(fits, name, f"must be at least 1 and at most {most:,}")
         for name in ("norm_eps", "rope_theta", "embed_scale", "logit_softcap", "init_std"):
             value = getattr(self, name)
             _require(value is None or value > 0, name, "must be more than 0")
@@ -357,13 +363,13 @@ class Decoder(nn.Module):
         config = self.config
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        x = self._embed(input_ids, positions)  # [b, S, d_model]
         scalings = {"scaled": config.rope_scaling, "plain": None}
         ropes = {
             kind: kind
-            and rope_table(positions, config.head_size, config.rope_theta, scalings[kind])
+            and rope_table(positions, config.head_size, config.rope_theta, scalings[kind], x.dtype)
             for kind in dict.fromkeys(config.ropes)
         }
-        x = self._embed(input_ids, positions)  # [b, S, d_model]
         self.require_attention(x.device, x.dtype, training=torch.is_grad_enabled())
         if doc_start is None:
             layout = DocumentLayout.whole_rows(x.shape[0], x.shape[1], x.device)

@@ -1,88 +1,110 @@
-"""Initial weights: each parameter is a function of (seed, its full name, its full shape) alone.
+"""Initial values: each element is a function of (seed, parameter name, place in it) alone.
 
-No parameter depends on the one drawn before it, on the device, on the number of processes or on
-how the tensor is cut over them: the whole tensor is drawn on the CPU, then the part at home here
-is kept. Adding a layer or an option leaves every other parameter as it was.
+No element depends on the one drawn before it, on the device, on the number of processes and
+threads, or on how the tensor is cut over them: each process draws the part that is at home there,
+on the CPU, and no more. Adding a layer, an option or ids leaves every other element as it was.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from olm_train.model.decoder import Decoder
+from olm_train.model.normal import Workspace
+from olm_train.model.shards import local_block
+
+RULE: Final = "sliced-1"
+"""Name of the rule by which seed and names give the values; other values are another name."""
 
 RESIDUAL_OUTPUTS = ("attention.w_out.weight", "feed_forward.w_down.weight")
 VOCABULARY_TABLES = ("embeddings.weight", "lm_head.weight")
-CUTOFF = 3.0
-"""Normal draws are truncated at this many standard deviations."""
+
+PIECE = 1 << 20
+"""Elements a thread takes at a time."""
 
 
-def parameter_seed(seed: int, name: str) -> int:
-    """The 63-bit generator seed of the parameter `name`."""
-    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
-
-
-def initial_value(seed: int, name: str, shape: torch.Size, *, std: float, n_layers: int) -> Tensor:
-    """Draw the full tensor of one parameter, fp32 on the CPU.
-
-    Biases are zeros, other vectors (norm weights) ones. Matrices are normal with deviation `std`,
-    truncated at 3 deviations; those that write to the residual stream are scaled by
-    1 / sqrt(2 n_layers), so that the stream's variance does not grow with depth (Radford et al.,
-    2019).
-    """
-    if name.endswith(".bias"):
-        return torch.zeros(shape)
-    if len(shape) == 1:
-        return torch.ones(shape)
-    if name.endswith(RESIDUAL_OUTPUTS):
-        std /= math.sqrt(2 * n_layers)
-    generator = torch.Generator(device="cpu").manual_seed(parameter_seed(seed, name))
-    return truncated_normal(shape, std, generator)
-
-
-def truncated_normal(shape: torch.Size, std: float, generator: torch.Generator) -> Tensor:
-    """Draw normal values; those beyond CUTOFF deviations are drawn again.
-
-    Not torch's `trunc_normal_`: its draws changed with torch 2.12, and a run begins alike under
-    each version.
-    """
-    drawn = torch.empty(shape).normal_(std=std, generator=generator)
-    while (outside := drawn.abs() > CUTOFF * std).any():
-        drawn[outside] = torch.empty(int(outside.sum())).normal_(std=std, generator=generator)
-    return drawn
+def parameter_key(seed: int, name: str) -> int:
+    """Return the 64 bits that name the stream of the parameter `name`."""
+    digest = hashlib.sha256(f"{RULE}\0{seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
 
 
 @torch.no_grad()
-def init_parameters(model: Decoder, seed: int) -> None:
+def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) -> None:
     """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
 
-    The rows that pad the vocabulary are zeros; the others do not depend on how many there are.
+    Biases and the rows that pad the vocabulary are zeros, other vectors (norm weights) ones.
+    Matrices are normal with deviation `init_std`, truncated at 3 deviations; those that write to
+    the residual stream are scaled by 1 / sqrt(2 n_layers), so that the stream's variance does not
+    grow with depth (Radford et al., 2019).
+
+    Args:
+        threads: that draw at a time, no matter for the values; default: as many as torch uses.
     """
-    config = model.config
+    config, pieces = model.config, deque[_Piece]()
     for name, parameter in model.named_parameters():
-        shape, pads = parameter.shape, 0
-        if name in VOCABULARY_TABLES:
-            pads = config.padded_vocab_size - config.vocab_size
-            shape = torch.Size((config.vocab_size, config.d_model))
-        full = initial_value(seed, name, shape, std=config.init_std, n_layers=config.n_layers)
-        assign(parameter, F.pad(full, (0, 0, 0, pads)) if pads else full)
+        if parameter.ndim == 1:
+            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+            continue
+        residual = name.endswith(RESIDUAL_OUTPUTS)
+        std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)
+        rows = config.vocab_size if name in VOCABULARY_TABLES else parameter.shape[0]
+        pieces.extend(_pieces(parameter, rows, parameter_key(seed, name), std))
+    workers = max(1, min(threads or torch.get_num_threads(), len(pieces)))
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(_draw, pieces) for _ in range(workers)]:
+            done.result()
 
 
-@torch.no_grad()
-def assign(target: Tensor, full: Tensor) -> None:
-    """Copy a full tensor into `target`; of a sharded target each process keeps its own part."""
-    if isinstance(target, DTensor):
-        mesh = target.device_mesh
-        part = distribute_tensor(
-            full.to(mesh.device_type), mesh, target.placements, src_data_rank=None
-        )
-        target.to_local().copy_(part.to_local())
+@dataclass(frozen=True)
+class _Piece:
+    """Elements that lie side by side: value `start` of the stream `key`, and those after it."""
+
+    target: Tensor
+    key: int
+    start: int
+    std: float
+
+
+def _pieces(matrix: Tensor, rows: int, key: int, std: float) -> Iterator[_Piece]:
+    """Cut this rank's part of the first `rows` rows into pieces; put zeros into those below."""
+    part, (down, across) = local_block(matrix)
+    drawn = max(0, min(rows, down.stop) - down.start)
+    part[drawn:].zero_()
+    width = matrix.shape[1]
+    if across.stop - across.start == width:
+        lines = [(part[:drawn].view(-1), down.start * width)]
     else:
-        target.copy_(full)
+        lines = [(part[i], (down.start + i) * width + across.start) for i in range(drawn)]
+    for line, start in lines:
+        for first in range(0, line.numel(), PIECE):
+            yield _Piece(line[first : first + PIECE], key, start + first, std)
+
+
+def _draw(pieces: deque[_Piece]) -> None:
+    """Draw pieces until none is left; other threads take from the same ones."""
+    workspace, buffer = Workspace(), np.empty(0, dtype=np.float32)
+    while True:
+        try:
+            piece = pieces.popleft()
+        except IndexError:
+            return
+        target = piece.target
+        if target.device.type == "cpu" and target.dtype is torch.float32:
+            workspace.fill(target.numpy(), piece.key, piece.start, piece.std)
+            continue
+        if not buffer.size:
+            buffer = np.empty(PIECE, dtype=np.float32)
+        values = buffer[: target.numel()]
+        workspace.fill(values, piece.key, piece.start, piece.std)
+        target.copy_(torch.from_numpy(values))

@@ -19,12 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_train.model.head import Head
+from olm_train.model.precision import at_least_fp32
 
 IGNORE_INDEX = -100
 
 
 class LossSums(NamedTuple):
-    """fp32 scalars in nats, summed over the valid labels.
+    """fp32 (of a model in fp64: fp64) scalars in nats, summed over the valid labels.
 
     Attributes:
         total: what is differentiated.
@@ -47,17 +48,20 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of -log p(label) in nats, fp32 scalar.
 
     Args:
-        logits: [b, S, V], any float dtype; the soft-max is taken in fp32.
+        logits: [b, S, V], any float dtype; the soft-max is taken in fp32, of fp64 in fp64.
         labels: int64 [b, S], -100 where ignored.
     """
     return F.cross_entropy(
-        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        at_least_fp32(logits).flatten(0, -2),
+        labels.flatten(),
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
     )
 
 
 def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Sum of log(sum(exp(logits)))^2 over the valid labels, fp32 scalar; arguments as above."""
-    squares = logits.float().logsumexp(-1).square()  # [b, S]
+    squares = at_least_fp32(logits).logsumexp(-1).square()  # [b, S]
     return torch.where(labels == IGNORE_INDEX, 0.0, squares).sum()
 
 
@@ -73,7 +77,10 @@ def loss_sums(logits: Tensor, labels: Tensor, z_multiplier: float | None) -> Los
 def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:
     """-log p(label) of each place in nats, fp32 [b, S]; 0 where the label is ignored."""
     losses = F.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+        at_least_fp32(logits).flatten(0, 1),
+        labels.flatten(),
+        ignore_index=IGNORE_INDEX,
+        reduction="none",
     )
     return losses.view_as(labels)
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from olm_train.model.head import Head
 from olm_train.model.loss import Loss, LossSums, cross_entropy_by_label
+from olm_train.model.precision import wide
 
 Sums = Callable[[Tensor, Tensor], LossSums]
 """(logits [n, V], labels [n]) -> LossSums."""
@@ -82,7 +83,7 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         own_weight = weight.detach().requires_grad_()
         own_head = head._replace(weight=own_weight)
-        weight_grad = torch.zeros_like(weight, dtype=torch.float32)
+        weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype))
         x_grads, parts = [], []
         for states, chunk_labels in _chunks(x.detach(), labels, chunk_size):
             states.requires_grad_()

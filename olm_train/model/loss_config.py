@@ -17,10 +17,12 @@ from torch import Tensor
 
 from olm_data.errors import UsageError, suggest
 from olm_train.memory import LOGITS_BYTES
+from olm_train.model.compiled import CompiledByKind
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.loss import IGNORE_INDEX, Loss, LossSums, loss_sums
 from olm_train.model.loss_chunked import chunked_loss
+from olm_train.model.precision import at_least_fp32
 
 NAMES = ("auto", "plain", "compiled", "chunked", "linear_cross_entropy")
 CHUNKED = ("chunked", "linear_cross_entropy")
@@ -52,7 +54,7 @@ class LossChoice:
             return _linear_cross_entropy
         sums: Callable[[Tensor, Tensor, float | None], LossSums] = loss_sums
         if self.compiled:
-            sums = torch.compile(loss_sums, dynamic=False)
+            sums = CompiledByKind(loss_sums)
         multiplier = self.z_loss_multiplier
         if self.chunk_size is not None:
             return chunked_loss(lambda x, labels: sums(x, labels, multiplier), self.chunk_size)
@@ -145,5 +147,6 @@ def _linear_cross_entropy(head: Head, x: Tensor, labels: Tensor) -> LossSums:
         ignore_index=IGNORE_INDEX,
         reduction="sum",
         options=torch.nn.LinearCrossEntropyOptions(),
-    ).float()
+    )
+    loss = at_least_fp32(loss)
     return LossSums(loss, loss.detach(), None)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from olm_data.errors import UsageError
+from olm_train.model.precision import at_least_fp32, wide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class YaRNScaling:
         pairs = frequencies.numel()
         first = max(math.floor(self._pair(self.beta_fast, 2 * pairs, theta)), 0)
         last = min(math.ceil(self._pair(self.beta_slow, 2 * pairs, theta)), 2 * pairs - 1)
-        number = torch.arange(pairs, device=frequencies.device, dtype=torch.float32)
+        number = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
         stretched = ((number - first) / max(last - first, 1e-3)).clamp(0, 1)
         return stretched * frequencies / self.factor + (1 - stretched) * frequencies
 
@@ -130,24 +131,31 @@ RopeScaling = PositionInterpolation | Llama3Scaling | YaRNScaling
 
 
 def rope_table(
-    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+    positions: Tensor,
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary angles, in fp32.
+    """Cosines and sines of the rotary angles, in fp32, or in fp64 for a model in it.
 
     Args:
         positions: [b, S] integers, restarting at 0 at each document.
         head_dim: even size of a head.
         theta: base of the geometric series of wave lengths.
         scaling: changes the frequencies.
+        dtype: that the model computes in.
 
     Returns:
-        cos, sin: each fp32 [b, S, 1, head_dim / 2], ready to multiply [b, S, heads, head_dim / 2].
+        cos, sin: each fp32 or fp64 [b, S, 1, head_dim / 2], ready to multiply
+        [b, S, heads, head_dim / 2].
     """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
+    dtype = wide(dtype)
+    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype)
     frequencies = theta ** (-exponents / head_dim)
     if scaling is not None:
         frequencies = scaling.scale(frequencies, theta)
-    angles = positions.to(torch.float32)[..., None, None] * frequencies
+    angles = positions.to(dtype)[..., None, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     if scaling is None or scaling.attention_factor == 1.0:
         return cos, sin
@@ -155,8 +163,8 @@ def rope_table(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; computed in fp32."""
-    first, second = x.float().chunk(2, dim=-1)
+    """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; in fp32 or fp64."""
+    first, second = at_least_fp32(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 

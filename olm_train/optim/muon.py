@@ -1,10 +1,10 @@
 """Muon (Jordan et al., 2024) for the matrices of the blocks, AdamW for all else.
 
-    gradient -> momentum (sharded as the weight is) -> whole matrix -> nearest orthogonal matrix
-             -> scaled -> this rank's share of it -> weight
+    gradient -> momentum (sharded as the weight is) -> whole matrix, on one of the ranks
+             -> nearest orthogonal matrix -> scaled -> each rank's share of it -> weight
 
-A matrix is whole only while it is orthogonalised, one at a time; every rank computes the same
-bits, so weights do not depend on how they are sharded. A matrix that holds several, such as the
+The matrices are divided over the ranks (division.py); what one rank computes all others take, so
+weights do not depend on how they are sharded. A parameter that holds several matrices, such as the
 rows of queries, keys and values, is orthogonalised part by part.
 """
 
@@ -13,16 +13,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from olm_train.model.layers import Linear
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.division import Division, Grid, Matrix
+from olm_train.world import World
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic Newton-Schulz iteration (Jordan et al., 2024)."""
@@ -35,10 +38,16 @@ class Muon(Optimizer):
     Args:
         groups: with "params", "lr", "weight_decay"; with "momentum", "nesterov", "adjust_lr" and
             "parts", a list of the row counts inside each matrix; or with "betas" and "eps".
+
+    Attributes:
+        world: the ranks that hold the parameters, over which the work is divided; at first this one
+            alone.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
+        self.world = World()
+        self._divided: tuple[object, Division] | None = None
         for group in self.param_groups:
             names = ["momentum_buffer"] if "parts" in group else ["exp_avg", "exp_avg_sq"]
             for parameter in group["params"]:
@@ -49,35 +58,57 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take a step; with sharded weights, all ranks together."""
+        """Take a step; with several ranks, all of them together."""
         assert closure is None
         for group in self.param_groups:
             if "parts" not in group:
                 self._adamw(group)
-                continue
-            for parameter, parts in zip(group["params"], group["parts"], strict=True):
-                if parameter.grad is not None:
-                    self._muon(group, parameter, parts)
+        pieces = [
+            _Piece(group, parameter, first, first + rows)
+            for group in self.param_groups
+            if "parts" in group
+            for parameter, parts in zip(group["params"], group["parts"], strict=True)
+            if parameter.grad is not None
+            for rows, first in zip(parts, accumulate(parts, initial=0), strict=False)
+        ]
+        if not pieces:
+            return
+        for piece in pieces:
+            if piece.first == 0:  # once a parameter, on every rank that holds some of it
+                momentum = self.state[piece.parameter]["momentum_buffer"]
+                momentum.lerp_(piece.parameter.grad, 1 - piece.group["momentum"])
+        division = self._divide(pieces)
+        grid = division.grid
 
-    def _muon(self, group: dict[str, Any], parameter: Tensor, parts: Sequence[int]) -> None:
-        momentum = self.state[parameter]["momentum_buffer"]
-        momentum.lerp_(parameter.grad, 1 - group["momentum"])
-        update = momentum
-        if group["nesterov"]:
-            update = parameter.grad.lerp(momentum, group["momentum"])  # type: ignore[union-attr]
-        whole = update.full_tensor() if isinstance(update, DTensor) else update
-        turned = torch.cat(
-            [
-                orthogonalise(part).mul_(scale(part.shape, group["adjust_lr"]))
-                for part in whole.split(list(parts))
-            ]
-        ).to(parameter.dtype)
-        if isinstance(parameter, DTensor):
-            turned = distribute_tensor(
-                turned, parameter.device_mesh, parameter.placements, src_data_rank=None
-            )
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(turned, alpha=-group["lr"])
+        def update(number: int) -> Tensor:
+            piece, where = pieces[number], division.matrices[number].local(grid.shard, grid.shards)
+            momentum = _local(self.state[piece.parameter]["momentum_buffer"])[where]
+            if not piece.group["nesterov"]:
+                return momentum
+            return _local(piece.parameter.grad)[where].lerp(momentum, piece.group["momentum"])
+
+        def turn(number: int, whole: Tensor) -> Tensor:
+            return orthogonalise(whole).mul_(scale(whole.shape, pieces[number].group["adjust_lr"]))
+
+        def use(number: int, rows: Tensor) -> None:
+            piece, where = pieces[number], division.matrices[number].local(grid.shard, grid.shards)
+            weight = _local(piece.parameter)[where]
+            weight.mul_(1 - piece.group["lr"] * piece.group["weight_decay"])
+            weight.add_(rows.to(weight.dtype), alpha=-piece.group["lr"])
+
+        division.run(update, turn, use)
+
+    def _divide(self, pieces: list[_Piece]) -> Division:
+        """Return who does what; made anew where other parameters have a gradient."""
+        key = tuple((id(piece.parameter), piece.first) for piece in pieces)
+        if self._divided is None or self._divided[0] != key:
+            first = pieces[0].parameter
+            matrices = [piece.matrix for piece in pieces]
+            like = _local(first).new_empty(0, dtype=torch.bfloat16 if first.is_cuda else None)
+            costs = [cost(matrix.stop - matrix.first, matrix.columns) for matrix in matrices]
+            grid = Grid.of(first, self.world)
+            self._divided = key, Division(matrices, costs, grid, like)
+        return self._divided[1]
 
     def _adamw(self, group: dict[str, Any]) -> None:
         found = [p for p in group["params"] if p.grad is not None]
@@ -114,8 +145,8 @@ class MuonConfig(OptimConfig):
         mu: momentum of Muon.
         nesterov: look ahead by one step of the momentum.
         adjust_lr: `rms_norm` gives updates the size that AdamW's have, so that both take one rate
-            (Liu et al., 2025); `spectral_norm` scales by sqrt(rows / columns), so that a rate fits
-            all widths; `none` leaves the orthogonal matrix as it is.
+            (Liu et al., 2025); `spectral_norm` scales by the square root of rows / columns, where
+            that is above 1; `none` leaves the orthogonal matrix as it is.
     """
 
     name: Literal["muon"] = "muon"
@@ -159,6 +190,33 @@ class MuonConfig(OptimConfig):
         return Muon(split)
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a parameter that are one matrix, and the options of its group."""
+
+    group: dict[str, Any]
+    parameter: Tensor
+    first: int
+    stop: int
+
+    @property
+    def matrix(self) -> Matrix:
+        """Where the rows lie."""
+        rows, columns = self.parameter.shape
+        return Matrix(rows, columns, self.first, self.stop)
+
+
+def _local(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def cost(rows: int, columns: int) -> int:
+    """Return the multiplications of `orthogonalise`."""
+    short, long = sorted((rows, columns))
+    return STEPS * short * short * (2 * long + short)
+
+
 def orthogonalise(matrix: Tensor) -> Tensor:
     """Return nearly the nearest orthogonal matrix: singular values between about 0.7 and 1.2.
 
@@ -166,14 +224,15 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     dtype elsewhere.
     """
     a, b, c = COEFFICIENTS
-    x = matrix.bfloat16() if matrix.is_cuda else matrix.clone()
+    x = matrix.bfloat16() if matrix.is_cuda else matrix
     tall = x.shape[0] > x.shape[1]
     if tall:
         x = x.T
     x = x / x.norm().clamp(min=1e-7)
     for _ in range(STEPS):
         gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        # sums within the products: a kernel less each, and on CUDA in fp32 before they are rounded
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if tall else x
 
 

@@ -24,8 +24,8 @@ class SkipStepOptions:
     """When a step is left out.
 
     Attributes:
-        rolling_interval_length: steps that mean and deviation are taken over; until there is half
-            of them, no step is left out.
+        rolling_interval_length: steps that mean and deviation are taken over; no step is left out
+            before the one that completes the first half of them, nor before the third.
         sigma_factor: deviations above the mean from which a step is left out.
     """
 
@@ -78,7 +78,7 @@ class StepGuard:
         deviation = (variance / (number - 1).clamp(min=1)).sqrt()
         usual = (latest - mean <= self.options.sigma_factor * deviation).all()
         finite = latest.isfinite().all()
-        self._factor.copy_(finite & (usual | (self._count < max(2, length // 2))))
+        self._factor.copy_(finite & (usual | (self._count < max(2, length // 2 - 1))))
         place = torch.arange(length, device=latest.device) == self._count % length
         self._rings.copy_(torch.where(place & finite, latest[:, None], self._rings))
         self._count += finite

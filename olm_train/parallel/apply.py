@@ -1,9 +1,10 @@
 """Spread a decoder over data-parallel processes: one function, fixed order.
 
     compute dtype -> activation checkpointing -> compile each block
-                  -> FSDP2 each block, then the root -> initial weights -> DDP
+                  -> FSDP2 each block, then the root -> memory for the weights -> DDP
 
-At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions.
+At world size 1 nothing is wrapped. HSDP is FSDP2 over a mesh of two dimensions. The weights get
+their values afterwards: drawn (`model/init.py`) or loaded.
 
 Gradients leave the backward pass as the exact sum over processes, never as a mean: the loss is
 already divided by the global count of valid labels. They are exchanged at the last micro-batch of
@@ -30,7 +31,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
@@ -43,15 +43,13 @@ def parallelize(
     config: DataParallelConfig,
     world: World,
     *,
-    seed: int,
     checkpointing: ActivationCheckpointingConfig | None = None,
     compiling: CompileConfig | None = None,
 ) -> Decoder | DistributedDataParallel:
     """Prepare `model`, built on the meta device, for training.
 
     `checkpointing` and `compiling` change its blocks; None: not at all. Its parameters are sharded
-    in place or left whole, put on the device and given their initial values, the same bits for
-    every strategy and world size.
+    in place or left whole, and put on the device; what they hold there is undefined.
 
     Returns:
         The module to call: DDP's wrapper with ddp, else `model` itself.
@@ -78,7 +76,6 @@ def parallelize(
     if world.size > 1 and config.shards:
         _fully_shard(model, config, world)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
-    init_parameters(model, seed)
     if world.size > 1 and not config.shards:
         return _replicate(model, world)
     return model
@@ -154,7 +151,12 @@ def _prefetch(modules: nn.ModuleList, factor: int) -> None:
 
 def _replicate(model: Decoder, world: World) -> DistributedDataParallel:
     device_ids = None if world.device.index is None else [world.device.index]
-    wrapped = DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=device_ids,
+        gradient_as_bucket_view=True,
+        init_sync=False,  # each rank draws or loads the same weights later
+    )
     wrapped.register_comm_hook(dist.group.WORLD, _sum_hook)
     _settle_buckets(wrapped, model)
     return wrapped

@@ -1,18 +1,18 @@
-"""torch.compile for each block: static shapes, one graph a kind of block.
+"""torch.compile for each block: static shapes, one graph a kind of block, length and mode.
 
 Blocks and not the whole model: blocks alike share one compilation, and FSDP2's hooks stay between
-the graphs.
+the graphs. There is no limit to how many kinds, lengths and modes a run has.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from olm_data.errors import UsageError, suggest
+from olm_train.model.compiled import CompiledByKind
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 
 MODES = ("default", "max-autotune-no-cudagraphs")
@@ -46,7 +46,12 @@ class CompileConfig:
         names stay as they are.
         """
         for block in blocks:
-            compiled = torch.compile(
-                block.forward, dynamic=False, fullgraph=self.fullgraph, mode=self.mode
+            vars(block)["uncompiled"] = block.forward
+            compiled = CompiledByKind(
+                _forward, owner=block, fullgraph=self.fullgraph, mode=self.mode
             )
-            block.forward = checkpointing.around_compiled(compiled)
+            vars(block)["forward"] = checkpointing.around_compiled(compiled)
+
+
+def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
+    return block.uncompiled(*args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 from olm_data.errors import UsageError, suggest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+AUTO_DTYPE = ("param_dtype", "auto")
 
 
 class DataParallelType(StrEnum):
@@ -38,8 +39,8 @@ class DataParallelConfig:
     Attributes:
         name: how ranks share the weights: cut over all, cut over groups of ranks that each hold a
             replica, or whole on each; nothing is wrapped on one rank.
-        param_dtype: dtype the blocks compute in, "bfloat16" or "float32". Master weights and
-            optimiser state are fp32 in any case.
+        param_dtype: dtype the blocks compute in, "bfloat16" or "float32"; auto: [what fits the
+            device](#what-auto-stands-for). Master weights and optimiser state are fp32 in any case.
         reduce_dtype: fsdp, hsdp: dtype in which gradients are summed over ranks. DDP sums fp32
             gradients.
         num_replicas: hsdp: number of replicas; default: one on each machine.
@@ -55,7 +56,7 @@ class DataParallelConfig:
     """
 
     name: DataParallelType = DataParallelType.fsdp
-    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    param_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     num_replicas: int | None = None
     shard_degree: int | None = None
@@ -73,7 +74,7 @@ class DataParallelConfig:
             )
         object.__setattr__(self, "name", DataParallelType(self.name))
         for field in ("param_dtype", "reduce_dtype"):
-            if getattr(self, field) not in DTYPES:
+            if getattr(self, field) not in DTYPES and (field, getattr(self, field)) != AUTO_DTYPE:
                 raise UsageError(
                     f"dp_config.{field}: unknown dtype {getattr(self, field)!r}",
                     where=f"train_module.dp_config.{field}",
@@ -90,7 +91,7 @@ class DataParallelConfig:
         keep = self.reshard_after_forward
         if not isinstance(keep, bool) and keep < 2:
             raise UsageError(
-                f"dp_config.reshard_after_forward: {keep} is no number of ranks to cut over",
+                f"dp_config.reshard_after_forward: {keep} is not a number of ranks to shard over",
                 where="train_module.dp_config.reshard_after_forward",
                 fix="use false to keep the weights whole, true to free them",
             )

@@ -3,7 +3,7 @@
     start: init_timeout (machines come up, weights load, blocks compile)
       -> first step done -> train_timeout --passed, or a connection broke--> RanksLostError
                                                       |
-    store: "steps done" of each rank, "gave up" of each that waited in vain
+    store: "steps done" of each rank, "gave up" of each that timed out
 
 A rank that gives up writes so; those that neither gave up nor finished within `GRACE` are the ones
 that hang or died, and the message names them with the last step each rank did. Groups of the
@@ -61,7 +61,7 @@ class CommConfig:
 
 
 class Waiting:
-    """Context manager around the steps of a run: turns a wait in vain into a message.
+    """Context manager around the steps of a run: turns a timeout into a message.
 
     Args:
         world: the ranks; without a store only the waits become short.
@@ -112,7 +112,7 @@ class Waiting:
             with contextlib.suppress(dist.DistError):  # the store died with the rank that hosts it
                 details = self._roll_call(self._world.store)
         return RanksLostError(
-            f"rank {self._world.rank} waited in vain for other ranks",
+            f"rank {self._world.rank} timed out waiting for other ranks",
             where=details,
             why=str(error).strip().split("\n")[-1],
             fix="look at the messages of the ranks that are silent, and of their machines; the "

@@ -57,7 +57,7 @@ def test_a_loader_that_reads_other_rows_or_fails_is_named_and_ends_with_an_error
     make_data = loaders("driver").make_data
     driver, Loader = loaders("driver"), loaders("base").Loader
     other = Loader(name="other", module="bare", option="direct", package="numpy", gives="")
-    broken = Loader(name="broken", module="olm", option="nothing", package="olm", gives="")
+    broken = Loader(name="broken", module="olm", option="nothing", package="olm-data", gives="")
     monkeypatch.setattr(driver, "LOADERS", (other, broken))
     monkeypatch.setattr(driver, "make_data", lambda *given: (0, make_data(*given)[1]))
     options.loaders = "other,broken"

@@ -26,9 +26,9 @@ def _books(request: pytest.FixtureRequest, folder: Path, _: ExitStack) -> dict[s
 
 
 def _mixture(request: pytest.FixtureRequest, folder: Path, _: ExitStack) -> dict[str, str]:
-    """mixture.lock.json, its datasets beside it, of 24 steps of 256 tokens (see support.runs)."""
+    """What docs/how-to/small-mixture.md leaves, as the pages say that a reader has it."""
     shutil.copytree(
-        request.getfixturevalue("tiny_mixture").parent, folder, dirs_exist_ok=True, symlinks=True
+        request.getfixturevalue("small_mixture"), folder, dirs_exist_ok=True, symlinks=True
     )
     return {}
 
@@ -92,10 +92,36 @@ GIVEN: dict[str, Given] = {
 }
 
 
+SAID = {
+    "books": "`books/*.jsonl`",
+    "mixture": "(small-mixture.md)",
+    "bucket": "`$BUCKET`",
+    "hub": "huggingface.co",
+    "slurm": "a Slurm cluster",
+    "ray": "a Ray cluster",
+}
+"""What a page must show its reader about each of them, before its first block."""
+
+
+@pytest.fixture(scope="session")
+def small_mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that docs/how-to/small-mixture.md makes."""
+    (page,) = (page for page in pages() if page.name == "docs/how-to/small-mixture.md")
+    folder = tmp_path_factory.mktemp("small-mixture")
+    run_page(page, folder, {})
+    return folder / "small"
+
+
 @pytest.fixture(scope="session")
 def given_names() -> set[str]:
     """What a page may say is given."""
     return set(GIVEN)
+
+
+@pytest.fixture(scope="session")
+def said_of_given() -> dict[str, str]:
+    """What a page must show its reader about what is given, by its name."""
+    return SAID
 
 
 @pytest.fixture(scope="session")

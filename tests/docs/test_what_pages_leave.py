@@ -21,6 +21,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.olmo_core import OlmoCore
 
+pytestmark = pytest.mark.slow  # they run whole pages
+
 Ran = Callable[[str], PageRun]
 
 

@@ -15,6 +15,7 @@ from olm_data.errors import ConflictError
 from olm_data.storage.store import Store
 
 
+@pytest.mark.slow
 def test_an_addition_on_s3_is_that_of_a_local_folder(
     s3: dict[str, str], tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

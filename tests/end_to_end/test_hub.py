@@ -59,6 +59,7 @@ def hub(tmp_path: Path, tiny_tokenizer: Path) -> Iterator[HubStub]:
         yield stub
 
 
+@pytest.mark.slow
 def test_the_bare_command_works_on_stated_defaults_and_equals_a_local_mirror(
     hub: HubStub, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_the_bare_command_works_on_stated_defaults_and_equals_a_local_mirror(
     assert Dataset.open(str(tmp_path / "mirrored")).digest == dataset.digest
 
 
+@pytest.mark.slow
 def test_from_the_hub_to_s3(hub: HubStub, s3: dict[str, str], tmp_path: Path) -> None:
     output = f"s3://{s3['bucket']}/{tmp_path.name}/fineweb-edu"
     words = ("--source", "fineweb-edu", "--subset", "sample-10BT", "--tokenizer", "gpt2")
@@ -101,6 +103,7 @@ def test_from_the_hub_to_s3(hub: HubStub, s3: dict[str, str], tmp_path: Path) ->
     assert not (tmp_path / "tokens").exists()
 
 
+@pytest.mark.slow
 def test_any_other_hub_dataset_goes_through_the_datasets_library(
     hub: HubStub, tmp_path: Path
 ) -> None:

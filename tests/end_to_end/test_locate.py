@@ -185,7 +185,7 @@ def test_a_folder_without_a_log_has_nothing_to_verify_but_its_future_steps(
     tiny_mixture: Path, trained: tuple[Path, list[list[tuple[int, list[int]]]]], tmp_path: Path
 ) -> None:
     folder, _ = trained
-    with pytest.raises(InputError, match="no run folder"):
+    with pytest.raises(InputError, match="not a run folder"):
         locate(tiny_mixture, "--verify-log", tmp_path)
     shutil.copy(folder / "config.json", tmp_path)
     with pytest.raises(InputError, match="logged no step"):

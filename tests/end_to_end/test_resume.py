@@ -84,6 +84,7 @@ def test_killed_run_resumes_bit_for_bit(
     assert same_bits(final(tiny_mixture, tmp_path / "run"), final(tiny_mixture, undisturbed))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_exits_with_requeue_code_and_resumes_bit_for_bit(
     undisturbed: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_sigterm_saves_exits_with_requeue_code_and_resumes_bit_for_bit(
     assert same_bits(final(tiny_mixture, tmp_path / "run"), final(tiny_mixture, undisturbed))
 
 
+@pytest.mark.slow
 def test_moved_from_one_rank_to_two_and_back_reads_the_same_rows(
     undisturbed: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def train(lock: Path, save_folder: Path) -> None:
     build_trainer(lock, save_folder, world=group_world()).fit()
 
 
+@pytest.mark.slow
 def test_torchrun_forwards_sigterm_and_two_ranks_resume_bit_for_bit(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

@@ -148,7 +148,10 @@ ROWS: dict[int, Row] = {
     37: Row("a lock is edited by hand", "refused; never overwritten unasked"),
     38: Row("a manifest names paths outside its folder", "refused"),
     39: Row("hostile YAML", "refused early, small, with the line and the nearest known key"),
-    40: Row("a pickle under any name that is read", "never unpickled"),
+    40: Row(
+        "a pickle in any file of a dataset, checkpoint or export, its digests made good",
+        "never unpickled, by no command; the program has no other place that could do it",
+    ),
     41: Row("a validation document is also in train", "cannot be: the split is by content"),
     42: Row(
         "a source left the mixture",
@@ -187,10 +190,12 @@ ROWS: dict[int, Row] = {
         "a warning; training goes on and saves again; the last good one stays",
     ),
     56: Row(
-        "a checkpoint of another version", "an older one is read, a newer one refused with numbers"
+        "a checkpoint of another version",
+        "an older one is refused with what to type, and converted on trust bit for bit; a newer "
+        "one is refused with numbers",
     ),
     57: Row(
-        "loss or gradient is no number",
+        "non-finite loss or gradient",
         "no rank takes the step; its documents are named; the run ends, goes on, or goes back and "
         "leaves the rows out, as asked; log and audit say so",
     ),
@@ -200,4 +205,75 @@ ROWS: dict[int, Row] = {
     61: Row("a rank hangs", "stacks and last steps are shown; all stop in bounded time"),
     62: Row("software changed between runs", "said at resume; --strict-env refuses"),
     63: Row("documents leak into each other", "other documents' logits keep their bits"),
+    64: Row(
+        "a stranger wrote the checkpoint, digests and all",
+        "exit 3 or 4 within 50 MB: no file outside is read, no memory beyond the bytes there, no "
+        "wait for a pipe",
+    ),
+    65: Row(
+        "a run or export is copied to another place and the data is gone",
+        "text, export and evaluation from it as before",
+    ),
+    66: Row(
+        "another optimiser at a resume, or state in a checkpoint that nobody asks for",
+        "refused with the names; state of any optimiser, also one made at its first step, comes "
+        "back bit for bit",
+    ),
+    67: Row(
+        "two runs on one save folder, at once or as a zombie that wakes up, local or remote",
+        "one goes on; the other exits 7 on every rank and has changed no byte; a restart after a "
+        "clean end or a crash here waits for nothing",
+    ),
+    68: Row(
+        "locks of the file system do nothing",
+        "one of two commands on an output goes on, the other exits 7; the bytes are right",
+    ),
+    69: Row(
+        "a file of a dataset, lock or log is a pipe, device, folder, socket, or a link out of it",
+        "refused at once, exit 3 or 4; nothing is waited for, and nothing read without a limit",
+    ),
+    70: Row(
+        "a bomb in a dataset at rest",
+        "every reading verb refuses it in less than 50 MB: page headers are read before pages",
+    ),
+    71: Row(
+        "names and texts with escapes, bidi controls or formulas in the files of others",
+        "names are refused where they are decoded; text is shown escaped, on a terminal, a page "
+        "and in a picture",
+    ),
+    72: Row(
+        "JSON that is deep, huge, with a key twice or an integer too wide",
+        "refused with exit 3, whatever file it is in; nothing recurses with it",
+    ),
+    73: Row(
+        "a store echoes credentials, or redirects",
+        "no credential in any output, log, file or traceback; no redirect is followed",
+    ),
+    74: Row("an extra is not installed", "every command names it and what to type"),
+    75: Row(
+        "a fast encoder differs from the reference on some code points, or normalises otherwise",
+        "documents that hold one, or would be normalised, are encoded by the reference and counted",
+    ),
+    76: Row(
+        "text has unknown characters or spells special tokens, with any model type",
+        "unknown tokens are counted, or their documents dropped if asked; no special token inside "
+        "a document; what cannot be encoded is dropped by reason",
+    ),
+    77: Row(
+        "a hostile tokenizer.json: rules that explode, patterns that backtrack",
+        "tried in a child with limits of time and memory; refused",
+    ),
+    78: Row(
+        "files among the inputs are of no format that is read, hidden, empty, pipes or links",
+        "the others are read, whatever formats are mixed; each of these is named and counted in "
+        "the result, the manifest and `stats`, or refused by --strict-inputs",
+    ),
+    79: Row(
+        "an output is nowhere, the root, the home folder, or holds somebody's own files",
+        "exit 2 before work; nothing is written, changed or deleted",
+    ),
+    80: Row(
+        "standard output is full, a standard stream is closed, the working folder is gone",
+        "exit 5 if results are lost, else the work is done; never a traceback",
+    ),
 }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.tokenizing import digests, texts, write_jsonl
 
 
@@ -27,6 +28,7 @@ def kill_loop(folder: Path, tokenizer: Path, repository: Path, *mode: str) -> li
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_01_killed_at_every_disk_operation_a_rerun_gives_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
@@ -46,6 +48,7 @@ def test_01_killed_at_random_times_a_rerun_gives_identical_bytes(
     assert len(seen) == 40
 
 
+@pytest.mark.slow
 def test_01_a_shuffled_selection_killed_at_random_times_ends_in_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
@@ -62,6 +65,7 @@ def test_01_a_shuffled_selection_killed_at_random_times_ends_in_identical_bytes(
     assert len(seen) == 25
 
 
+@pytest.mark.slow
 def test_01_the_command_itself_killed_again_and_again_ends_in_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
@@ -96,6 +100,7 @@ def test_01_the_command_itself_killed_again_and_again_ends_in_identical_bytes(
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_01_an_addition_with_dedup_killed_at_disk_operations_leaves_the_old_or_the_new_version(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:

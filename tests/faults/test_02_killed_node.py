@@ -25,6 +25,7 @@ from olm_data.runners.base import Runner
 from olm_data.runners.ray import RayRunner
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("slurm")
 def test_02_a_killed_node_and_a_preempted_job_cost_the_tasks_they_had(
     slurm: Cluster, tiny_tokenizer: Path, tmp_path: Path

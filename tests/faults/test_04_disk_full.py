@@ -27,6 +27,7 @@ def run(source: Path, tokenizer: Path, output: Path) -> None:
     make_dataset([source], tokenizer, output, shard_tokens=1000, holdout="1/4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [(errno.ENOSPC, "no space left"), (errno.EDQUOT, "no space left"), (errno.EIO, "input/output")],

@@ -53,6 +53,7 @@ def objects(store: Store) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_07_a_run_is_identical_whichever_request_fails_in_all_ways_in_turn(
     proxy: Proxy,
     source: Path,
@@ -75,6 +76,7 @@ def test_07_a_run_is_identical_whichever_request_fails_in_all_ways_in_turn(
     assert number >= 12
 
 
+@pytest.mark.slow
 def test_07_a_multipart_upload_is_identical_whichever_request_fails(
     proxy: Proxy, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
 from olm_data.runners.local import InlineRunner
+from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 
 
@@ -45,18 +46,18 @@ def test_09_a_second_command_is_refused_while_the_first_one_works(
     assert made.manifest.totals.documents == 40
 
 
-def test_09_a_dead_writers_lock_does_not_stand_in_the_way(
+def test_09_a_dead_writers_lease_does_not_stand_in_the_way(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(5))
     pid = os.fork()
     if pid == 0:
-        with Store(str(tmp_path / "out")).exclusive():
+        with exclusive(Store(str(tmp_path / "out"))):
             os._exit(0)
     os.waitpid(pid, 0)
-    assert (tmp_path / "out" / ".lock").exists()
+    assert (tmp_path / "out" / ".lease-000001.json").exists()
     make_dataset([source], tiny_tokenizer, tmp_path / "out")
-    assert not (tmp_path / "out" / ".lock").exists()
+    assert not list((tmp_path / "out").glob(".lease-*"))
 
 
 def test_09_a_manifest_that_appeared_meanwhile_is_never_replaced(

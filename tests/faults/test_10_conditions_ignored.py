@@ -74,6 +74,7 @@ def test_10_a_single_writer_still_refuses_what_it_can_see(
     assert Store(output).read("manifest.json") == b"theirs"
 
 
+@pytest.mark.slow
 def test_10_the_option_works_from_the_command_line(
     proxy: Proxy, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import boto3
@@ -16,6 +17,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, UsageError
 from olm_data.gc import find, parse_age, remove
+from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 from olm_data.verify.run import verify
 
@@ -49,7 +51,7 @@ def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
     make_dataset([write_jsonl(tmp_path / "a.jsonl", texts(20))], tiny_tokenizer, output)
     store = Store(output)
     before = [entry.name for entry in store.entries()]
-    store.put(".olm-probe-0123", b"probe")
+    store.put(".olm-probe-0123456789abcdef0123456789abcdef", b"probe")
     store.put("run/host-7.json", b"{}")
     store.put("run/notes.txt", b"not ours")
     ours = begin_upload(s3, store.key("shard-00001.tokens.npy"))
@@ -59,7 +61,7 @@ def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
     found = find(output, 0)
     kinds = {item.name.rpartition("/")[2]: item.kind for item in found}
     assert kinds == {
-        ".olm-probe-0123": "probe",
+        ".olm-probe-0123456789abcdef0123456789abcdef": "probe",
         "host-7.json": "heartbeat",
         "shard-00001.tokens.npy": "upload",
     }
@@ -74,14 +76,17 @@ def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
 
 def test_12_a_dry_run_lists_and_deletes_nothing(output: str, scratch: Path) -> None:
     store = Store(output)
-    store.put(".olm-probe-0123", b"probe")
+    store.put(".olm-probe-0123456789abcdef0123456789abcdef", b"probe")
     listed = olm_data("gc", output, "--older-than", "0s", "--dry-run")
     assert listed.returncode == 0, listed.stderr
-    assert f"would delete probe {output}/.olm-probe-0123 (5 bytes" in listed.stdout
-    assert store.exists(".olm-probe-0123")
+    assert (
+        f"would delete probe {output}/.olm-probe-0123456789abcdef0123456789abcdef (5 bytes"
+        in listed.stdout
+    )
+    assert store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
     done = olm_data("gc", output, "--older-than", "0s", "--json")
     assert [item["kind"] for item in json.loads(done.stdout)["found"]] == ["probe"]
-    assert not store.exists(".olm-probe-0123")
+    assert not store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
 
 
 HOLD = """
@@ -112,7 +117,7 @@ def test_12_the_local_copies_of_a_killed_writer_are_found_and_those_of_a_living_
         assert [str(path) for path in scratch.iterdir()] == [folders[1]]
         alive.send_signal(signal.SIGKILL)
         alive.wait()
-    with Store(output).exclusive():  # the next run clears them, too
+    with exclusive(Store(output)):  # the next run clears them, too
         assert list(scratch.iterdir()) == []
 
 
@@ -122,26 +127,42 @@ def test_12_in_a_local_folder_staging_folders_probes_and_heartbeats_go_and_data_
     out = tmp_path / "out"
     source = write_jsonl(tmp_path / "a.jsonl", texts(30))
     make_dataset([source], tiny_tokenizer, out, holdout="0.3")
-    for folder in (out / ".staging-1", out / "validation" / ".staging-2", out / ".worker-3"):
+    for folder in (
+        out / ".staging-aaaaaaa1",
+        out / "validation" / ".staging-aaaaaaa2",
+        out / ".worker-w~aaaaaaa3",
+    ):
         folder.mkdir()
         (folder / "x").write_bytes(b"12345")
         os.utime(folder / "x", (0, 0))
         os.utime(folder, (0, 0))
-    (out / ".staging-young").mkdir()
+    (out / ".staging-youngone").mkdir()
     (out / "run").mkdir()
     (out / "run" / "host-1.json").write_text("{}")
     os.utime(out / "run" / "host-1.json", (0, 0))
     found = find(str(out), parse_age("1d"))
     assert [(item.kind, Path(item.name).name, item.bytes) for item in found] == [
-        ("staging", ".staging-1", 5),
-        ("staging", ".worker-3", 5),
+        ("staging", ".staging-aaaaaaa1", 5),
+        ("staging", ".worker-w~aaaaaaa3", 5),
         ("heartbeat", "host-1.json", 2),
-        ("staging", ".staging-2", 5),
+        ("staging", ".staging-aaaaaaa2", 5),
     ]
     remove(str(out), found)
     assert find(str(out), parse_age("1d")) == []
-    assert (out / ".staging-young").exists()
+    assert (out / ".staging-youngone").exists()
     assert verify(str(out)).ok
+
+
+def test_12_a_lease_goes_only_where_nobody_can_hold_it(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    for number, age in ((1, 4000), (2, 3000)):
+        name = tmp_path / f".lease-00000{number}.json"
+        name.write_bytes(b"12345")
+        os.utime(name, (time.time() - age,) * 2)
+    found = find(str(tmp_path), 0)
+    assert [(item.kind, Path(item.name).name) for item in found] == [
+        ("lease", ".lease-000001.json")
+    ]
 
 
 def test_12_an_age_or_a_place_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def source(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "a.jsonl", texts(60))
 
 
+@pytest.mark.slow
 def test_14_a_jumping_clock_changes_no_byte_and_no_duration(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

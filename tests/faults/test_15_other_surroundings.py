@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.tokenizing import digests, texts, write_jsonl
 
 SURROUNDINGS = [
@@ -16,6 +17,7 @@ SURROUNDINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_15_the_same_bytes_whatever_the_surroundings(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:

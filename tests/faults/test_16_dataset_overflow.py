@@ -15,10 +15,10 @@ from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.record import window_counts
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.storage.store import Store
-from olm_data.tokenize.account import InputAccount, check_accounts, totals_by_input
-from olm_data.tokenize.pipeline import delimit
-from olm_data.tokenize.plan import make_plan
-from olm_data.tokenize.request import parse_budget
+from olm_data.tokenization.account import InputAccount, check_accounts, totals_by_input
+from olm_data.tokenization.pipeline import delimit
+from olm_data.tokenization.plan import make_plan
+from olm_data.tokenization.request import parse_budget
 
 ENDS_OF = np.array([2**31 - 1, 2**31 + 5, 2**32 + 7, 2**32 + 9], np.uint64)
 
@@ -51,7 +51,7 @@ def test_tokens_beyond_2_to_the_32_are_read_where_they_are(dtype: str, tmp_path:
 
 def test_window_counts_of_ends_beyond_2_to_the_32_are_exact() -> None:
     counts = window_counts(ENDS_OF)
-    assert counts["64"] == [2, 1, 1]  # starts at 0 | 2^31 - 1, 2^31 + 5 | 2^32 + 7
+    assert list(counts["64"]) == [2, 1, 1]  # starts at 0 | 2^31 - 1, 2^31 + 5 | 2^32 + 7
     assert all(last <= most for most, _, last in counts.values())
 
 

@@ -95,6 +95,7 @@ def test_error_on_clean_text_gives_the_bytes_of_skip_and_replace_is_another_data
         make_dataset([source], tiny_tokenizer, tmp_path / "skip", on_invalid="replace")
 
 
+@pytest.mark.slow
 def test_the_command_exits_4_or_says_how_many_it_mended(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.reading import read_source
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.parity import concatenate
+from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError
 from olm_data.tokenizer import load_tokenizer
 
@@ -24,9 +24,8 @@ CONTROL = "".join(
 
 def through(texts: list[str], tokenizer: Path, encoder: str) -> list[str]:
     spec = load_tokenizer(tokenizer)
-    ids, offsets, _ = make_encoder(encoder, spec, "plain").encode(
-        *concatenate(text.encode() for text in texts)
-    )
+    made = make_encoder(encoder, spec, "plain").encode(*concatenate(t.encode() for t in texts))
+    ids, offsets = made.ids, made.offsets
     return [spec.decode(ids[offsets[k] : offsets[k + 1]]) for k in range(len(texts))]
 
 

@@ -25,6 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz", "c.txt"])
 def test_a_document_of_thirty_megabytes_is_read_and_encoded_in_bounded_memory(
     folder: Path, tiny_tokenizer: Path, name: str

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SIZE = 60_000_000
 WORDS = "It was a bright cold day in April, and the clocks were striking 13.\n\u00e9 "
 FIXED = 700 << 20  # the libraries' pools and threads; measured with an empty document: 500 MiB
@@ -29,6 +31,7 @@ print(made.manifest.totals.documents, made.manifest.totals.text_bytes, made.mani
 """
 
 
+@pytest.mark.slow
 def test_19_a_line_of_sixty_megabytes_is_one_document_under_a_memory_limit(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from olm_data.encoders import make_encoder
+from olm_data.encoders.base import Unencodable
+from olm_data.encoders.batches import concatenate
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.parity import concatenate
-from olm_data.errors import InputError
 from olm_data.tokenizer import load_tokenizer
 
 
@@ -28,19 +28,21 @@ def test_a_megabyte_of_one_character_encodes_and_decodes_back(
     assert spec.decode(one.ids) == text
 
 
-def test_a_panic_of_the_library_is_an_input_error(
+def test_a_panic_of_the_library_is_a_document_that_cannot_be_encoded(
     tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class PanicException(BaseException):
         """What a Rust panic is in Python: no `Exception`."""
 
     class Panicking:
+        pre_tokenizer = None
+
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
             raise PanicException("index out of bounds")
 
     encoder = HfEncoder(load_tokenizer(tiny_tokenizer), "plain")
     monkeypatch.setattr(encoder, "_tokenizer", Panicking())
-    with pytest.raises(InputError, match="failed on a document"):
+    with pytest.raises(Unencodable, match="index out of bounds"):
         encoder.encode(*concatenate([b"text"]))
 
 
@@ -48,6 +50,8 @@ def test_an_interrupt_is_not_taken_for_a_panic(
     tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted:
+        pre_tokenizer = None
+
         def encode_batch_fast(self, texts: list[str], add_special_tokens: bool) -> None:
             raise KeyboardInterrupt
 

@@ -70,6 +70,7 @@ BOMBS: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_by_name_in_bounded_memory(name: str, tmp_path: Path) -> None:
     BOMBS[name](tmp_path / name)

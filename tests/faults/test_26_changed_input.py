@@ -14,8 +14,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 from olm_data.errors import ConflictError, InputError
 from olm_data.runners.local import InlineRunner
 from olm_data.sources.base import ReadOptions
-from olm_data.sources.files import list_files
 from olm_data.sources.identical import identical_inputs
+from olm_data.sources.listing import list_files
 from olm_data.storage.store import Store
 
 
@@ -68,7 +68,7 @@ def test_26_one_byte_in_the_middle_of_a_large_file_makes_another_content(
     data[200_000] = 0
     (tmp_path / "b.jsonl").write_bytes(data)
     (tmp_path / "d.jsonl").write_bytes(data[1:])
-    pairs = identical_inputs(list_files([str(tmp_path)]), ReadOptions())
+    pairs = identical_inputs(list_files([str(tmp_path)]).files, ReadOptions())
     assert [(later.path, first.path) for later, first in pairs] == [("c.jsonl", "a.jsonl")]
 
 
@@ -90,7 +90,7 @@ def test_26_equal_objects_of_a_remote_store_are_found_whatever_their_etags(
     store.put("a.jsonl", data)
     store.put("b.jsonl", data)
     upload_in_parts(s3, "row-26/c.jsonl", data)
-    inputs = list_files([prefix])
+    inputs = list_files([prefix]).files
     assert len({item.revision for item in inputs}) == 2
     pairs = identical_inputs(inputs, ReadOptions())
     assert [(later.path, first.path) for later, first in pairs] == [

@@ -71,6 +71,7 @@ def test_29_every_other_length_is_refused_at_open_and_by_verify(kind: str, datas
         assert not check(dataset)
 
 
+@pytest.mark.slow
 def test_30_every_flipped_bit_of_tokens_is_found_by_verify_and_at_first_read(dataset: Path) -> None:
     path = dataset / "shard-00000.tokens.npy"
     for bit in flips(path):
@@ -81,6 +82,7 @@ def test_30_every_flipped_bit_of_tokens_is_found_by_verify_and_at_first_read(dat
         assert path.name in str(caught.value.where)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ends.npy", "docs.parquet", "json"])
 def test_31_every_flipped_bit_of_a_side_file_is_found_by_verify(kind: str, dataset: Path) -> None:
     path = dataset / f"shard-00000.{kind}"
@@ -96,6 +98,7 @@ def test_31_every_flipped_bit_of_the_ends_is_refused_at_open(dataset: Path) -> N
         assert bit >= 0
 
 
+@pytest.mark.slow
 def test_31_a_flipped_bit_of_the_manifest_is_refused_unless_it_says_the_same(dataset: Path) -> None:
     """Bits of the informational `tools`, and of white space, change nothing that is digested."""
     whole = Dataset.open(str(dataset)).manifest

@@ -29,6 +29,7 @@ URLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
 def test_43_no_command_prints_or_stores_a_secret_of_the_environment(
     debug: list[str],

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from support.distributed import PRELOADED
 
@@ -56,22 +57,26 @@ def outcomes(ranks: Sequence[tuple[int, int]], seconds: float) -> list[tuple[Any
     return sorted(said)
 
 
+@pytest.mark.slow
 def test_45_ranks_that_are_all_there_once_go_on() -> None:
     said = outcomes([(rank, 4) for rank in range(4)], 60)
     assert [text for _, text in said] == ["together [0, 1, 2, 3]"] * 4
 
 
+@pytest.mark.slow
 def test_45_a_doubled_rank_is_refused_by_all() -> None:
     said = outcomes([(0, 4), (1, 4), (1, 4), (2, 4)], 60)
     assert [text.split("\n")[0] for _, text in said] == ["2 rank 1 was started twice"] * 4
 
 
+@pytest.mark.slow
 def test_45_another_world_size_is_refused_by_all() -> None:
     said = outcomes([(0, 3), (1, 3), (2, 4)], 60)
     assert {text[0] for _, text in said} == {"2"}
     assert all("was told of" in text and "ranks, another one of" in text for _, text in said)
 
 
+@pytest.mark.slow
 def test_45_a_missing_rank_is_named_by_all() -> None:
     said = outcomes([(0, 4), (1, 4), (2, 4)], 5)
     assert {text.split("\n")[0] for _, text in said} == {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from support.distributed import run_ranks
 from support.runs import group_world
 
@@ -32,6 +33,7 @@ def check_all() -> list[str]:
     return [check(kind) for kind in ("same", "seed", "lock", "world size")]
 
 
+@pytest.mark.slow
 def test_46_every_rank_refuses_and_names_who_differs_in_what() -> None:
     first, *others = run_ranks(check_all, 4)
     assert all(other == first for other in others)

@@ -72,6 +72,7 @@ def sizes(draw: st.DrawFn, rows: int = 48):
     return {"world": world, "micro": micro, "prefetch": draw(st.integers(0, 3)), "rows": rows}
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data())
 def test_every_step_holds_the_same_tokens_however_a_run_is_cut_and_resumed(

@@ -27,6 +27,7 @@ class KillAt(Callback):
             raise Killed
 
 
+@pytest.mark.slow
 def test_48_killed_at_every_step_in_turn_each_step_is_made_of_its_rows_once(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

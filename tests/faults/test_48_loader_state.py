@@ -51,6 +51,7 @@ def test_the_state_after_every_step_leads_to_exactly_the_next_rows(
         assert resumed.state_dict() == states[-1]
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_its_thread_reads_ahead_loses_and_repeats_nothing(
     lock: Path, tmp_path: Path
 ) -> None:

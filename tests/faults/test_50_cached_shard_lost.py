@@ -36,6 +36,7 @@ def damage(folder: Path, how: str) -> int:
     return len(shards)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["removed", "unlinked", "cut short", "overwritten"])
 def test_50_it_is_fetched_again_and_said_and_no_token_differs(
     how: str, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture

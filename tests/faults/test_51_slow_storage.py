@@ -29,6 +29,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_51_waiting_for_slow_storage_is_reported_apart_and_warned_of(
     proxy: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,6 +48,7 @@ def test_51_waiting_for_slow_storage_is_reported_apart_and_warned_of(
     assert "for data: storage is slower than training" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_51_where_storage_is_lost_a_run_on_one_rank_saves_and_stops(
     proxy: Proxy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

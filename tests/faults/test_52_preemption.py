@@ -141,6 +141,7 @@ def signal_twice(second: signal.Signals) -> None:
     raise AssertionError("still here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_52_second_signal_ends_at_once(second: signal.Signals, code: int) -> None:
     context = multiprocessing.get_context("forkserver")
@@ -187,6 +188,7 @@ def stop_while_waiting(lock: Path, folder: Path) -> tuple[int, int, list[int]]:
     return stop.value.step, stop.value.signal_number, [end.value.step, end.value.exit_code]
 
 
+@pytest.mark.slow
 def test_52_a_rank_that_waits_for_data_stops_all_of_them_and_so_does_the_time_limit(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +204,7 @@ def test_52_slurms_own_limit_is_read_and_its_absence_refused() -> None:
         seconds_left("slurm", {})
 
 
+@pytest.mark.slow
 def test_52_a_signal_before_the_first_step_ends_the_command_with_the_requeue_code(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

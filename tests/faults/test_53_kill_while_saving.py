@@ -39,6 +39,7 @@ def at_step_two(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.slow
 def test_53_killed_at_every_operation_there_is_always_a_good_checkpoint(
     at_step_two: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:

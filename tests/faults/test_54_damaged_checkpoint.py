@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -16,11 +17,12 @@ from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import saver
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
+from olm_train.checkpoint.resume import restore
 from olm_train.world import World
 
 FILES = (
-    "model_and_optim/.metadata",
-    "model_and_optim/__0_0.distcp",
+    "model_and_optim/index.json",
+    "model_and_optim/rank00000.bin",
     "train.json",
     "config.json",
     "mixture.lock.json",
@@ -59,11 +61,11 @@ def extend(path: Path) -> None:
 
 
 def add_beside(path: Path) -> None:
-    (path.parent / "__9_0.distcp").write_bytes(b"stray")
+    (path.parent / "rank00009.bin").write_bytes(b"stray")
 
 
 DAMAGE = [(name, how) for name in FILES for how in (flip, truncate, extend, Path.unlink)] + [
-    ("model_and_optim/.metadata", add_beside)
+    ("model_and_optim/index.json", add_beside)
 ]
 
 
@@ -76,7 +78,7 @@ def test_54_every_damage_to_every_file_is_found(
     folder = shutil.copytree(saved / "step00000004", tmp_path / "step00000004")
     open_checkpoint(folder, World())
     damage(folder / name)
-    with pytest.raises(ValidationError, match="manifest|__9_0|" + name.split("/")[-1]):
+    with pytest.raises(ValidationError, match="manifest|rank00009|" + name.split("/")[-1]):
         open_checkpoint(folder, World())
 
 
@@ -84,7 +86,7 @@ def test_54_run_falls_back_says_so_and_saves_over_the_damaged_one(
     saved: Path, tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(saved, tmp_path / "run")
-    flip(folder / "step00000004" / "model_and_optim" / "__0_0.distcp")
+    flip(folder / "step00000004" / "model_and_optim" / "rank00000.bin")
     build_trainer(tiny_mixture, folder, *options(6)).fit()
     said = capsys.readouterr().err
     assert "warning: checkpoint step00000004 is damaged" in said
@@ -94,15 +96,20 @@ def test_54_run_falls_back_says_so_and_saves_over_the_damaged_one(
         assert open_checkpoint(folder / f"step{step:08d}", World()).step == step
 
 
+def files(folder: Path) -> list[Path]:
+    """All that is there but the lease, which each start takes and gives back."""
+    return sorted(path for path in folder.rglob("*") if not path.name.startswith("lease-"))
+
+
 def test_54_strict_refuses_to_fall_back(saved: Path, tiny_mixture: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "run")
     truncate(folder / "step00000004" / "train.json")
-    before = sorted(folder.rglob("*"))
+    before = files(folder)
     with pytest.raises(ValidationError, match="the newest checkpoint does not verify") as refused:
         build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true").fit()
     assert "step00000004 is damaged: train.json" in str(refused.value.why)
     assert "step 2 without --strict" in str(refused.value.fix)
-    assert sorted(folder.rglob("*")) == before
+    assert files(folder) == before
     shutil.rmtree(folder / "step00000004")
     build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true").fit()
 
@@ -113,10 +120,10 @@ def test_54_all_damaged_is_an_error_and_nothing_is_started_or_removed(
     folder = shutil.copytree(saved, tmp_path / "run")
     for step in (2, 4):
         truncate(folder / f"step{step:08d}" / "train.json")
-    before = sorted(folder.rglob("*"))
+    before = files(folder)
     with pytest.raises(ValidationError, match="no usable checkpoint"):
         build_trainer(tiny_mixture, folder, *options(6)).fit()
-    assert sorted(folder.rglob("*")) == before
+    assert files(folder) == before
 
 
 def test_54_a_foreign_pickle_is_never_unpickled(
@@ -128,7 +135,7 @@ def test_54_a_foreign_pickle_is_never_unpickled(
         def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
             return Path.touch, (canary,)
 
-    for name in (".metadata", "__0_0.distcp"):
+    for name in ("index.json", "rank00000.bin"):
         (folder / "step00000004" / "model_and_optim" / name).write_bytes(pickle.dumps(Payload()))
     build_trainer(tiny_mixture, folder, *options(6)).fit()
     assert "falling back" in capsys.readouterr().err
@@ -147,7 +154,7 @@ def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
 
                 def damaged(*arguments: Any, **options: Any) -> str:
                     folder = real(*arguments, **options)
-                    flip(Path(folder) / "model_and_optim" / "__0_0.distcp")
+                    flip(Path(folder) / "model_and_optim" / "rank00000.bin")
                     monkeypatch.undo()
                     return folder
 
@@ -161,3 +168,45 @@ def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
     assert "no older checkpoint is removed" in said
     assert open_checkpoint(tmp_path / "step00000002", World()).step == 2
     assert candidates(tmp_path) == ["step00000005", "step00000004", "step00000002"]
+
+
+def unreadable_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def unreadable_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_out(path: Path) -> None:
+    path.rename(path.parents[2] / "elsewhere.json")
+    path.symlink_to(path.parents[2] / "elsewhere.json")
+
+
+def brackets(path: Path) -> None:
+    path.write_bytes(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("damage", [unreadable_folder, unreadable_pipe, link_out, brackets])
+@pytest.mark.parametrize("name", ["manifest.json", "train.json"])
+def test_54_t11_what_cannot_be_read_at_all_falls_back_with_the_name_of_the_checkpoint(
+    name: str,
+    damage: Callable[[Path], None],
+    saved: Path,
+    tiny_mixture: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(saved, tmp_path / "run")
+    damage(folder / "step00000004" / name)
+    with pytest.raises(ValidationError, match="the newest checkpoint does not verify"):
+        restore(build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true"))
+    capsys.readouterr()
+    trainer = build_trainer(tiny_mixture, folder, *options(6))
+    restore(trainer)
+    said = capsys.readouterr().err
+    assert trainer.step == 2
+    assert "warning: checkpoint step00000004 is damaged" in said
+    assert "falling back to the checkpoint of step 2" in said

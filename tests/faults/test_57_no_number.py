@@ -1,4 +1,4 @@
-"""Row 57: no rank takes a step whose loss or gradient is no number; its documents are named."""
+"""Row 57: no rank takes a step with a non-finite loss or gradient; its documents are named."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from olm_data.mixture.lock import Lock
 from olm_train.bad_step import NonFiniteError
 from olm_train.callbacks.base import Callback
 from olm_train.world import World
+
+pytestmark = pytest.mark.slow  # two whole runs on two ranks
 
 BAD = 10
 ROWS = (72, 80)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.runs import build_trainer, metrics
 
 from olm_data.audit.compare import audit
@@ -18,6 +19,7 @@ def orders(folder: Path) -> list[str]:
     return [line["order"] for line in metrics(folder) if "eval" not in line]
 
 
+@pytest.mark.slow
 def test_58_skipped_steps_are_recorded_and_change_the_digests_deterministically(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

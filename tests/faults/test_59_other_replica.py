@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,6 +57,7 @@ def checks(lock: Path, folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_59_the_odd_rank_is_named_before_anything_of_it_is_saved(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.runs import REPOSITORY, environment
 
 
+@pytest.mark.slow
 def test_61_all_ranks_end_and_say_where_each_was(tiny_mixture: Path, tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
 def main() -> None:
-    """Instrument olm_data, make the seeds, fuzz."""
+    """Instrument both packages, make the seeds, fuzz."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", nargs="?")
     parser.add_argument("--seconds", type=int, default=60)
@@ -24,7 +24,7 @@ def main() -> None:
     options = parser.parse_args()
     import atheris
 
-    with atheris.instrument_imports(include=["olm_data"]):
+    with atheris.instrument_imports(include=["olm_data", "olm_train"]):
         from fuzz.targets import Workshop
     from support.small_tokenizer import train
 

@@ -22,11 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from fuzz import left_behind
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.canonical import canonical_json
 from olm_data.canonical import digest as canonical_digest
-from olm_data.counts import parse_count
+from olm_data.counts import parse_count, parse_share
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
 from olm_data.dataset.record import ShardRecord
@@ -38,9 +39,9 @@ from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.storage.store import Store
 from olm_data.strict_yaml import load
-from olm_data.tokenize.plan import Plan, parse_tasks
-from olm_data.tokenize.request import parse_budget, parse_share
-from olm_data.tokenize.stored_job import load_job
+from olm_data.tokenization.plan import Plan, parse_tasks
+from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.stored_job import load_job
 from olm_data.tokenizer import spec_from_bytes
 
 LINES = [
@@ -130,6 +131,21 @@ class Workshop:
             "yaml": Target(self._yaml, [YAML]),
             "where": Target(self._where, CONDITIONS),
             "settings": Target(self._settings, SETTINGS),
+            **{name: Target(*made) for name, made in left_behind.targets(self.folder).items()},
+            **self._checkpoint_targets(),
+        }
+
+    def _checkpoint_targets(self) -> dict[str, Target]:
+        from fuzz.checkpoints import Checkpoints  # imports torch
+
+        made = Checkpoints(self.folder / "checkpoints")
+        return {
+            f"checkpoint {name}": Target(made.run(file), [made.seed(file)])
+            for name, file in (
+                ("manifest", "manifest.json"),
+                ("index", "model_and_optim/index.json"),
+                ("state", "train.json"),
+            )
         }
 
     def _source(self, name: str, seeds: list[bytes], **options: Any) -> Target:

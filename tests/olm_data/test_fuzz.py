@@ -16,16 +16,19 @@ from fuzz.mutate import mutated
 from fuzz.targets import Workshop, canonical_sha256
 from support.small_tokenizer import train
 
-from olm_data.counts import parse_count
+from olm_data.counts import parse_count, parse_share
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.tokenize.plan import parse_tasks
-from olm_data.tokenize.request import parse_budget, parse_share
+from olm_data.tokenization.plan import parse_tasks
+from olm_data.tokenization.request import parse_budget
 from olm_data.tokenizer import open_reference, spec_from_bytes
 
 CHANGES = 150
 TARGETS = [
     *("jsonl", "jsonl.zst", "txt", "manifest", "record", "plan", "job", "ends", "tokens", "docs"),
     *("tokenizer", "lock", "yaml", "where", "settings", "parquet", "arrow"),
+    *("heartbeat", "metrics", "starts", "run config", "csv.gz", "csv", "datatrove", "megatron"),
+    "ids",
+    *("checkpoint manifest", "checkpoint index", "checkpoint state"),
 ]
 
 
@@ -97,7 +100,11 @@ def test_a_document_row_whose_id_is_no_utf8_is_refused(workshop: Workshop) -> No
     broken = pa.Array.from_buffers(pa.string(), len(ids), ids.buffers())
     pq.write_table(table.set_column(0, "id", broken), path)
     shard = workshop.open_shard(folder, {})
-    reads = (shard.docs.table, lambda: shard.docs.row(0), lambda: list(shard.docs.batches(["id"])))
+    reads = (
+        lambda: shard.docs.table(["id", "content_hash"]),
+        lambda: shard.docs.row(0),
+        lambda: list(shard.docs.batches(["id"])),
+    )
     for read in reads:
         with pytest.raises(ValidationError, match="rows are damaged"):
             read()

@@ -39,7 +39,11 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     """The steps of a log without what depends on the clock."""
     entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [
-        {key: value for key, value in entry.items() if not key.startswith("throughput/")}
+        {
+            key: value
+            for key, value in entry.items()
+            if key != "time" and not key.startswith("throughput/")
+        }
         for entry in entries
         if "eval" not in entry
     ]

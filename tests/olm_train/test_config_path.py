@@ -52,8 +52,8 @@ def test_an_option_reaches_into_lists_and_mappings(option: str, expected: Any) -
         (("list", 5, "x"), "list has 2 items", "[2] adds one"),
         (("list", "x"), "list is a list", None),
         (("one", "x"), "one is a value, it has no fields", None),
-        (("gone", 0), "gone is no list in the file", "--gone='[...]'"),
-        (("one", 0), "one is no list in the file", "--one='[...]'"),
+        (("gone", 0), "gone is not a list in the file", "--gone='[...]'"),
+        (("one", 0), "one is not a list in the file", "--one='[...]'"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused(path: KeyPath, says: str, fix: str | None) -> None:

@@ -16,7 +16,7 @@ from olm_train.config import Values
 from olm_train.dry_run import Plan, describe
 from olm_train.first_rows import first_rows
 from olm_train.flops import num_flops_per_token
-from olm_train.gpus import GPUS
+from olm_train.gpus import GPUS, gpu_named
 from olm_train.memory import memory_of_step
 from olm_train.model.presets import PRESETS
 from olm_train.run import main
@@ -38,15 +38,16 @@ def resolved(lock: Path, tmp_path: Path, *options: str) -> RunConfig:
 
 def test_memory_is_listed_by_component_and_adds_up(tiny_mixture: Path, tmp_path: Path) -> None:
     config = resolved(tiny_mixture, tmp_path, "--model={preset: olm-125m}")
+    config, _ = config.on_device(GPUS["h100"].capability)
     text = describe(config, 4).partition("# memory of a rank\n")[2].partition("\n#")[0]
-    listed = dict(re.findall(r"^(\w+) +([\d.e-]+) GB", text, re.MULTILINE))
+    listed = dict(re.findall(r"^(\w+) +([\d.e+-]+) MB", text, re.MULTILINE))
     expected = memory_of_step(
         config.model, config.train_module, sequence_length=32, world_size=4
     ).by_component()
     assert list(listed) == [*expected, "total"]
     for name, size in expected.items():
-        assert float(listed[name]) == pytest.approx(size / 1e9, rel=1e-3)
-    assert float(listed["total"]) == pytest.approx(sum(expected.values()) / 1e9, rel=1e-3)
+        assert float(listed[name]) == pytest.approx(size / 1e6, rel=1e-3)
+    assert float(listed["total"]) == pytest.approx(sum(expected.values()) / 1e6, rel=1e-3)
 
 
 def test_days_follow_from_flops_ranks_and_the_stated_mfu(
@@ -59,6 +60,40 @@ def test_days_follow_from_flops_ranks_and_the_stated_mfu(
     flops = num_flops_per_token(config.model, pairs_per_token=(32 + 1) / 2)
     rate = int(found[1].replace(",", ""))
     assert rate == pytest.approx(4 * 0.25 * GPUS["h200"].peak_flops / flops, rel=1e-2)
+
+
+def test_u12_the_time_and_memory_of_a_toy_are_in_units_for_people(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    text = describe(resolved(tiny_mixture, tmp_path), 1)
+    assert "\nless than a second on 1 x h100" in text
+    assert re.search(r"^total +[\d.]+ MB: ", text, re.MULTILINE)
+    long = describe(resolved(tiny_mixture, tmp_path, "--model={preset: llama3-70b}"), 1)
+    assert re.search(r"^about [\d.]+ (s|min \d+ s) on 1 x h100", long, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "RTX 4090", "4090", "L4", "rtx6000ada", "t4"])
+def test_u12_a_gpu_is_known_by_the_names_that_people_write(name: str) -> None:
+    assert gpu_named(name) in GPUS.values()
+    assert gpu_named(name).peak_flops > 0
+
+
+def test_u12_a_gpu_without_bf16_is_planned_in_float32(tiny_mixture: Path, tmp_path: Path) -> None:
+    config, why = resolved(tiny_mixture, tmp_path).on_device(GPUS["t4"].capability)
+    assert config.train_module.dp_config.param_dtype == "float32"
+    assert config.model.attention == "sdpa"
+    assert any("no bf16" in line for line in why)
+
+
+def test_u12_every_gpu_has_an_entry_in_the_table_of_peaks() -> None:
+    assert all(gpu.peak_flops > 1e12 and gpu.memory >= 16e9 for gpu in GPUS.values())
+
+
+def test_u6_the_text_of_a_first_row_is_on_one_line_without_escapes_of_its_spaces(
+    tiny_mixture: Path,
+) -> None:
+    lines = list(first_rows(Lock.read(tiny_mixture), list(range(8))))
+    assert not [line for line in lines if "\\n" in line]
 
 
 def test_first_rows_show_the_documents_the_first_step_trains_on(tiny_mixture: Path) -> None:

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.generate import generate, load_model, main, sample
+from olm_train.checkpoint.weights import load_model
+from olm_train.generate import generate, main, sample
 from olm_train.world import World
 
 pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once

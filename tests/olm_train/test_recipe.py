@@ -74,6 +74,14 @@ def test_a_larger_gpu_never_needs_more_of_them_and_70b_fits_a_few_machines() -> 
     assert found("llama3-70b", "h100").gpus <= 64
 
 
+def test_u12_a_recipe_for_a_gpu_without_bf16_names_what_runs_there() -> None:
+    values = found("olm-125m", "t4").values()
+    assert values["model"]["attention"] == "sdpa"
+    assert values["train_module"]["dp_config"] == {"param_dtype": "float32"}
+    desk = found("olm-125m", "rtx-4090").values()
+    assert desk["train_module"]["dp_config"] == {"param_dtype": "bfloat16"}
+
+
 def test_nothing_is_recomputed_where_everything_fits() -> None:
     modes = {name: found(name, "h100").module.ac_config.mode for name in PRESETS}
     assert modes["olm-125m"] == "none"

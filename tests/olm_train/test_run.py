@@ -157,6 +157,7 @@ def test_two_files_are_one_too_many(config: Path, capsys: pytest.CaptureFixture[
     assert "two configuration files" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_under_torchrun_an_error_is_told_once(config: Path) -> None:
     result = run(config, "--model.d_modle=3", ranks=2)
     assert result.returncode == 1  # torchrun's own

@@ -20,6 +20,7 @@ def train_whole_and_in_part(lock: Path, whole: Path, part: Path) -> None:
     build_trainer(lock, part, ddp, stop, world=world).fit()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("slurm")
 def test_a_run_moves_to_two_nodes_and_through_a_time_limit_without_a_changed_bit(
     slurm: Cluster,

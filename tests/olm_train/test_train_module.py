@@ -226,6 +226,7 @@ def test_eval_batch_sums_over_valid_labels_without_touching_anything() -> None:
     assert count == metrics["train/labels"]
 
 
+@pytest.mark.slow
 def test_compiled_blocks_train_alike_under_the_same_names() -> None:
     model = replace(MODEL, n_layers=1)
     plain, compiled = build(model=model), build(model=model, compile_model=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenize.add import add
-from olm_data.tokenize.add_request import Existing
-from olm_data.tokenize.request import parse_budget
-from olm_data.tokenize.run import Summary
+from olm_data.tokenization.add import add
+from olm_data.tokenization.add_request import Existing
+from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.run import Summary
 
 
 class Stop(Exception):

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+HOOKS: list[tuple[Any, str]] = [
+    (sys, "excepthook"),
+    (sys, "unraisablehook"),
+    (threading, "excepthook"),
+    (warnings, "formatwarning"),
+]
+"""What a command replaces in its process; see olm_data.sinks."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -40,9 +52,14 @@ def inside(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Said:
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["olm-data", *map(str, words)])
-        patch.setattr(sys, "excepthook", sys.excepthook)
-        with pytest.raises(SystemExit) as ended:
-            main()
+        for module, name in HOOKS:
+            patch.setattr(module, name, getattr(module, name))
+        records = logging.getLogRecordFactory()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            logging.setLogRecordFactory(records)
     shown = capsys.readouterr()
     return Said(int(ended.value.code or 0), shown.out, shown.err)
 

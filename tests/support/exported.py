@@ -12,6 +12,7 @@ import json
 import struct
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,29 +75,100 @@ def datatrove(folder: Path, dtype: str) -> Documents:
 
 def mds(folder: Path, dtype: str) -> Documents:
     """Samples at the offsets of each shard of the index."""
-    found: Documents = []
+    return [(row["id"], row["tokens"]) for row in mds_rows(folder, dtype)]
+
+
+def mds_rows(folder: Path, dtype: str) -> list[dict[str, Any]]:
+    """All fields of the samples, typed as the index says."""
+    found = []
     index = json.loads((folder / "index.json").read_text())
     assert index["version"] == 2
     for shard in index["shards"]:
         data = (folder / shard["raw_data"]["basename"]).read_bytes()
         assert len(data) == shard["raw_data"]["bytes"]
-        assert shard["column_names"] == ["id", "tokens"]
-        assert shard["column_encodings"] == ["str", f"ndarray:{dtype}"]
-        (count,) = struct.unpack_from("<I", data)
-        assert count == shard["samples"]
-        offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
-        config = json.loads(data[4 * (count + 2) : offsets[0]])
-        assert config["column_names"] == ["id", "tokens"]
-        assert offsets[-1] == len(data)
+        names, kinds, sizes = (shard[f"column_{k}"] for k in ("names", "encodings", "sizes"))
+        assert (names[:2], kinds[:2]) == (["id", "tokens"], ["str", f"ndarray:{dtype}"])
+        offsets, base = _offsets(data, shard["samples"])
+        config = json.loads(data[base : offsets[0]])
+        assert config["column_names"] == names
         for a, b in pairwise(offsets):
-            name, size = struct.unpack_from("<II", data, a)
-            at = a + 8 + name
-            width = 1 << (data[at] & 3)
-            length = int.from_bytes(data[at + 1 : at + 1 + width], "little")
-            ids = np.frombuffer(data, dtype, length, at + 1 + width)
-            assert data[at] >> 2 == 1
-            assert at + size == b == at + 1 + width + ids.nbytes
-            found.append((data[a + 8 : at].decode(), ids.tolist()))
+            found.append(dict(zip(names, _fields(data[a:b], kinds, sizes), strict=True)))
+            found[-1]["tokens"] = _mds_array(found[-1]["tokens"], dtype)
+    return found
+
+
+def litdata(folder: Path, dtype: str) -> Documents:
+    """Samples at the offsets of each chunk of the index."""
+    return [(row["id"], row["tokens"]) for row in litdata_rows(folder, dtype)]
+
+
+def litdata_rows(folder: Path, dtype: str) -> list[dict[str, Any]]:
+    """All fields of the samples, typed as the index says."""
+    found = []
+    index = json.loads((folder / "index.json").read_text())
+    kinds, (version, tree) = index["config"]["data_format"], json.loads(_spec(index))
+    assert (version, tree["type"]) == (1, "builtins.dict")
+    names = json.loads(tree["context"])
+    assert len(tree["children_spec"]) == len(names) == len(kinds)
+    assert (names[:2], kinds[0]) == (["id", "tokens"], "str")
+    assert kinds[1] == {"uint16": "no_header_numpy:5", "uint32": "no_header_numpy:6"}[dtype]
+    for chunk in index["chunks"]:
+        data = (folder / chunk["filename"]).read_bytes()
+        assert len(data) == chunk["chunk_bytes"]
+        offsets, base = _offsets(data, chunk["chunk_size"])
+        assert base == offsets[0]
+        for a, b in pairwise(offsets):
+            fields = _fields(data[a:b], kinds, [None] * len(kinds))
+            found.append(dict(zip(names, fields, strict=True)))
+            found[-1]["tokens"] = np.frombuffer(found[-1]["tokens"], dtype).tolist()
+    return found
+
+
+def _spec(index: dict[str, Any]) -> str:
+    spec = index["config"]["data_spec"]
+    assert isinstance(spec, str)
+    return spec
+
+
+def _offsets(data: bytes, samples: int) -> tuple[tuple[int, ...], int]:
+    """Return where samples begin and the last ends, and where this table ends."""
+    (count,) = struct.unpack_from("<I", data)
+    assert count == samples
+    offsets = struct.unpack_from(f"<{count + 1}I", data, 4)
+    assert offsets[-1] == len(data)
+    return offsets, 4 * (count + 2)
+
+
+def _fields(sample: bytes, kinds: list[str], fixed: list[int | None]) -> list[Any]:
+    stored = sum(size is None for size in fixed)
+    sizes = iter(struct.unpack_from(f"<{stored}I", sample))
+    at, values = 4 * stored, []
+    for kind, size in zip(kinds, fixed, strict=True):
+        size = next(sizes) if size is None else size
+        values.append(_value(sample[at : at + size], kind))
+        at += size
+    assert at == len(sample)
+    return values
+
+
+def _value(data: bytes, kind: str) -> Any:
+    if kind == "str":
+        return data.decode()
+    if kind == "json":
+        return json.loads(data)
+    if kind == "bool":
+        return {b"\0": False, b"\1": True}[data]
+    if kind in ("int", "float", "float64"):
+        return struct.unpack("<q" if kind == "int" else "<d", data)[0]
+    return data
+
+
+def _mds_array(data: bytes, dtype: str) -> list[int]:
+    assert data[0] >> 2 == 1
+    width = 1 << (data[0] & 3)
+    ids = np.frombuffer(data, dtype, -1, 1 + width)
+    assert int.from_bytes(data[1 : 1 + width], "little") == len(ids)
+    found: list[int] = ids.tolist()
     return found
 
 
@@ -114,6 +186,8 @@ READERS = {
     "megatron": megatron,
     "datatrove": datatrove,
     "mds": mds,
+    "litdata": litdata,
     "hf": hf,
 }
-HOLDS_IDS = {"olmo-core", "mds", "hf"}
+HOLDS_IDS = {"olmo-core", "mds", "litdata", "hf"}
+HOLDS_COLUMNS = {"mds", "litdata", "hf"}

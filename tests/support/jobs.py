@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from olm_data.errors import InputError
-from olm_data.runners.base import Job, Report
+from olm_data.runners.base import Job, Report, Rest
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,42 @@ class Squares(Job):
                 raise KeyError("nothing here")
             if self.fault == "memory":
                 raise MemoryError
+        return task * task
+
+    def describe(self, task: int) -> str:
+        return f"input-{task}.jsonl"
+
+
+@dataclass(frozen=True)
+class Durable(Job):
+    """Leaves a `Rest` that is only finished once the task after it was begun, but for the last.
+
+    `dies` in that task, once or always, while the one before it waits; or its `Rest` fails.
+    """
+
+    folder: str
+    last: int
+    dies: int = 0
+    fails: int | None = None
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self, task: int, report: Report) -> Rest:
+        with open(Path(self.folder, f"begun-{task}"), "ab") as file:
+            file.write(b"x")
+        if task == 2 and len(Path(self.folder, "begun-2").read_bytes()) <= self.dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Rest(partial(self._finish, task))
+
+    def _finish(self, task: int) -> int:
+        if task == self.fails:
+            raise InputError("the disk is gone", where=self.describe(task))
+        following = Path(self.folder, f"begun-{task + 1}")
+        late = time.monotonic() + 20
+        while task < self.last and not following.exists():
+            assert time.monotonic() < late, "the next task was not begun"
+            time.sleep(0.005)
         return task * task
 
     def describe(self, task: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from olm_train.model.decoder import Decoder, DecoderConfig
-from olm_train.model.init import init_parameters, parameter_seed
+from olm_train.model.init import init_parameters, parameter_key
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 CONFIG = DecoderConfig(
@@ -72,6 +72,6 @@ def stirred(config: DecoderConfig, seed: int = 0) -> Decoder:
     init_parameters(model, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            generator = torch.Generator().manual_seed(parameter_seed(1, name))
+            generator = torch.Generator().manual_seed(parameter_key(1, name))
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     return model

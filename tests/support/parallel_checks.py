@@ -144,7 +144,7 @@ def _shares(world: World) -> dict[str, bool]:
     module = build("fsdp", world=world)
     sharded = [p for p in module.model.parameters() if isinstance(p, DTensor)]
     model: Decoder = MODEL.build(device="meta")
-    wrapped = parallelize(model, build("ddp", world=world).config.dp_config, world, seed=5)
+    wrapped = parallelize(model, build("ddp", world=world).config.dp_config, world)
     return {
         "all sharded": len(sharded) == len(list(module.model.parameters())),
         "half here": sum(p.to_local().numel() for p in sharded) < 0.52 * MODEL.num_params,

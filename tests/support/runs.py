@@ -176,10 +176,14 @@ def run_until(
 
 
 def metrics(save_folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, without throughput."""
+    """The lines of metrics.jsonl, without throughput and clock time."""
     lines = [json.loads(line) for line in (save_folder / "metrics.jsonl").open()]
     return [
-        {name: value for name, value in line.items() if not name.startswith("throughput/")}
+        {
+            name: value
+            for name, value in line.items()
+            if name != "time" and not name.startswith("throughput/")
+        }
         for line in lines
     ]
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
 from olm_data.sources import resolve_source
-from olm_data.tokenize.digests import content_hashes, document_digests
-from olm_data.tokenize.request import Request, parse_budget
-from olm_data.tokenize.run import Summary, tokenize
-from olm_data.tokenize.selecting import select_documents
+from olm_data.tokenization.digests import content_hashes, document_digests
+from olm_data.tokenization.request import Request, parse_budget
+from olm_data.tokenization.run import Summary, tokenize
+from olm_data.tokenization.selecting import select_documents
 from olm_data.tokenizer import load_tokenizer
 
 TEXTS = [
@@ -63,7 +64,15 @@ def make_request(
     """Return a request; options are those of `Request`, of reading, of selecting, and eos/bos."""
     reading = {
         name: options.pop(name)
-        for name in ("text_column", "id_column", "keep", "separator", "on_invalid", "where")
+        for name in (
+            "text_column",
+            "id_column",
+            "keep",
+            "separator",
+            "delimiter",
+            "on_invalid",
+            "where",
+        )
         if name in options
     }
     spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
@@ -74,9 +83,11 @@ def make_request(
     }
     if "sample" in chosen:
         chosen["sample"] = Fraction(chosen["sample"])
-    source = select_documents(
-        resolve_source([str(item) for item in inputs], **reading), output=output, **chosen
-    )
+    source = resolve_source([str(item) for item in inputs], **reading)
+    if "on_unknown" in options:
+        unknown = options.pop("on_unknown")
+        source = replace(source, options=replace(source.options, on_unknown=unknown))
+    source = select_documents(source, output=output, **chosen)
     if "holdout" in options:
         options["holdout"] = Fraction(options["holdout"])
     return Request(source=source, tokenizer=spec, **options)

@@ -157,8 +157,10 @@ def _known(field: str, known: set[str]) -> bool:
 def _extras(words: list[str]) -> str | None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     for word in words:
-        if found := re.fullmatch(r"(?:\.|olm)\[([\w,]+)\]", word):
-            unknown = set(found[1].split(",")) - set(project["optional-dependencies"])
+        if found := re.fullmatch(r"(?:\.|([\w-]+))\[([\w,]+)\]", word):
+            if found[1] not in (None, project["name"]):
+                return f"{found[1]} is another project's name"
+            unknown = set(found[2].split(",")) - set(project["optional-dependencies"])
             if unknown:
                 return f"no extra {sorted(unknown)[0]}"
     return None

@@ -76,7 +76,7 @@ class WithWarmup(Schedule):
 
     def warmup_length(self, end: int) -> int:
         """Return the length of the warm-up."""
-        return length_of(self.warmup, self.warmup_fraction, end)
+        return length_of(self.warmup, self.warmup_fraction, end, end - self.shortest_rest)
 
     def lr_factor(self, at: int, end: int) -> float:
         """Return the factor at time `at`; see `Schedule.lr_factor`."""
@@ -118,9 +118,16 @@ class WithFinal(WithWarmup):
         return 1
 
 
-def length_of(length: int | None, fraction: float | None, end: int) -> int:
-    """Return a length given as it is, or as a fraction of a run; 0 for neither."""
-    return length or 0 if fraction is None else math.floor(fraction * end)
+def length_of(length: int | None, fraction: float | None, end: int, room: int) -> int:
+    """Return a length given as it is, or as a fraction of a run; 0 for neither.
+
+    A fraction is rounded to the nearest whole number, halves to the even one, as OLMo-core does;
+    down where rounding up alone would go beyond the room for it.
+    """
+    if fraction is None:
+        return length or 0
+    nearest, least = round(fraction * end), math.floor(fraction * end)
+    return least if least <= room < nearest else nearest
 
 
 def progress(at: int, start: int, end: int) -> float:

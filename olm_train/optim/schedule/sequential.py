@@ -33,9 +33,11 @@ Simple = (
 class Sequential(Schedule):
     """Schedules one after the other, each as if its part were a run of its own.
 
+    The peak of each is the rate at which the one before ended, so the rate never jumps up.
+
     Attributes:
         schedulers: at least one, in the units of the whole; one after the other, each as if its
-            part were a run of its own.
+            part were a run of its own, with the last rate of the one before for its peak.
         lengths: length of each but the last, which runs to the end.
     """
 
@@ -72,4 +74,16 @@ class Sequential(Schedule):
         # the last time of a part belongs to it
         part = max(i for i, start in enumerate(starts) if start < max(at, 1))
         stop = starts[part + 1] if part + 1 < len(starts) else end
-        return self.schedulers[part].lr_factor(at - starts[part], stop - starts[part])
+        peak = 1.0
+        for number, (before, length) in enumerate(zip(self.schedulers, self.lengths, strict=False)):
+            if number == part:
+                break
+            peak *= before.lr_factor(length, length)
+            if peak == 0.0:
+                refuse(
+                    "schedulers",
+                    f"number {number + 1}, {before.name}, ends at a rate of 0, and the one after "
+                    "it would stay there",
+                    "give it an alpha_f above 0",
+                )
+        return peak * self.schedulers[part].lr_factor(at - starts[part], stop - starts[part])

@@ -37,13 +37,13 @@ class WithDecay(WithFinal):
         super().__post_init__()
         one_length("decay", self.decay, self.decay_fraction)
 
-    def decay_length(self, end: int) -> int:
-        """Return the length of the decay of a run or period of length `end`."""
+    def decay_length(self, end: int, room: int) -> int:
+        """Return the length of the decay of a run or period of length `end` with `room` for it."""
         unset = self.decay is None and self.decay_fraction is None
-        return length_of(self.decay, 0.1 if unset else self.decay_fraction, end)
+        return length_of(self.decay, 0.1 if unset else self.decay_fraction, end, room)
 
     def _after(self, at: int, warmup: int, end: int) -> float:
-        decay = self.decay_length(end)
+        decay = self.decay_length(end, end - warmup)
         must_fit("decay", decay, end - warmup, self.units, "decay_fraction")
         start = end - decay
         high = self._before(min(at, start), warmup, end)

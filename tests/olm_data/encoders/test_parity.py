@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from olm_data.encoders.parity import SAMPLE_BYTES, concatenate, sample_of
+from olm_data.encoders.batches import concatenate
+from olm_data.encoders.parity import SAMPLE_BYTES, sample_of
 
 
 def test_a_first_document_longer_than_the_sample_does_not_leave_it_empty() -> None:

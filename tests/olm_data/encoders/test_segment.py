@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.encoders import hf, make_encoder
-from olm_data.encoders.parity import concatenate
+from olm_data.encoders.batches import concatenate
 from olm_data.encoders.segment import pieces
 from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
@@ -86,7 +86,7 @@ def test_a_document_longer_than_the_target_has_the_ids_of_the_whole(
 ) -> None:
     monkeypatch.setattr(hf, "TARGET_BYTES", 5_000)
     texts = [b"short", text_of(60_000), b"", text_of(4_000), text_of(6_000), b"end"]
-    ids, offsets, _ = make_encoder(name, spec, "plain").encode(*concatenate(texts))
+    ids, offsets = make_encoder(name, spec, "plain").encode(*concatenate(texts))[:2]
     for k, text in enumerate(texts):
         assert ids[offsets[k] : offsets[k + 1]].tolist() == spec.encode(text.decode())
 
@@ -97,10 +97,11 @@ def test_a_tokenizer_without_pre_tokenizer_encodes_documents_whole(
     monkeypatch.setattr(hf, "TARGET_BYTES", 100)
     bare = variant(spec, pre_tokenizer=None, decoder=None)
     text = "ab cd " * 200
-    ids, _, _ = make_encoder("hf", bare, "plain").encode(*concatenate([text.encode()]))
+    ids = make_encoder("hf", bare, "plain").encode(*concatenate([text.encode()])).ids
     assert ids.tolist() == bare.encode(text)
 
 
+@pytest.mark.slow
 def test_a_long_document_takes_bounded_memory(tmp_path: Path, tiny_tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_bytes(text_of(5_000_000))
     script = f"""
@@ -111,7 +112,7 @@ data = np.fromfile({str(tmp_path / "a.txt")!r}, np.uint8)
 encoder = make_encoder("hf", load_tokenizer({str(tiny_tokenizer)!r}), "plain")
 encoder.encode(data[:1 << 20], np.array([0, 1 << 20]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-ids, _, _ = encoder.encode(data, np.array([0, len(data)]))
+ids = encoder.encode(data, np.array([0, len(data)])).ids
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(ids))
 """
     done = subprocess.run(

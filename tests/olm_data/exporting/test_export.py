@@ -18,9 +18,10 @@ from support.datasets import random_shards, write_dataset
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
-from olm_data.exporting import base, mds, megatron
+from olm_data.exporting import base, megatron, samples
 from olm_data.exporting.datatrove import for_people
-from olm_data.exporting.export import FORMATS, RECORD, export
+from olm_data.exporting.destination import RECORD
+from olm_data.exporting.export import FORMATS, MERGED, export
 
 LENGTHS = [[3, 1, 300, 2], [1], [70_000, 5, 255, 256]]
 LINKED = ("olmo-core", "megatron", "datatrove")
@@ -84,11 +85,14 @@ def test_any_cut_into_pieces_gives_the_same_documents(
     folder, shards = tmp_path_factory.mktemp("any"), random_shards(3, lengths)
     write_dataset(folder / "d", shards)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (base, megatron, mds, *map(_module, FORMATS)):
+        for module in (base, megatron, samples, *map(_module, FORMATS)):
             patch.setattr(module, "PIECE", 3, raising=False)
-        patch.setattr(mds, "SHARD_BYTES", 600)
+        patch.setattr(samples, "SHARD_BYTES", 600)
         patch.setattr(_module("hf"), "BATCH_TOKENS", 7)
         export(str(folder / "d"), form, str(folder / "out"))
+        if form in MERGED:
+            export(str(folder / "d"), form, str(folder / "merged"), merge=True)
+            assert exported.READERS[form](folder / "merged", "uint16") == wanted(shards, form)
     assert exported.READERS[form](folder / "out", "uint16") == wanted(shards, form)
     shutil.rmtree(folder)
 
@@ -147,7 +151,7 @@ def test_what_a_format_cannot_hold_is_said(
         assert "1 documents, 2 tokens" in said.stdout
         assert "next:" in said.stderr
         assert f"held-out documents; export {tmp_path / 'd'}/validation" in said.stdout
-        assert ("kept columns score" in said.stdout) == (form != "hf")
+        assert ("kept columns score" in said.stdout) == (form not in exported.HOLDS_COLUMNS)
         assert ("ids" in said.stdout.split("each document")[0]) == (form not in exported.HOLDS_IDS)
         assert "no EOS" not in said.stdout
     write_dataset(tmp_path / "bare", [[[1, 2]]])
@@ -202,7 +206,7 @@ def test_damaged_tokens_are_neither_linked_nor_copied(tmp_path: Path, container:
 def test_a_killed_run_leaves_no_output_and_the_next_one_is_whole(tmp_path: Path) -> None:
     shards = random_shards(5, [[5], [6]])
     write_dataset(tmp_path / "d", shards)
-    out, stale = tmp_path / "out", tmp_path / ".out.exporting"
+    out, stale = tmp_path / "out", tmp_path / ".out.exporting-000001"
 
     def kill(tokens: int, total: int) -> None:
         os._exit(9)
@@ -250,8 +254,8 @@ def test_wrong_arguments_are_refused_with_what_to_do(tmp_path: Path) -> None:
         export(dataset, "megatrn", str(tmp_path / "out"))
     with pytest.raises(UsageError, match="lock"):
         export("mix.lock.json", "hf", str(tmp_path / "out"))
-    with pytest.raises(UsageError, match="local folders"):
-        export(dataset, "hf", "s3://bucket/out")
+    with pytest.raises(UsageError, match="has no effect on hf"):
+        export(dataset, "hf", str(tmp_path / "out"), merge=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(ResourceError, match="in the way"):
         export(dataset, "hf", str(tmp_path / "file" / "out"))
@@ -270,7 +274,7 @@ def test_ids_and_documents_too_large_for_megatron_are_refused(
 
 
 def test_mds_shards_stay_below_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mds, "SHARD_BYTES", 2000)
+    monkeypatch.setattr(samples, "SHARD_BYTES", 2000)
     shards = random_shards(6, [[10] * 100, [2000, 3]])
     write_dataset(tmp_path / "d", shards)
     export(str(tmp_path / "d"), "mds", str(tmp_path / "out"))
@@ -300,5 +304,5 @@ def test_token_counts_for_people_are_those_of_datatrove(tokens: int, text: str) 
 def test_a_dataset_of_nothing_exports_to_nothing(tmp_path: Path) -> None:
     write_dataset(tmp_path / "d", [])
     assert Dataset.open(str(tmp_path / "d")).tokens == 0
-    for form in ("olmo-core", "megatron", "datatrove", "mds"):
+    for form in ("olmo-core", "megatron", "datatrove", "mds", "litdata"):
         assert export(str(tmp_path / "d"), form, str(tmp_path / form)).documents == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,10 @@ from support.tokenizing import digests
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
+from olm_data.exporting.export import export
 from olm_data.importing.run import Imported, import_files
 from olm_data.rows.reader import RowReader
+from olm_data.sources.passed import from_tools
 from olm_data.storage.store import Store
 from olm_data.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
@@ -241,10 +244,10 @@ DOLMA = {
     "no number": (lambda f: csv(f, lambda x: ["a" + x[0], *x[1:]]), "malformed"),
     "no gzip": (
         lambda f: (f / "dolma" / "part-0-00000.csv.gz").write_bytes(b"0,1,a,b,c\n"),
-        "no gzip file",
+        "not a gzip file",
     ),
     "cut": (lambda f: os.truncate(tokens(f), 4012), "its documents end at token 2,007"),
-    "half a token": (lambda f: os.truncate(tokens(f), 4013), "no whole number"),
+    "half a token": (lambda f: os.truncate(tokens(f), 4013), "not a whole number"),
     "an id too large": (lambda f: patch(tokens(f), 40, b"\xff\xff"), "token 20 is 65,535"),
     "NumPy's own": (lambda f: np.save(tokens(f), np.arange(9, dtype="u2")), "NumPy header"),
 }
@@ -266,7 +269,7 @@ def idx(folder: Path) -> Path:
 
 
 MEGATRON = {
-    "magic": (lambda f: patch(idx(f), 0, b"x"), "no index of Megatron"),
+    "magic": (lambda f: patch(idx(f), 0, b"x"), "not a Megatron index"),
     "version": (lambda f: patch(idx(f), 9, b"\2"), "version 2"),
     "dtype": (lambda f: patch(idx(f), 17, b"\7"), "dtype code 7"),
     "size": (lambda f: os.truncate(idx(f), 800), "it has 800 bytes"),
@@ -364,3 +367,81 @@ def test_inputs_and_outputs_that_make_no_sense_are_refused(
         make(inputs, out)
     assert type(caught.value) in (InputError, UsageError, ConflictError)
     assert not (out / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("form", ["megatron", "olmo-core", "datatrove"])
+def test_d2_a_folder_of_our_own_export_is_imported_whole(
+    form: str, files: Path, tmp_path: Path
+) -> None:
+    names = list(SETS)
+    for number, name in enumerate(names):
+        make(files / name, tmp_path / f"set-{number}", dtype=SETS[name])
+        exported = tmp_path / f"{form}-{number}"
+        export(str(tmp_path / f"set-{number}"), form, str(exported))
+        assert any(path.name.startswith("shard-00000.") for path in exported.iterdir())
+        stored = Dataset.open(str(tmp_path / f"set-{number}"))
+        told = stored.dtype.name if form == "olmo-core" else None  # the others say it themselves
+        done = make(exported, tmp_path / f"back-{number}", dtype=told)
+        assert (done.files, done.documents) == (1, len(TEXTS))
+        assert "sidecar" not in done.passed
+        assert "dataset" not in done.passed
+        back = Dataset.open(str(tmp_path / f"back-{number}"))
+        assert sorted(decoded(back)) == sorted(
+            decoded(Dataset.open(str(tmp_path / f"set-{number}")))
+        )
+
+
+def test_d2_no_name_hides_a_token_file_and_what_is_not_imported_is_named_and_counted(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    stems = ["shard-00000", "shard-1", "shard-00001.tokens", "manifest", "part"]
+    for stem in stems:
+        for suffix in ("bin", "idx"):
+            shutil.copy(files / "megatron" / f"int32.{suffix}", folder / f"{stem}.{suffix}")
+    (folder / "README.md").write_text("about")
+    (folder / ".hidden.bin").write_bytes(b"x")
+    (folder / "orphan.idx").write_bytes(b"x")
+    words = ("import", folder, "--tokenizer", TOKENIZER, "-o", tmp_path / "out")
+    refused = inside(capsys, *words, "--strict-inputs")
+    assert refused.returncode == 4
+    assert "README.md" in refused.stderr
+    said = inside(capsys, *words)
+    assert said.returncode == 0, said.stderr
+    assert f"imported {len(stems)} files" in said.stdout
+    for reason, name in (("format", "README.md"), ("hidden", ".hidden.bin")):
+        assert re.search(rf"not read +1 {reason} .*: {re.escape(name)}", said.stdout)
+    assert re.search(r"not read +1 sidecar .*: orphan.idx", said.stdout)
+    tools = Dataset.open(str(tmp_path / "out")).manifest.tools or {}
+    assert from_tools(tools)["sidecar"].names == ["orphan.idx"]
+
+
+def test_d2_the_files_of_a_dataset_beside_token_files_are_no_token_files(
+    files: Path, tmp_path: Path
+) -> None:
+    folder = files / "megatron"
+    os.remove(folder / "uint16.bin")
+    os.remove(folder / "uint16.idx")
+    first = make(folder, folder)  # in place: its own shard-*.ends.npy are there from now on
+    assert first.passed == {}
+    os.remove(folder / "manifest.json")
+    again = make(folder, folder)
+    assert again.manifest is not None
+    assert first.manifest is not None
+    assert (again.manifest.encode(), again.files) == (first.manifest.encode(), first.files)
+    other = make(folder, tmp_path / "other")
+    assert other.files == first.files
+    assert other.passed["dataset"].count >= 2 * first.files
+
+
+@pytest.mark.parametrize("named", ["int32", "int32.idx", "int32.bin"])
+def test_d10_a_megatron_prefix_names_its_pair(named: str, files: Path, tmp_path: Path) -> None:
+    done = make(files / "megatron" / named, tmp_path / "out")
+    assert decoded(Dataset.open(str(tmp_path / "out"))) == TEXTS
+    assert (done.files, done.passed) == (1, {})
+
+
+def test_d10_a_prefix_of_nothing_is_refused(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no token file here"):
+        make(files / "megatron" / "int", tmp_path / "out")

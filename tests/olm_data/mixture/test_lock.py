@@ -66,7 +66,7 @@ def test_an_equal_lock_is_left_alone_and_another_is_replaced_only_on_request(
 def test_a_file_that_is_no_lock_is_not_replaced_unasked(tmp_path: Path) -> None:
     path = tmp_path / "m.lock.json"
     path.write_text("precious")
-    with pytest.raises(ConflictError, match="no lock"):
+    with pytest.raises(ConflictError, match="not a lock"):
         compiled(MANIFEST).write(path)
     assert path.read_text() == "precious"
 
@@ -88,10 +88,10 @@ def test_a_missing_lock_says_how_to_make_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (MANIFEST, "no mixture lock"),
+        (MANIFEST, "not a mixture lock"),
         ("{}", "this is None version None"),
-        ("[]", "no mixture lock"),
-        ("\udcff", "no mixture lock"),
+        ("[]", "not a mixture lock"),
+        ("\udcff", "not a mixture lock"),
     ],
 )
 def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, content: str, says: str) -> None:

@@ -126,7 +126,7 @@ def test_without_stages_the_message_shows_an_example_that_works() -> None:
     with pytest.raises(UsageError, match="'stages' is missing") as error:
         parse_mixture(head)
     example = (error.value.fix or "").removeprefix("add\n")
-    assert parse_mixture(head + "\n".join(line[2:] for line in example.splitlines())).stages
+    assert parse_mixture(head + "\n".join(line[4:] for line in example.splitlines())).stages
 
 
 @pytest.mark.parametrize(

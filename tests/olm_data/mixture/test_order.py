@@ -45,6 +45,7 @@ def test_round_keys_and_permutations_equal_the_golden_vectors() -> None:
         assert unpermute(case["rows"], case["n"], keys).tolist() == case["positions"]
 
 
+@pytest.mark.slow
 def test_permute_is_a_bijection_with_exact_inverse_for_every_n_up_to_4096() -> None:
     for n in range(1, 4097):
         assert_bijection(n)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import tempfile
 import tracemalloc
 from collections.abc import Iterable
@@ -161,7 +162,7 @@ def test_a_stored_plan_is_the_plan(tmp_path: Path) -> None:
             RowPlan.open(Store(tmp_path), rows, pieces, sha256)
         RowPlan.open(Store(tmp_path), rows, pieces, sha256, verify="off")
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValidationError, match=r"not uint64 \[1\]"):
+    with pytest.raises(ValidationError, match="bytes, not 136"):
         RowPlan.open(Store(tmp_path), 1, pieces, sha256)
 
 
@@ -180,8 +181,10 @@ def test_a_remote_plan_is_mapped_from_a_copy_that_takes_no_space_afterwards(
         store.publish(name, made / name, digest)
     monkeypatch.setattr(tempfile, "tempdir", str(space))
     plan = RowPlan.open(store, rows, pieces, sha256)
-    assert isinstance(plan.starts, np.memmap)
-    assert Path(plan.starts.filename).is_relative_to(space)
+    memory = plan.starts
+    while isinstance(memory, np.ndarray):
+        memory = memory.base
+    assert isinstance(memory, mmap.mmap)
     assert list(space.iterdir()) == []
     assert [plan.pieces(r) for r in range(plan.rows)] == rows_of(parts)
     with pytest.raises(ValidationError, match="its digest is not the one in the lock"):

@@ -218,7 +218,7 @@ def nothing(_: Path) -> None:
             "exclude_ids: manifest.yaml",
             nothing,
             InputError,
-            "exclude_ids: the file.s name tells no",
+            "exclude_ids: this is a mixture manifest, not a file of text",
         ),
         ("exclude_ids: [a]", nothing, UsageError, "not a path or URL of a file of ids"),
         ("exclude_ids: ids.txt", lose_ids, InputError, "1 documents have no id"),

@@ -14,7 +14,6 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.peek import find as peek_find
 from olm_data.peek.find import Hit, find_id, find_text
 from olm_data.peek.token_text import token_bytes, token_texts
-from olm_data.peek.views import dataset_tokenizer
 from olm_data.tokenizer import TokenizerSpec, load_tokenizer
 
 DOCUMENTS = [*texts(30), "aaaaaaaaaab", "ab" * 40, "\u4f60\u597d" * 9, "x", "a", "b"]
@@ -31,7 +30,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> D
 
 @pytest.fixture(scope="module")
 def spec(dataset: Dataset) -> TokenizerSpec:
-    return dataset_tokenizer(dataset)
+    return dataset.tokenizer
 
 
 pieces = st.sampled_from(DOCUMENTS).flatmap(
@@ -105,7 +104,7 @@ def test_other_tokenizers_are_searched_by_their_decoded_text(tmp_path: Path) -> 
     source = write_jsonl(tmp_path / "a.jsonl", ["red fox", "fox runs fox runs", "red"])
     make_dataset([source], tmp_path / "tokenizer.json", tmp_path / "out")
     dataset = Dataset.open(str(tmp_path / "out"))
-    spec = dataset_tokenizer(dataset)
+    spec = dataset.tokenizer
     assert token_bytes(spec) is None
     assert find_text(dataset, spec, "fox r", most=5) == [Hit(1, 0, 2)]
     assert find_text(dataset, spec, "red", most=5) == [Hit(0, 0, 1), Hit(2, 0, 1)]

@@ -130,7 +130,7 @@ def test_a_packed_row_of_the_run_is_what_the_reader_reads(folder: Path, packing:
 
 def test_a_document_of_a_lock_needs_its_source(folder: Path) -> None:
     lock = str(folder / "mixture.lock.json")
-    with pytest.raises(UsageError, match="which source") as caught:
+    with pytest.raises(UsageError, match="the source of the document is not given") as caught:
         peek(lock, Wanted(doc=0))
     assert "a, b" in str(caught.value.fix)
     with pytest.raises(UsageError, match="no source 'c'"):

@@ -161,7 +161,7 @@ def test_what_arrives_wrong_is_fetched_once_more_and_then_refused(
     cache.discard(wanted)
     good = dataset.store.read(name)
     dataset.store.put(name, good[:-2] + b"\0\0")
-    with pytest.raises(ValidationError, match="has not the bytes that the manifest promises"):
+    with pytest.raises(ValidationError, match="is not the one that the manifest describes"):
         cache.fetch(wanted, dict)
     dataset.store.delete(name)
     with pytest.raises(StorageError, match="not there any more"):

@@ -18,7 +18,7 @@ from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
 from olm_data.runners import slurm_commands
 from olm_data.runners.slurm import SlurmRunner, array_elements, array_name, batch_script
 from olm_data.storage.store import Store
-from olm_data.tokenize.plan import parse_tasks
+from olm_data.tokenization.plan import parse_tasks
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
@@ -70,6 +70,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> str:
 # --- on a cluster ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_more_tasks_than_an_array_may_have_give_the_bytes_of_a_local_run(
     slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -86,6 +87,7 @@ def test_more_tasks_than_an_array_may_have_give_the_bytes_of_a_local_run(
     assert len(list((tmp_path / "logs").iterdir())) == MAX_ARRAY_SIZE
 
 
+@pytest.mark.slow
 def test_a_command_that_was_killed_leaves_its_array_and_the_next_one_follows_it(
     slurm: Cluster, source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:

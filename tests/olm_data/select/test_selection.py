@@ -22,11 +22,11 @@ from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.select.selection import drawn
 from olm_data.sources import plan_units, read_units, resolve_source
-from olm_data.tokenize.budget import BudgetWatch
-from olm_data.tokenize.report import plan_lines, summary_lines
-from olm_data.tokenize.request import parse_budget
-from olm_data.tokenize.selecting import select_documents
-from olm_data.tokenize.stored_job import load_job
+from olm_data.tokenization.budget import BudgetWatch
+from olm_data.tokenization.report import plan_lines, summary_lines
+from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.selecting import select_documents
+from olm_data.tokenization.stored_job import load_job
 from olm_data.verify.run import verify
 
 COUNT = 90
@@ -72,6 +72,7 @@ def expected(
     return [row["id"] for row in taken[:limit]]
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["parquet", "arrow", "jsonl", "gz"]),
@@ -224,7 +225,7 @@ def test_a_rerun_takes_the_end_from_the_plan_and_reads_nothing(
     def read_again(*_: Any) -> None:
         raise AssertionError("the inputs were read again")
 
-    monkeypatch.setattr("olm_data.tokenize.selecting.limited", read_again)
+    monkeypatch.setattr("olm_data.tokenization.selecting.limited", read_again)
     again = make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
     assert again.already_complete
     assert again.manifest == made.manifest

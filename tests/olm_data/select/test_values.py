@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.tokenizing import hashes_of
 
 from olm_data.select.selection import IdSet, drawn, sample_key
-from olm_data.tokenize.account import pack, unpack
-from olm_data.tokenize.digests import document_digests
+from olm_data.tokenization.account import pack, unpack
+from olm_data.tokenization.digests import document_digests
 
 
 def test_the_draw_is_the_documented_function() -> None:

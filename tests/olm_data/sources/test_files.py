@@ -37,7 +37,7 @@ def test_names_are_relative_to_the_common_root_so_no_machine_path_is_recorded(
     assert paths("../y/*.jsonl") == ["b.jsonl"]
 
 
-def test_a_folder_stands_for_its_data_files_and_text_counts_only_alone(tmp_path: Path) -> None:
+def test_a_readme_is_a_document_only_where_there_are_no_records(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("about")
     (tmp_path / ".hidden.jsonl").write_text("")
     (tmp_path / "dataset_info.json").write_text("{}")
@@ -142,6 +142,7 @@ def test_files_on_s3_read_as_local_ones_do(tmp_path: Path, s3: dict[str, str]) -
         resolve_source([f"s3://{s3['bucket']}/text/nothing.jsonl"])
 
 
+@pytest.mark.slow
 def test_a_store_that_does_not_answer_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary-key")

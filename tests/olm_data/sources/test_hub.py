@@ -149,6 +149,7 @@ def test_the_bare_command_tokenises_a_named_source_with_the_hubs_tokenizer(
     assert str(tmp_path) not in json.dumps({**manifest, "tools": None})
 
 
+@pytest.mark.slow
 def test_any_hub_dataset_reads_through_the_datasets_library(
     hub: tuple[HubStub, list[str]], tmp_path: Path, tiny_tokenizer: Path
 ) -> None:
@@ -193,7 +194,7 @@ for config, split in ((":nope", None), ("", "dev")):
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, endpoint: HubStub) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match=r"pip install 'olm\[hub\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'olm-data\[hub\]'"):
         resolve_source(source="hf:HuggingFaceFW/fineweb-edu")
 
 

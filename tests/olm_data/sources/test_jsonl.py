@@ -36,7 +36,7 @@ def test_texts_ids_and_kept_fields_come_out_in_order(tmp_path: Path, ending: str
     read = read_source(path, keep=["n"])
     assert read.texts == [r["text"] for r in GOOD]
     assert read.ids == [r["id"] for r in GOOD]
-    assert read.kept == [{"n": str(r["n"])} for r in GOOD]
+    assert read.kept == [{"n": r["n"]} for r in GOOD]
     assert read.drops == []
 
 
@@ -182,8 +182,8 @@ def test_a_later_file_without_the_text_field_is_refused_too(tmp_path: Path) -> N
         read_source(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
 
 
-def test_a_json_array_is_refused_and_not_dropped_line_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
+def test_an_array_named_as_lines_is_refused_and_not_dropped_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(GOOD, indent=1))
     with pytest.raises(InputError, match="no line at the start of the file is a JSON object"):
         read_source(path)

@@ -25,6 +25,7 @@ from olm_data.stats.count import EXTREME_BYTES, Stats, collect
 from olm_data.stats.page import write_stats_page
 from olm_data.stats.text import bar, columns, percent, shortened, stats_lines
 
+KEYS = ["content_hash", "text_bytes"]
 LANGUAGES = ["en", "de", "<b>$x$", None]
 
 
@@ -57,7 +58,8 @@ def stats(folder: Path) -> Stats:
 def rows(folder: Path) -> pa.Table:
     dataset = Dataset.open(str(folder / "out"))
     return pa.concat_tables(
-        dataset.shard(i).docs.table() for i in range(len(dataset.manifest.shards))
+        dataset.shard(i).docs.table(dataset.shard(i).docs.schema().names)
+        for i in range(len(dataset.manifest.shards))
     )
 
 
@@ -137,7 +139,7 @@ def test_duplicates_are_of_both_splits_counted_or_known_from_the_run(
     hashes = [
         (row["content_hash"], row["text_bytes"])
         for i in range(len(Dataset.open(str(tmp_path)).manifest.shards))
-        for row in Dataset.open(str(tmp_path)).shard(i).docs.table().to_pylist()
+        for row in Dataset.open(str(tmp_path)).shard(i).docs.table(KEYS).to_pylist()
     ]
     assert copies == len(hashes) - len(set(hashes))
 

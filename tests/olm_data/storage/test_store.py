@@ -13,6 +13,7 @@ import pytest
 
 from olm_data.errors import ConflictError, ResourceError, StorageError
 from olm_data.storage.disk import io_errors
+from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 
 
@@ -69,13 +70,13 @@ def test_nothing_but_the_file_is_left_in_the_folder(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.put("a", b"x")
     store.create("b", b"y")
-    with store.exclusive():
+    with exclusive(store):
         pass
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
 def _hold(root: str, entered, leave) -> None:
-    with Store(root).exclusive():
+    with exclusive(Store(root)):
         entered.set()
         leave.wait()
 
@@ -88,13 +89,13 @@ def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Pa
     entered.wait()
     with (
         pytest.raises(ConflictError, match="another process is writing"),
-        Store(tmp_path).exclusive(),
+        exclusive(Store(tmp_path)),
     ):
         pass
     (tmp_path / ".staging-left").mkdir()
     holder.kill()
     holder.join()
-    with Store(tmp_path).exclusive():
+    with exclusive(Store(tmp_path)):
         assert not (tmp_path / ".staging-left").exists()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command import olm_data
@@ -119,3 +120,29 @@ def test_the_command_says_it_was_a_sample_and_how_to_read_the_rest(made: Path) -
 @pytest.mark.parametrize("words", [["--sample", "0"], ["--seed", "3"], ["--root", "."]])
 def test_options_that_would_do_nothing_are_refused(words: list[str], made: Path) -> None:
     assert isinstance(CliRunner().invoke(cli, ["verify", str(made), *words]).exception, UsageError)
+
+
+def test_d8_a_sample_of_all_reads_every_byte_and_finds_every_flip(dataset: Path) -> None:
+    """The documents' rows past the first columns are what no sample looks at."""
+    every = verify(str(dataset))
+    for text in ("100%", "1", "3/3"):
+        done = olm_data_inside("verify", str(dataset), "--sample", text, "--json")
+        report = json.loads(done.stdout)
+        assert (done.exit_code, report["sample"], report["unread_bytes"]) == (0, None, 0)
+        assert report["bytes_read"] == every.bytes_read
+    for name in ("shard-00001.docs.parquet", "shard-00002.ends.npy", "shard-00003.tokens.npy"):
+        data = bytearray((dataset / name).read_bytes())
+        data[len(data) // 2] ^= 1
+        (dataset / name).write_bytes(data)
+        found = verify(str(dataset), sample=Fraction(1)).findings
+        assert any(item.file.endswith(name) for item in found)
+
+
+def olm_data_inside(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, standalone_mode=False)
+
+
+def test_d8_more_than_all_is_refused(made: Path) -> None:
+    assert isinstance(
+        olm_data_inside("verify", str(made), "--sample", "101%").exception, UsageError
+    )

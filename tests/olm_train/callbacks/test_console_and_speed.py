@@ -139,5 +139,6 @@ def test_garbage_is_collected_at_fixed_steps_only(
     gc.callbacks.pop()
     assert watch.enabled == [not managed] * 7
     if managed:
-        assert collected[:2] == [1, 1]
+        # the youngest generation may have been collected before the first step
+        assert [generation for generation in collected if generation][:2] == [1, 1]
     assert gc.isenabled()

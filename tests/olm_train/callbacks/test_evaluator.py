@@ -33,6 +33,7 @@ def test_result_is_the_mean_over_every_token_that_follows_one_in_its_document(
         f"{NAME}.eval_on_startup=true",
         "--trainer.hard_stop={value: 1, unit: steps}",
     )
+    trainer.train_module.ensure_weights()
     model, total, count = trainer.train_module.model, 0.0, 0
     held = Dataset.open(str(tiny_mixture.parent / "held"))
     with torch.no_grad():
@@ -68,6 +69,7 @@ def evaluate(lock: Path, folder: Path, microbatch: int) -> dict[int, dict[str, f
     return evaluations(folder)
 
 
+@pytest.mark.slow
 def test_ranks_and_micro_batches_do_not_change_the_result(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -129,3 +131,24 @@ def test_a_set_of_another_tokenizer_is_refused(
 def test_perplexity_never_overflows() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(1000.0) == math.inf
+
+
+def _fit(lock: Path, folder: Path, *options: str) -> None:
+    build_trainer(lock, folder, *options, world=group_world()).fit()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_an_evaluation_changes_no_bit_of_a_sharded_run(
+    keep: str, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    """The first step after it begins without the gradients of the step before it."""
+    logs = []
+    for name, options in (("with", [f"{NAME}.eval_interval=3"]), ("without", [f"{NAME}=null"])):
+        options += [
+            f"--train_module.dp_config={{name: fsdp, reshard_after_forward: {keep}}}",
+            "--trainer.hard_stop={value: 8, unit: steps}",
+        ]
+        run_ranks(_fit, 2, tiny_mixture, tmp_path / name, *options)
+        logs.append([line for line in metrics(tmp_path / name) if "eval" not in line])
+    assert logs[0] == logs[1]

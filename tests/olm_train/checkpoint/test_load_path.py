@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from safetensors.torch import load_file
 from support.runs import build_trainer, metrics, same_bits, tensors
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_train.checkpoint.exported import load_exported
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.resume import restore
-from olm_train.checkpoint.weights import load_exported, load_model
+from olm_train.checkpoint.weights import load_model
 from olm_train.export import main
 from olm_train.trainer import Trainer
 from olm_train.world import World
@@ -65,7 +67,7 @@ def test_all_state_goes_on_in_another_folder_as_the_run_itself_would(
     found = open_checkpoint(tmp_path / "other" / "step00000006", World())
     origin = open_checkpoint(first / "step00000003", World())
     assert found.state()["origin"] == {
-        "path": str(first / "step00000003"),
+        "path": os.path.relpath(first / "step00000003", tmp_path / "other"),
         "step": 3,
         "digest": origin.manifest.digest,
     }
@@ -120,14 +122,18 @@ def flip(file: Path) -> None:
 
 def version(file: Path) -> None:
     path = file.parent / "config.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 9'))
+    path.write_text(path.read_text().replace('"version": 2', '"version": 9'))
 
 
 @pytest.mark.parametrize(
     ("damage", "error", "says"),
     [
         (flip, ValidationError, "sha256 differs"),
-        (version, ValidationError, "olm-model version 9; this program reads olm-model version 1"),
+        (
+            version,
+            ValidationError,
+            "version 9; this program reads olm-model versions 1 and 2",
+        ),
         (Path.unlink, InputError, "no exported weights"),
     ],
 )

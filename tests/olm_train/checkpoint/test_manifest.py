@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,13 @@ from olm_train.checkpoint.place import candidates, partial_folders, write_pointe
 GOLDEN = """\
 {
  "format": "olm-checkpoint",
- "version": 2,
+ "version": 3,
  "step": 7,
  "kind": "ephemeral",
  "lock_digest": "ab",
  "files": [
   {
-   "name": "model_and_optim/.metadata",
+   "name": "model_and_optim/index.json",
    "bytes": 3,
    "sha256": "cd"
   },
@@ -38,18 +39,20 @@ GOLDEN = """\
    "sha256": "ef"
   }
  ],
- "digest": "9f2219cf837fc32b4f0c38c62757cc632aa9e9a89e657fddcf78bc8eb9f36973"
+ "fence": 7,
+ "folder": "",
+ "digest": "18072bb03cb78eb390fd81dc6d2711e4390b18f6dcfbfff4ac8be79d3f25359a"
 }
 """
 
 
 def example(*names: str) -> Manifest:
-    files = [FileEntry("train.json", 2, "ef"), FileEntry("model_and_optim/.metadata", 3, "cd")]
+    files = [FileEntry("train.json", 2, "ef"), FileEntry("model_and_optim/index.json", 3, "cd")]
     files += [FileEntry(name, 1, "00") for name in names]
-    return Manifest(7, Kind.ephemeral, "ab", tuple(files))
+    return Manifest(7, Kind.ephemeral, "ab", tuple(files), fence=7)
 
 
-def test_format_version_2_is_pinned() -> None:
+def test_format_version_3_is_pinned() -> None:
     text = example().to_json().decode()
     assert text == GOLDEN
     value = json.loads(text)
@@ -61,6 +64,18 @@ def test_a_manifest_reads_back(tmp_path: Path) -> None:
     read = Manifest.read(Store(tmp_path))
     assert (read.step, read.kind, read.lock_digest) == (7, Kind.ephemeral, "ab")
     assert read.to_json() == example().to_json()
+
+
+def test_the_folder_of_the_files_is_one_of_a_lease(tmp_path: Path) -> None:
+    for folder in ("lease-000012", ""):
+        (tmp_path / MANIFEST).write_bytes(replace(example(), folder=folder).to_json())
+        read = Manifest.read(Store(tmp_path))
+        assert (read.fence, read.folder) == (7, folder)
+        assert read.files_in(Store("/a")).root == f"/a/{folder}".rstrip("/")
+    for folder in ("..", "lease-1", "model_and_optim", "lease-000001/..", 3):
+        (tmp_path / MANIFEST).write_bytes(replace(example(), folder=folder).to_json())  # type: ignore[arg-type]
+        with pytest.raises(ValidationError, match="manifest"):
+            Manifest.read(Store(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -82,11 +97,11 @@ def test_every_edit_is_refused(tmp_path: Path, edit: object) -> None:
 
 
 def test_another_version_is_named(tmp_path: Path) -> None:
-    value = json.loads(example().to_json()) | {"version": 3}
+    value = json.loads(example().to_json()) | {"version": 4}
     (tmp_path / MANIFEST).write_text(json.dumps(value))
     with pytest.raises(
         ValidationError,
-        match="olm-checkpoint version 3; this program reads olm-checkpoint versions 1 and 2",
+        match="olm-checkpoint version 4; this program reads olm-checkpoint version 3",
     ):
         Manifest.read(Store(tmp_path))
 
@@ -105,6 +120,9 @@ def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) ->
         "step1234567890",
         "step3",
         "step00000004.tmp",
+        "step00000005-000012.tmp",
+        "step00000006-000012-old.tmp",
+        "step00000007-x.tmp",
         "x",
     ):
         (tmp_path / name).mkdir()
@@ -113,7 +131,11 @@ def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) ->
         "step00000010",
         "step00000002",
     ]
-    assert partial_folders(tmp_path) == ["step00000004.tmp"]
+    assert partial_folders(tmp_path) == [
+        "step00000004.tmp",
+        "step00000005-000012.tmp",
+        "step00000006-000012-old.tmp",
+    ]
     assert candidates(tmp_path / "none") == partial_folders(tmp_path / "none") == []
 
 

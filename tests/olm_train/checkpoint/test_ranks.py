@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics
 from support.training import build, digest, full, train
@@ -41,6 +42,7 @@ def two_runs(lock: Path, folder: Path) -> tuple[list[str], list[str], list[str]]
     return run("whole", 5), run("stopped", 3), run("stopped", 5)
 
 
+@pytest.mark.slow
 def test_two_ranks_with_accumulation_resume_bit_for_bit_and_one_rank_reads_the_same(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
@@ -63,7 +65,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {"fsdp": {}, "ddp": {}, "hsdp": {"num_re
 
 def contents(module: Any) -> Contents:
     return Contents(
-        step=1, kind=Kind.permanent, tensors=module.state_dict(), documents={}, lock_digest=""
+        step=1, kind=Kind.permanent, state=module.state_dict(), documents={}, lock_digest=""
     )
 
 
@@ -79,6 +81,7 @@ def every_strategy(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_one_ranks_checkpoint_loads_on_four_under_each_strategy_and_theirs_on_one(
     tmp_path: Path,
 ) -> None:

@@ -44,6 +44,7 @@ def run(lock: Path, folder: str, work: Path, stop: int, *more: str) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_s3_on_another_machine_as_if_it_had_never_stopped(
     tiny_mixture: Path, tmp_path: Path, bucket: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,7 +73,7 @@ def test_a_run_goes_on_from_s3_on_another_machine_as_if_it_had_never_stopped(
 
 
 def cut(store: Store) -> None:
-    name = "model_and_optim/__0_0.distcp"
+    name = next(e.name for e in store.entries() if e.name.endswith("/rank00000.bin"))
     store.put(name, store.read(name)[:-1])
 
 
@@ -120,7 +121,8 @@ def test_a_store_that_fails_during_a_save_costs_tries_or_a_warning_but_never_the
     assert said.count("training goes on; the next save is the next try") == 1
     assert "warning: remote storage refused 10 times: 503 SlowDown" in said
     # The last good one stays until the next is there.
-    assert there == [[f"step{step:08d}"] for step in (1, 1, 3, 4)]
+    there.append(candidates(bucket))  # a step is saved after every callback's post_step
+    assert there == [[], *([f"step{step:08d}"] for step in (1, 1, 3, 4))]
     assert partial_folders(bucket) == []
 
 

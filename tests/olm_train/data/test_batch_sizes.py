@@ -103,7 +103,7 @@ def test_the_state_is_one_integer_and_fits_wherever_a_step_ends(lock: Path) -> N
     constant = loader(lock, 4, [])
     constant.load_state_dict(state)  # which sizes it had is for the trainer to know
     assert constant.step == 6
-    with pytest.raises(UsageError, match="no whole number of steps of 16 rows"):
+    with pytest.raises(UsageError, match="not a whole number of steps of 16 rows"):
         loader(lock, 4, [change(16, from_step=4)]).load_state_dict(state)
 
 

@@ -161,7 +161,7 @@ def test_a_position_that_is_no_whole_number_of_steps_is_refused(lock: Path) -> N
     next(iter(batches))
     state = batches.state_dict()
     loader(lock, rows=6).load_state_dict(state)
-    with pytest.raises(UsageError, match="has consumed 12 rows, which is no whole number of steps"):
+    with pytest.raises(UsageError, match="has consumed 12 rows, not a whole number of steps"):
         loader(lock, rows=8).load_state_dict(state)
 
 

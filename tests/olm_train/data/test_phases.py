@@ -142,7 +142,7 @@ def test_a_run_goes_on_over_a_change_of_phase_with_another_world_size(
 
 
 def test_micro_batches_hold_whole_rows_of_the_longest_length(locks: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match="no multiple of the sequence length 16"):
+    with pytest.raises(UsageError, match="not a multiple of the sequence length 16"):
         DataLoader(locks[0], global_batch_size=8 * S, rank_microbatch_size=S // 2)
 
 

@@ -89,6 +89,7 @@ def test_a_prefetcher_nobody_holds_ends_its_thread():
     assert threads() <= before
 
 
+@pytest.mark.slow
 def test_an_interpreter_exits_while_the_thread_waits():
     program = (
         "from itertools import count; from olm_train.data.prefetch import Prefetcher;"

@@ -1,20 +1,27 @@
-"""Initial weights depend on seed and name only. Sharded ones: parallel/test_parallel.py."""
+"""Initial weights depend on seed and name only. Sharded ones: parallel/test_t3_shards.py."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
+from support.runs import build_trainer
 
+from olm_data.errors import UsageError
 from olm_train.model.decoder import DecoderConfig
-from olm_train.model.init import init_parameters, parameter_seed, truncated_normal
+from olm_train.model.init import RULE, init_parameters, parameter_key
+from olm_train.model.normal import Workspace
 
 CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_norm="head")
 
 
-def weights(config: DecoderConfig, seed: int = 7) -> dict[str, torch.Tensor]:
+def weights(
+    config: DecoderConfig, seed: int = 7, threads: int | None = None
+) -> dict[str, torch.Tensor]:
     model = config.build()
-    init_parameters(model, seed)
+    init_parameters(model, seed, threads=threads)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -70,29 +77,51 @@ def test_deviations_are_as_documented() -> None:
         assert abs(value.mean().item()) < 0.1 * std
 
 
-def test_golden_weights() -> None:
-    """Frozen: a change here is a change of the starting point of every run."""
-    assert parameter_seed(7, "blocks.1.attention.w_qkv.weight") == 8386094638131648850
+def test_t3_golden_weights() -> None:
+    """Frozen bit for bit: other values need another name of the rule."""
+    assert RULE == "sliced-1"
+    assert parameter_key(7, "blocks.1.attention.w_qkv.weight") == 0x56281A034859FA9D
     drawn = weights(CONFIG)
-    torch.testing.assert_close(
-        drawn["blocks.1.attention.w_qkv.weight"][100, :4],
-        torch.tensor([0.01348193, 0.02436678, -0.02115021, 0.01006332]),
-        rtol=1e-5,
-        atol=0,
-    )
-    torch.testing.assert_close(
-        drawn["blocks.2.feed_forward.w_down.weight"][63, -4:],
-        torch.tensor([0.001662833, -0.008775921, 0.003712808, 0.001186720]),
-        rtol=1e-5,
-        atol=0,
-    )
+    first = drawn["blocks.1.attention.w_qkv.weight"][100, :2]
+    assert [x.hex() for x in first.tolist()] == ["-0x1.1d17c00000000p-7", "0x1.ca08b60000000p-8"]
+    last = drawn["blocks.2.feed_forward.w_down.weight"][63, -2:]
+    assert [x.hex() for x in last.tolist()] == ["-0x1.bb135c0000000p-8", "-0x1.cd43a80000000p-9"]
 
 
-def test_golden_draws_beyond_the_cutoff() -> None:
-    drawn = torch.empty(100_000).normal_(generator=torch.Generator().manual_seed(7))
-    kept = truncated_normal(drawn.shape, 1.0, torch.Generator().manual_seed(7))
-    outside = drawn.abs() > 3
-    assert outside.sum() == 273
-    assert torch.equal(kept[~outside], drawn[~outside])
-    expected = torch.tensor([1.31690001, -0.71448129, -0.50962973])
-    torch.testing.assert_close(kept[outside][:3], expected, rtol=1e-5, atol=0)
+@pytest.mark.parametrize("threads", [2, 5])
+def test_t3_threads_and_pieces_leave_every_bit(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = weights(CONFIG)
+    monkeypatch.setattr("olm_train.model.init.PIECE", 997)
+    found = weights(CONFIG, threads=threads)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_t3_an_error_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workspace, "fill", lambda *_: (_ for _ in ()).throw(MemoryError("drawn")))
+    with pytest.raises(MemoryError, match="drawn"):
+        weights(CONFIG, threads=3)
+
+
+def test_t3_weights_of_another_dtype_are_the_fp32_ones_rounded() -> None:
+    """As on another device, the values are drawn in fp32 on the CPU and then copied."""
+    model = CONFIG.build(dtype=torch.bfloat16)
+    init_parameters(model, 7)
+    for name, value in weights(CONFIG).items():
+        assert torch.equal(dict(model.named_parameters())[name], value.bfloat16())
+
+
+def test_t3_parameters_do_not_resemble_each_other() -> None:
+    drawn = {n: v.flatten()[:4096] for n, v in weights(CONFIG).items() if v.ndim == 2}
+    table = torch.corrcoef(torch.stack(list(drawn.values()))) - torch.eye(len(drawn))
+    assert table.abs().max() < 5 / 64
+
+
+def test_t3_the_rule_is_named_in_the_configuration_and_another_one_is_refused(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    trainer = build_trainer(tiny_mixture, tmp_path)
+    assert trainer.config["initial_values"] == RULE
+    with pytest.raises(UsageError, match="initial_values is one of sliced-1, not 'torch-1'"):
+        build_trainer(tiny_mixture, tmp_path, "--initial_values=torch-1")

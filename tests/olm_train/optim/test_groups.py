@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.training import ROWS, STEPS, build, micro_batches
 
 from olm_data.errors import UsageError
 from olm_train.model.decoder import DecoderConfig
+from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.groups import GroupOverride, check_claims, parameter_groups
 
 CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, qk_norm="head")
@@ -98,3 +100,18 @@ def test_an_override_that_does_not_fit_is_refused_by_name(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         groups_of(*overrides)
+
+
+def test_t11_groups_with_rates_of_their_own_log_them() -> None:
+    override = GroupOverride(params=["norm.weight"], opts={"lr": 1e-4})
+    module = build(optim=AdamWConfig(lr=1e-2, group_overrides=[override]))
+    metrics = module.train_step(micro_batches(1, [ROWS], module.world), 1, STEPS)
+    rates = {name: value for name, value in metrics.items() if name.startswith("optim/lr")}
+    groups = module.optimizer.param_groups
+    assert rates == {"optim/lr": 0.005} | {
+        f"optim/lr (group {number})": pytest.approx(group["peak_lr"] / 2)
+        for number, group in enumerate(groups)
+    }
+    assert [group["peak_lr"] for group in groups if "norm.weight" in group["names"]] == [1e-4]
+    plain = build().train_step(micro_batches(1, [ROWS], module.world), 1, STEPS)
+    assert [name for name in plain if name.startswith("optim/lr")] == ["optim/lr"]

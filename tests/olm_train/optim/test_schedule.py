@@ -36,7 +36,7 @@ def runs(draw: st.DrawFn) -> tuple[Schedule, int, int]:
     options: dict[str, float] = {"warmup": warmup}
     if draw(st.booleans()):
         options = {"warmup_fraction": warmup / max_steps}
-        warmup = math.floor(warmup / max_steps * max_steps)
+        warmup = round(warmup / max_steps * max_steps)
     kind = draw(st.sampled_from([Constant, *SMOOTH]))
     if kind is not Constant:
         options["alpha_f"] = draw(st.floats(1e-6, 1))
@@ -86,7 +86,7 @@ def test_no_step_jumps(run: tuple[Schedule, int, int]) -> None:
     factors = [schedule.lr_factor(t, max_steps) for t in range(max_steps + 1)]
     shortest = min(
         warmup or max_steps,
-        math.floor(schedule.decay_fraction * max_steps)
+        round(schedule.decay_fraction * max_steps)
         if isinstance(schedule, WSD) and schedule.decay_fraction
         else max_steps - warmup,
     )
@@ -157,8 +157,53 @@ def test_each_part_of_a_sequence_is_a_run_of_its_own(first: int, second: int) ->
     end = first + second
     assert [schedule.lr_factor(t, end) for t in range(1, end + 1)] == [
         *(parts[0].lr_factor(t, first) for t in range(1, first + 1)),
-        *(parts[1].lr_factor(t, second) for t in range(1, second + 1)),
+        *(0.5 * parts[1].lr_factor(t, second) for t in range(1, second + 1)),
     ]
+
+
+@given(st.lists(st.integers(3, 60), min_size=1, max_size=4), st.integers(3, 60))
+def test_t11_a_sequence_never_jumps_up(lengths: list[int], rest: int) -> None:
+    kinds = [Linear(alpha_f=0.5), WSD(alpha_f=0.7), CosineWithWarmup(), Exponential(), Constant()]
+    schedule = Sequential(schedulers=kinds[: len(lengths) + 1], lengths=lengths)
+    end = sum(lengths) + rest
+    rates = [schedule.lr_factor(t, end) for t in range(1, end + 1)]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_t11_a_part_of_a_sequence_that_would_stay_at_zero_is_refused() -> None:
+    schedule = Sequential(schedulers=[WSD(), Linear()], lengths=[10])
+    assert schedule.lr_factor(10, 20) == 0.0
+    with pytest.raises(UsageError, match="number 1, wsd, ends at a rate of 0"):
+        schedule.lr_factor(11, 20)
+
+
+@given(st.integers(1, 5000), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_t11_fractions_round_as_olmo_core_rounds_them(
+    end: int, warmup: float, decay: float
+) -> None:
+    schedule = WSD(warmup_fraction=warmup, decay_fraction=decay)
+    length = schedule.warmup_length(end)
+    assert length == round(end * warmup) or length == end - 1
+    room = end - length
+    assert schedule.decay_length(end, room) in (round(end * decay), room)
+    schedule.lr_factor(end, end)  # fits, whatever is rounded up
+
+
+@pytest.mark.parametrize(
+    ("end", "warmup", "decay", "expected"),
+    [
+        (105, 0.1, 0.1, (10, 10)),
+        (107, 0.1, 0.1, (11, 11)),
+        (25, 0.5, 0.1, (12, 2)),
+        (7, 0.5, 0.5, (4, 3)),
+    ],
+)
+def test_t11_known_roundings(
+    end: int, warmup: float, decay: float, expected: tuple[int, int]
+) -> None:
+    schedule = WSD(warmup_fraction=warmup, decay_fraction=decay)
+    length = schedule.warmup_length(end)
+    assert (length, schedule.decay_length(end, end - length)) == expected
 
 
 def test_a_schedule_in_tokens_does_not_look_at_steps() -> None:

@@ -104,9 +104,9 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], why: st
 def test_what_needs_the_compiler_is_refused_without_it() -> None:
     budget = ActivationCheckpointingConfig(mode="budget", activation_memory_budget=0.5)
     with pytest.raises(UsageError, match="needs compiled blocks"):
-        build(ac_config=budget)
+        build(ac_config=budget, compile_model=False)
     with pytest.raises(UsageError, match="no effect without compile_model"):
-        build(compile_config=CompileConfig(fullgraph=False))
+        build(compile_config=CompileConfig(fullgraph=False), compile_model=False)
 
 
 def test_the_budget_holds_while_a_block_is_called_and_no_longer() -> None:
@@ -143,13 +143,21 @@ def test_a_block_that_is_not_one_graph_is_refused_unless_that_is_allowed() -> No
             assert blocks[0](x) is x
 
 
-def test_the_mode_reaches_the_compiler() -> None:
-    found = {}
+def test_the_mode_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, found = torch.compile, {}
     for mode in ("default", "max-autotune-no-cudagraphs"):
+        made: list[Any] = []
+
+        def keep(*args: Any, _made: list[Any] = made, **options: Any) -> Any:
+            _made.append(plain(*args, **options))
+            return lambda x: x
+
+        monkeypatch.setattr(torch, "compile", keep)
         blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
         config = CompileConfig(mode=mode, fullgraph=False)  # type: ignore[arg-type]
         config.apply(blocks, ActivationCheckpointingConfig())
-        options = blocks[0].forward.get_compiler_config()  # type: ignore[operator]
+        blocks[0](torch.ones(2))
+        options = made[0].get_compiler_config()
         found[mode] = bool(options and options["max_autotune"])
     assert found == {"default": False, "max-autotune-no-cudagraphs": True}
     with pytest.raises(UsageError, match="no mode 'fast'"):

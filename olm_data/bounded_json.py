@@ -1,0 +1,127 @@
+"""JSON from outside, read within bounds: nesting, width of integers, keys that stand once.
+
+    bytes --check (no object is made)--> decode (msgspec, typed where the caller has a type)
+                                            `-> every key of the text is in the value, or refused
+
+The check looks at brackets, digits and control bytes outside strings, a piece at a time, so a file
+of brackets or of zeros is refused at the cost of one piece. A typed decode then stops at the first
+value that does not fit. Sizes are the concern of who reads the file (`regular_files.py`). Never:
+recurse with the text, or let the second of two equal keys win in silence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, TypeVar, overload
+
+import msgspec
+import numpy as np
+
+from olm_data.counts import MAX_COUNT
+from olm_data.errors import printable
+
+MAX_DEPTH = 64
+MAX_DIGITS = 20
+"""Digits of an integer: those of 2^64 - 1. `Size` and the callers' own types say more."""
+
+PIECE = 1 << 20
+_SMALL = 1 << 16  # bytes: below, to split at quotes is faster than arrays
+
+T = TypeVar("T")
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+"""A count or size in a typed text."""
+
+_ESCAPE = re.compile(rb"\\.?", re.DOTALL)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_WIDE = re.compile(rb"(?<![.0-9])[0-9]{%d}" % (MAX_DIGITS + 1))
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEP = np.zeros(256, np.int8)
+_STEP[list(b"[{")], _STEP[list(b"]}")] = 1, -1
+
+
+class MalformedJson(ValueError):
+    """The bytes are no JSON that this package writes; the text says why and holds none of them."""
+
+
+@overload
+def decode(data: bytes) -> Any: ...
+@overload
+def decode(data: bytes, type: type[T]) -> T: ...
+def decode(data: bytes, type: Any = Any) -> Any:
+    """Return the value of a JSON text.
+
+    Args:
+        type: what it must be, as msgspec converts it.
+
+    Raises:
+        MalformedJson: it is no JSON, not of the type, nested too deeply, holds an integer that is
+            too wide, or a key twice.
+    """
+    keys = check([data])
+    try:
+        value = msgspec.json.decode(data, type=type)
+        plain = value if type is Any else msgspec.json.decode(data)
+        again = msgspec.json.encode(plain)
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
+        raise MalformedJson(printable(str(error))[:200]) from None
+    if keys != sum(part.count(b":") for part in _outside([again])):
+        raise MalformedJson("a key stands twice in one object")
+    return value
+
+
+def decode_object(data: bytes) -> dict[str, Any]:
+    """Return the value of a JSON text that is an object. Raises as `decode`."""
+    return decode(data, dict[str, Any])
+
+
+def check(pieces: Iterable[bytes]) -> int:
+    """Check the bounds of a JSON text that comes in pieces; return its colons: one for each key.
+
+    Raises:
+        MalformedJson: too deep, an integer that is too wide, or control bytes.
+    """
+    depth = keys = 0
+    before = b""
+    for part in _outside(pieces):
+        keys += part.count(b":")
+        if _WIDE.search(before + part):
+            raise MalformedJson(f"an integer of more than {MAX_DIGITS} digits")
+        before = part[-MAX_DIGITS - 1 :]
+        opened = part.count(b"[") + part.count(b"{")
+        if depth + opened <= MAX_DEPTH:
+            depth += opened - part.count(b"]") - part.count(b"}")
+        else:
+            brackets = part.translate(None, _NOT_BRACKETS)
+            levels = np.cumsum(_STEP[np.frombuffer(brackets, np.uint8)], dtype=np.int32)
+            if depth + int(levels.max()) > MAX_DEPTH:
+                raise MalformedJson(f"more than {MAX_DEPTH} levels of nesting")
+            depth += int(levels[-1])
+    return keys
+
+
+def _outside(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what of a JSON text stands outside strings, in pieces; refuse control bytes."""
+    inside, rest = 0, b""
+    for piece in _cut(pieces):
+        if _CONTROL.search(piece):
+            raise MalformedJson("control bytes: this is not text")
+        text = rest + piece
+        rest = b"\\" * ((len(text) - len(text.rstrip(b"\\"))) % 2)  # its other half comes next
+        text = _ESCAPE.sub(b"", text[: len(text) - len(rest)])
+        quotes = text.count(b'"')
+        if len(text) <= _SMALL:
+            parts = text.split(b'"')
+            yield b"".join(parts[inside::2])
+        else:
+            found = np.frombuffer(text, np.uint8)
+            parity = np.cumsum(found == ord('"'), dtype=np.uint8) + np.uint8(inside)
+            yield found[((parity & 1) == 0) & (found != ord('"'))].tobytes()
+        inside ^= quotes & 1
+
+
+def _cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        for start in range(0, len(piece), PIECE):
+            yield piece[start : start + PIECE]

@@ -1,0 +1,121 @@
+"""What every command shares: how much it says beside its result, and the options for that.
+
+    -q   the result, warnings and errors            standard error stays empty where all is well
+         also progress, notes, what to type next
+    -v   also each step with its time, and what the whole command took
+
+Results are printed by `click.echo`, never from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from olm_data.errors import shown
+
+if TYPE_CHECKING:
+    from olm_data.progress import Progress
+
+QUIET = "olm_data.quiet"
+
+
+def quiet() -> bool:
+    """Return whether the running command was asked to say no more than its result."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(QUIET))
+
+
+def note(text: str) -> None:
+    """Print a remark to standard error, unless `-q` was given."""
+    if not quiet():
+        click.echo(shown(text), err=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error, whatever was asked for."""
+    click.echo(f"warning: {shown(text)}", err=True)
+
+
+def show_progress(label: str, *, as_json: bool = False) -> Progress:
+    """Return a `Progress` for people, or for events on standard output; `-q` silences the first.
+
+    Args:
+        label: what is being done, one word.
+        as_json: write JSON Lines instead.
+    """
+    from olm_data.progress import Progress
+
+    stream = open(os.devnull, "w") if quiet() else sys.stderr  # noqa: SIM115  # ends with the process
+    return Progress(label, stream=stream, events=sys.stdout if as_json else None)
+
+
+def _be_quiet(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta[QUIET] = True
+
+
+def _be_verbose(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if not given:
+        return
+    if context.meta.get(QUIET):
+        raise click.UsageError("-q and -v contradict each other", context)
+    start = time.monotonic()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Elapsed(start))
+    log = logging.getLogger("olm_data")
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+
+    def end() -> None:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+        own, children = (resource.getrusage(who) for who in _WHO)
+        cpu = sum(use.ru_utime + use.ru_stime for use in (own, children))
+        most = max(own.ru_maxrss, children.ru_maxrss) / 1024
+        seconds = time.monotonic() - start
+        click.echo(f"took {seconds:.1f} s, {cpu:.1f} s of CPU, {most:,.0f} MiB at most", err=True)
+
+    context.call_on_close(end)
+
+
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+
+class _Elapsed(logging.Formatter):
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self._start = start
+
+    def format(self, record: logging.LogRecord) -> str:
+        from olm_data.errors import shown
+
+        return f"{time.monotonic() - self._start:8.2f} s  {shown(record.getMessage())}"
+
+
+def _flag(*names: str, help: str, then: Callable[..., None] | None = None) -> click.Option:
+    return click.Option(
+        names, is_flag=True, expose_value=False, is_eager=True, help=help, callback=then
+    )
+
+
+def with_common_options(command: click.Command) -> click.Command:
+    """Add what every command takes: -q, -v, --debug, and -o for its --output."""
+    if any(parameter.name == "quiet" for parameter in command.params):
+        return command  # it was named before in this process
+    for parameter in command.params:
+        if "--output" in parameter.opts and "-o" not in parameter.opts:
+            parameter.opts.insert(0, "-o")
+    command.params += [
+        _flag("-q", "--quiet", help="Print only the result and warnings.", then=_be_quiet),
+        _flag("-v", "--verbose", help="Print each step and what it took.", then=_be_verbose),
+        _flag("--debug", help="Show the traceback of an error."),  # read in `main`
+    ]
+    return command

@@ -1,0 +1,129 @@
+"""Sets of code points: found in UTF-8 buffers, and what normalisation may change.
+
+    CodePoints(ranges).documents(data, offsets) -> which documents hold one of them
+    unsettled("NFC") -> ranges of the code points that NFC may change, alone or beside others
+
+A text without an unsettled code point is left as it is by every version of Unicode: they are all
+that may change, combine or move, and all that this Python's Unicode does not know, so that a code
+point which a newer version gives a meaning is among them. (Unicode's stability policy promises that
+a code point which has a meaning keeps its normalisation.)
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import chain
+
+import numpy as np
+
+from olm_data.tokenizer_json import Form
+
+Ranges = tuple[tuple[int, int], ...]
+
+LAST = 0x10FFFF
+SURROGATES = range(0xD800, 0xE000)
+NEAR = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xF0000))
+"""The planes in which characters are, or soon may be: 0 to 3 and 14."""
+FAR = (range(0x40000, 0xE0000), range(0xF0000, LAST + 1))
+"""The other planes: unassigned or for private use."""
+
+SCAN_BYTES = 1 << 20
+
+
+class CodePoints:
+    """A set of code points that is looked for in buffers of UTF-8.
+
+    Args:
+        ranges: [first, last] of each stretch, ascending, none below U+0080.
+
+    Raises:
+        ValueError: they are none.
+    """
+
+    def __init__(self, ranges: Ranges) -> None:
+        if any(not 0x80 <= first <= last <= LAST for first, last in ranges):
+            raise ValueError(f"no ranges of code points above ASCII: {ranges[:3]}")
+        self._first = np.array([first for first, _ in ranges], np.int64)
+        self._last = np.array([last for _, last in ranges], np.int64)
+        # Which first bytes, and first two, such a character has: UTF-8 sorts as code points do.
+        self._lead = np.zeros(256, bool)
+        self._pair = np.zeros(65536, bool)
+        for stretch in ranges:
+            low, high = (int.from_bytes(chr(point).encode()[:2], "big") for point in stretch)
+            self._lead[low >> 8 : (high >> 8) + 1] = True
+            self._pair[low : high + 1] = True
+
+    def places(self, data: np.ndarray) -> np.ndarray:
+        """Return where in uint8[n], valid UTF-8, a code point of the set begins: int64[m]."""
+        if not len(self._first):
+            return np.empty(0, np.int64)
+        found = [np.empty(0, np.int64)]
+        for start in range(0, len(data), SCAN_BYTES):
+            leads = np.flatnonzero(data[start : start + SCAN_BYTES] >= 0xC2) + start
+            at = leads[self._lead[data[leads]]]
+            at = at[self._pair[data[at].astype(np.uint16) << 8 | data[at + 1]]]
+            if len(at):
+                found.append(at[self._holds(_decoded(data, at))])
+        return np.concatenate(found)
+
+    def documents(self, data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """Return which documents hold a code point of the set: bool[d].
+
+        Args:
+            data: uint8[n], valid UTF-8 of the documents, concatenated.
+            offsets: int64[d + 1], rising from 0 to n.
+        """
+        held = np.zeros(len(offsets) - 1, bool)
+        held[np.searchsorted(offsets, self.places(data), side="right") - 1] = True
+        return held
+
+    def _holds(self, points: np.ndarray) -> np.ndarray:
+        stretch = np.searchsorted(self._first, points, side="right") - 1
+        return (stretch >= 0) & (points <= self._last[stretch])
+
+
+def _decoded(data: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return the code points (int64) that begin at `at`; each has at least two bytes."""
+    lead = data[at].astype(np.int64)
+    size = 2 + (lead >= 0xE0) + (lead >= 0xF0)
+    points = lead & (0x7F >> size)
+    for k in (1, 2, 3):
+        more = size > k
+        points[more] = points[more] << 6 | data[at[more] + k] & 0x3F
+    return points
+
+
+def ranges_of(points: Iterable[int]) -> Ranges:
+    """Return the stretches [first, last] of ascending code points."""
+    stretches: list[list[int]] = []
+    for point in points:
+        if stretches and point == stretches[-1][1] + 1:
+            stretches[-1][1] = point
+        else:
+            stretches.append([point, point])
+    return tuple((first, last) for first, last in stretches)
+
+
+@lru_cache(maxsize=4)
+def unsettled(form: Form) -> Ranges:
+    """Return the code points whose presence means that a text may change under `form`."""
+    seconds = set(range(0x1161, 0x1176)) | set(range(0x11A8, 0x11C3))  # of Hangul syllables
+    for point in chain(*NEAR):
+        parts = unicodedata.decomposition(chr(point)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            seconds.add(int(parts[1], 16))
+
+    def settled(point: int) -> bool:
+        character = chr(point)
+        return (
+            unicodedata.category(character) != "Cn"
+            and not unicodedata.combining(character)
+            and unicodedata.normalize(form, character) == character
+            and point not in seconds
+        )
+
+    near = [point for point in chain(*NEAR) if point >= 0x80 and not settled(point)]
+    far = ((0x40000, 0xDFFFF), (0xF0000, LAST))
+    return tuple(sorted((*ranges_of(near), *far)))

@@ -1,0 +1,81 @@
+"""Optional packages: which extra of the distribution brings them, and what to type for it.
+
+    with needs("s3", "s3://"):
+        import boto3
+
+Never: a version check; what is installed and does not work says so itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from olm_data.errors import UsageError, shown
+
+DISTRIBUTION = "olm-data"
+"""Its name on a package index. With it installed, in whatever way, `pip install 'NAME[extra]'` adds
+the packages of the extra and fetches nothing by this name."""
+
+EXTRAS = {
+    "awkward": "fast",
+    "boto3": "s3",
+    "botocore": "s3",
+    "datasets": "hub",
+    "gigatoken": "fast",
+    "matplotlib": "report",
+    "ray": "ray",
+    "safetensors": "train",
+    "torch": "train",
+}
+"""Extra by the name of the package as it is imported."""
+
+
+class MissingExtra(UsageError, ImportError):
+    """A package of an extra is not installed: exit 2."""
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra."""
+    assert extra in EXTRAS.values(), extra
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing_extra(
+    error: ImportError, what: str = "this", *, where: str | None = None
+) -> ImportError:
+    """Return the error to raise instead, or `error` itself where no extra brings the package."""
+    package = error.name or ""
+    if isinstance(error, MissingExtra) or package not in EXTRAS:
+        return error
+    return MissingExtra(
+        f"{what} needs the package {package}, which is not installed",
+        where=where,
+        fix=install(EXTRAS[package]),
+    )
+
+
+@contextmanager
+def needs(what: str, *, where: str | None = None, command: bool = False) -> Iterator[None]:
+    """Explain an import in the body that fails for want of an extra.
+
+    Args:
+        what: what cannot be done without it; begins the message.
+        where: the option that asks for it.
+        command: the body is the head of a module that runs as a command: print the message and
+            exit, as nobody above could.
+
+    Raises:
+        MissingExtra: a package of an extra is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        explained = missing_extra(error, what, where=where)
+        if command and isinstance(explained, MissingExtra):
+            print(f"error: {shown(str(explained))}", file=sys.stderr, flush=True)
+            raise SystemExit(explained.exit_code) from None
+        if explained is error:
+            raise
+        raise explained from error

@@ -1,0 +1,199 @@
+"""The keys of `mixture.lock.json`, and which values fit each other.
+
+mixture.lock.json --bounded_json--> LockFile --is_consistent--> Lock (lock.py)
+
+Numbers, names and exact fractions are bounded here, before anything is made from them: a lock may
+come from elsewhere, and its digest says only that nobody changed it since.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from olm_data.bounded_json import Size
+from olm_data.counts import MAX_COUNT
+from olm_data.mixture.extended import Extended
+from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
+from olm_data.mixture.olmo_core import OlmoCore
+from olm_data.mixture.pack import PlanInfo
+from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
+from olm_data.mixture.row_plan import FILES
+from olm_data.mixture.shares import MAX_BLOCK
+from olm_data.mixture.view import ViewInfo
+from olm_data.mixture.windowed import Windowed
+from olm_data.storage.names import acts, is_mixture_name
+
+Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+_EXACT = re.compile(r"[0-9]{1,400}(?:/(?!0+\Z)[0-9]{1,400})?")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_TEXT = 1 << 16  # characters of a condition
+
+
+class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer that all sources share."""
+
+    sha256: str
+    probe_sha256: str
+    vocab_size: Size
+    bos: Size | None
+    eos: Size | None
+
+
+class LockSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One source; `dataset` is the dataset's digest, `max_epochs` an exact "n/d".
+
+    `plan` is what the row plan must be where the packing or a view needs one, else None. `view` is
+    what is drawn on, None for all documents; `tokens` and `documents` are the whole dataset's.
+    """
+
+    name: str
+    dataset: str
+    tokens: Size
+    documents: Size
+    rows: Size
+    dtype: str
+    max_documents_per_row: Size
+    max_epochs: str
+    plan: PlanInfo | None = None
+    view: ViewInfo | None = None
+
+    @property
+    def tokens_kept(self) -> int:
+        """Tokens of the documents that are drawn on."""
+        return self.tokens if self.view is None else self.view.tokens
+
+
+class LockStage(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
+
+    `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
+    into, None where they stay whole. A stage with exact numbers of rows may take several parts: all
+    but the first have its name in `part_of`; `wanted` is the share of all parts together.
+
+    Attributes:
+        epochs: "n/d" of each source, where the manifest asked for epochs.
+        max_epochs: source -> "n/d", how often this stage alone may go through it.
+        capped: sources that give less than was wanted, for want of rows.
+        groups: group -> its members, sources or groups.
+        weights_file: `name` and `sha256` of the file that the weights came from.
+    """
+
+    name: str
+    rows: Size
+    tokens: Size
+    block: Size
+    counts: tuple[Size, ...]
+    wanted: tuple[str, ...]
+    rows_by_source: tuple[Size, ...]
+    sequence_length: Size | None = None
+    part_of: str | None = None
+    epochs: tuple[str, ...] = ()
+    max_epochs: dict[str, str] = {}
+    capped: tuple[str, ...] = ()
+    groups: dict[str, tuple[str, ...]] = {}
+    weights_file: dict[str, str] = {}
+
+
+class LockFile(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The keys of `mixture.lock.json`; one with a default is left out where it is not used."""
+
+    format: str
+    version: int
+    order: str
+    seed: Seed
+    sequence_length: Size
+    packing: str
+    tokenizer: LockTokenizer
+    sources: tuple[LockSource, ...]
+    stages: tuple[LockStage, ...]
+    locations: dict[str, str]
+    tools: dict[str, str]
+    digest: str
+    windowed: Windowed | None = None
+    extends: tuple[Extended, ...] = ()
+    olmo_core: OlmoCore | None = None
+
+
+def is_consistent(lock: LockFile) -> bool:
+    """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
+    names = [source.name for source in lock.sources]
+    return (
+        _names_fit(lock)
+        and set(lock.locations) == set(names)
+        and len(set(names)) == len(names) > 0
+        and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH
+        and sum(stage.rows for stage in lock.stages) <= MAX_COUNT
+        and all(s.max_documents_per_row <= lock.sequence_length + 1 for s in lock.sources)
+        and lock.packing in PACKINGS
+        and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
+        and (
+            lock.olmo_core is None
+            or (
+                lock.windowed is None
+                and lock.packing == "concat"
+                and lock.olmo_core.fits([s.rows for s in lock.sources], lock.seed)
+            )
+        )
+        and all(
+            (s.plan is not None)
+            == (lock.packing in PLANNED or s.view is not None or lock.olmo_core is not None)
+            for s in lock.sources
+        )
+        and all(
+            s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
+            for s in lock.sources
+        )
+        and all(
+            len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
+            and min(stage.counts) >= 0
+            and min(stage.rows_by_source) >= 0
+            and 0 < sum(stage.counts) == stage.block <= MAX_BLOCK
+            and sum(stage.rows_by_source) == stage.rows
+            and (
+                stage.sequence_length is None
+                or (
+                    0 < stage.sequence_length < lock.sequence_length
+                    and lock.sequence_length % stage.sequence_length == 0
+                )
+            )
+            for stage in lock.stages
+        )
+    )
+
+
+def _names_fit(lock: LockFile) -> bool:
+    """Whether all names, fractions and digests are such as a manifest can lead to."""
+    names = [source.name for source in lock.sources]
+    mixed, exact, digests, plain = list(names), [], [lock.tokenizer.sha256], []
+    for stage in lock.stages:
+        mixed += [stage.name, *stage.groups, *(m for g in stage.groups.values() for m in g)]
+        mixed += [*stage.max_epochs, *stage.capped]
+        mixed += [] if stage.part_of is None else [stage.part_of]
+        exact += [*stage.wanted, *stage.epochs, *stage.max_epochs.values()]
+        plain += [text for item in stage.weights_file.items() for text in item]
+    for source in lock.sources:
+        exact.append(source.max_epochs)
+        digests.append(source.dataset)
+        if source.plan is not None:
+            digests += source.plan.sha256.values()
+            if source.plan.sha256.keys() != FILES.keys():
+                return False
+        if source.view is not None:
+            plain += [source.view.where or "", source.view.exclude_ids or ""]
+    digests += [older.digest for older in lock.extends]
+    return (
+        all(map(is_mixture_name, mixed))
+        and all(map(_EXACT.fullmatch, exact))
+        and all(map(_DIGEST.fullmatch, digests))
+        and not any(acts(text) or len(text) > _MAX_TEXT for text in plain)
+    )

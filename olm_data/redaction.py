@@ -1,0 +1,179 @@
+"""One redaction for every sink: what a text says of this process's credentials becomes `***`.
+
+    text -> by shape: users in URLs, signed queries, Authorization, Bearer, hf_..., AKIA...
+         -> by value: what the environment and the clients in use hold (`hold`)          -> text
+
+A credential is found by value in other case, URL-encoded, in base64 or hex, with other characters
+between its own, and in pieces of eight letters and digits: a server that echoes it can do all that.
+So redact first and cut afterwards; a cut may leave a piece that nothing recognises any more.
+Never: a decision about data. A text that is data goes to files and terminal as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+from urllib.parse import quote
+
+MASK = "***"
+PIECE = 8
+"""Letters and digits in a row that are taken for a piece of a credential. A shorter credential
+would blot out ordinary words, so that it is not looked for."""
+SURE = 16
+"""Letters and digits in a row that prove an echo: see `echoes`."""
+
+SMALL_DATA = 64 << 10
+"""Bytes of an answer's body that are searched for every spelling."""
+
+_QUERY = re.compile(
+    r"([?&;](?:x-(?:amz|goog)-[a-z-]+|awsaccesskeyid|googleaccessid|signature|sig|[a-z_-]{0,64}token"
+    r"|[a-z_-]{0,64}secret[a-z_-]{0,64}|password|api[_-]?key|access[_-]?key[a-z_-]{0,64}|key)=)[^&;\s\"'<>]+",
+    re.IGNORECASE,
+)
+_USER = re.compile(r"(://)[^/\s@\"'<>]+@")  # no scheme: to look for one takes quadratic time
+_ELSEWHERE = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(\bauthorization[\"']?\s*[:=]\s*)[^\r\n]+",
+        r"(\bx-(?:amz-security-token|vault-token|auth-token)[\"']?\s*[:=]\s*)[^\s,;<>]+",
+        r"(\bbearer\s+)[\w.~+/=-]{16,}",
+        r"(\b(?:credential|signature)=)[^\s,&;\"'<>]+",
+        r"()\bhf_[a-z0-9]{20,}",
+    )
+]
+_KEY_ID = re.compile(r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
+
+_VARIABLE = re.compile(
+    r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|ACCOUNT_KEY"
+    r"|STORAGE_KEY|CONNECTION_STRING|CREDENTIALS?)(?:_|$)"
+)
+_PLACE = re.compile(r"_(?:FILE|PATH|DIR|URI|URL|ENDPOINT|NAME|LIMIT|COUNT)$")
+_URL_PASSWORD = re.compile(r"://[^/\s@]*?([^:/\s@]+)@")
+
+_held: set[str] = set()  # grows by a few strings for each client that this process makes
+
+
+def hold(*secrets: str | None) -> None:
+    """Note credentials that this process uses, from wherever its clients got them."""
+    _held.update(secret for secret in secrets if secret)
+
+
+def redacted(text: str) -> str:
+    """Return `text` without credentials, by shape and by value."""
+    text = _by_shape(text)
+    secrets = frozenset(_held | _of_environment(os.environ))
+    spans = _spans(text, _pieces(secrets, PIECE), PIECE)
+    for start, stop in reversed(spans):
+        text = text[:start] + MASK + text[stop:]
+    return text
+
+
+def names_credentials(url: str) -> bool:
+    """Whether a URL or path holds credentials, so that it must be stored nowhere.
+
+    Stricter than `redacted`: a piece of a credential may be chance, and a path must stay usable.
+    """
+    return _by_shape(url) != url or any(
+        len(secret) >= PIECE and secret in url for secret in _of_environment(os.environ)
+    )
+
+
+def echoes(answer: Any) -> bool:
+    """Whether a server's answer repeats a credential that a client of this process holds.
+
+    Args:
+        answer: str, bytes, or mappings and sequences of such. In bytes above `SMALL_DATA` only the
+            credential itself is looked for: they are a piece of a shard, and searched quickly.
+    """
+    secrets = frozenset(secret for secret in _held if len(_flat(secret)) >= SURE)
+    if not secrets:
+        return False
+    if isinstance(answer, bytes) and len(answer) > SMALL_DATA:
+        return any(secret.encode(errors="surrogateescape") in answer for secret in secrets)
+    text = "\n".join(_strings(answer))
+    flat, some = _flat(text), _pieces(secrets, PIECE)
+    # Of SURE letters in a row, one of these places begins PIECE: a page of a listing is quick.
+    step = SURE - PIECE + 1
+    if not any(flat[k : k + PIECE] in some for k in range(0, len(flat) - PIECE + 1, step)):
+        return False
+    return bool(_spans(text, _pieces(secrets, SURE), SURE))
+
+
+def _strings(answer: Any) -> Iterator[str]:
+    if isinstance(answer, str | bytes):
+        yield answer if isinstance(answer, str) else answer.decode("latin-1")
+    elif isinstance(answer, Mapping):
+        for part in chain(answer.keys(), answer.values()):
+            yield from _strings(part)
+    elif isinstance(answer, list | tuple):
+        for part in answer:
+            yield from _strings(part)
+
+
+def _by_shape(text: str) -> str:
+    text = _USER.sub(rf"\1{MASK}@", text)
+    text = _QUERY.sub(rf"\1{MASK}", text)
+    for pattern in (*_ELSEWHERE, _KEY_ID):
+        text = pattern.sub(rf"\1{MASK}", text)
+    return text
+
+
+def _of_environment(environment: Mapping[str, str]) -> set[str]:
+    """Return the values of variables that are named like a credential, and passwords in URLs."""
+    found = set()
+    for name, value in environment.items():
+        if len(value) < PIECE:
+            continue
+        if _VARIABLE.search(name.upper()) and not _PLACE.search(name.upper()):
+            if not (os.path.isabs(value) and os.path.exists(value)):  # else the path of a file
+                found.add(value)
+        elif "@" in value:
+            found.update(_URL_PASSWORD.findall(value))
+    return found
+
+
+@lru_cache(maxsize=8)
+def _pieces(secrets: frozenset[str], size: int) -> frozenset[str]:
+    """Return every run of `size` letters and digits in the spellings of the secrets."""
+    flat = [_flat(spelling) for secret in secrets for spelling in _spellings(secret)]
+    return frozenset(word[k : k + size] for word in flat for k in range(len(word) - size + 1))
+
+
+def _spellings(secret: str) -> list[str]:
+    """Return how a secret reads: plain, URL-encoded once and twice, hex, base64 at any offset."""
+    data = secret.encode(errors="surrogateescape")
+    encoded = quote(data, safe="")
+    # What stands before the secret shifts it by 0, 1 or 2 bytes; the ends depend on neighbours.
+    base = [base64.b64encode(bytes(shift) + data).decode()[4:-4] for shift in range(3)]
+    return [secret, encoded, quote(encoded, safe=""), data.hex(), *base]
+
+
+def _flat(text: str) -> str:
+    """Return the ASCII letters and digits of `text` in lower case."""
+    return "".join(_FLAT.findall(text)).lower()
+
+
+_FLAT = re.compile(r"[A-Za-z0-9]")
+
+
+def _spans(text: str, pieces: frozenset[str], size: int) -> list[tuple[int, int]]:
+    """Return the ranges of `text` that pieces cover, joined where they touch."""
+    if not pieces:
+        return []
+    at = [found.start() for found in _FLAT.finditer(text)]
+    flat = _flat(text)
+    spans: list[tuple[int, int]] = []
+    last = -1  # of `flat`, covered so far
+    for k in range(len(flat) - size + 1):
+        if flat[k : k + size] in pieces:
+            start, stop = at[k], at[k + size - 1] + 1
+            if spans and k <= last + 1:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+            last = k + size - 1
+    return spans

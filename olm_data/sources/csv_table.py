@@ -1,0 +1,300 @@
+"""CSV and TSV with a header: one record a row, quoted fields may hold line breaks.
+
+    bytes -> lines -> csv.reader -> rows of the header's length -> Arrow columns -> buffers
+
+Quotes decide where a row ends, so a file is one unit and its rows are counted. A row that is no row
+of the table is a drop with a reason; a quote that is never closed is an error, as all that follows
+it would be one field. Values are text: empty is empty text, and null for a kept number.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from olm_data.arrow_values import strings
+from olm_data.errors import InputError, printable
+from olm_data.select.evaluate import matches
+from olm_data.select.where import leaves, wanted_kinds
+from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.columns import require_text, table_batches, used_columns
+from olm_data.sources.files import open_stream, reading
+from olm_data.sources.formats import CODECS, codec_of
+from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
+from olm_data.sources.nested import flat_schema
+
+MOST_ROW = 8 << 20
+"""Bytes of one row: a quote that is not closed must not take the memory."""
+
+MOST_COLUMNS = 10_000
+_PIECE = 1 << 20
+_BOM = "\ufeff"
+_TRUTHS = {"true": True, "false": False}
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """A table is one unit; an empty file is none."""
+    if not input.bytes:
+        return []
+    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
+    return [Unit(input=index, start=0, stop=1, bytes=size)]
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents of a table.
+
+    Raises:
+        InputError: the file is damaged, has no such text column, or a quote is never closed.
+    """
+    with _open(input, options) as table:
+        require_text(table.names, input, options)
+        flat_schema(table.schema(), input.path, used_columns(options))  # no name twice
+        rows: list[list[str]] = []
+        positions: list[int] = []
+        size = 0
+        for position, row, length in table.rows():
+            if input.until is not None and position > input.until:
+                break
+            if isinstance(row, str):
+                yield from _batches(table, rows, positions, unit.input, input, options)
+                rows, positions, size = [], [], 0
+                yield _dropped(Drop.of("malformed", unit.input, position, row, table.raw()))
+                continue
+            rows.append(row)
+            positions.append(position)
+            size += length
+            if size >= options.batch_bytes:
+                yield from _batches(table, rows, positions, unit.input, input, options)
+                rows, positions, size = [], [], 0
+        yield from _batches(table, rows, positions, unit.input, input, options)
+
+
+def schema(input: InputFile, options: ReadOptions) -> pa.Schema:
+    """Return the columns of the header, all of them text."""
+    with _open(input, options) as table:
+        return table.schema()
+
+
+class _Table:
+    """Rows of one open file.
+
+    Attributes:
+        names: the columns.
+    """
+
+    def __init__(self, stream: Any, input: InputFile, delimiter: str) -> None:
+        self._input = input
+        self._lines = _Lines(stream, input)
+        self._reader = csv.reader(self._lines, delimiter=delimiter, strict=True)
+        self.names: list[str] = []
+        for _, header, _ in self._numbered():
+            if isinstance(header, str):
+                raise InputError("the header is not a row", where=input.path, why=header)
+            self.names = header
+            break
+        if len(self.names) > MOST_COLUMNS:
+            raise InputError(
+                f"the header has {len(self.names):,} columns: is this a table?", where=input.path
+            )
+
+    def schema(self) -> pa.Schema:
+        """Return the columns, all of them text."""
+        return pa.schema([pa.field(name, pa.string()) for name in self.names])
+
+    def rows(self) -> Iterator[tuple[int, list[str] | str, int]]:
+        """Yield (number of the row, its fields or what is wrong with it, its length)."""
+        for number, row, length in self._numbered():
+            if not isinstance(row, str) and len(row) != len(self.names):
+                row = f"{len(row):,} fields, the header has {len(self.names):,}"
+            yield number, row, length
+
+    def raw(self) -> bytes:
+        """Return the bytes of the row that was yielded last."""
+        return _encoded(self._lines.row.getvalue())
+
+    def _numbered(self) -> Iterator[tuple[int, list[str] | str, int]]:
+        number = 0
+        while True:
+            self._lines.forget()
+            try:
+                row: list[str] | str | None = next(self._reader, None)
+            except csv.Error as error:
+                if self._lines.at_end:
+                    raise self._unclosed() from error
+                row = printable(str(error))
+            if row is None:
+                return
+            if row:  # blank lines are no records
+                yield number, row, self._lines.size
+                number += 1
+
+    def _unclosed(self) -> InputError:
+        return InputError(
+            "a quoted field does not end before the file does",
+            where=f"{self._input.path}, byte {self._lines.begin}",
+            why="all that follows the quote would be one field",
+            fix="close the quote; a quote inside a quoted field is written twice",
+        )
+
+
+class _Lines:
+    """The lines of a stream with their line breaks, as text; bytes that are not UTF-8 are kept.
+
+    Attributes:
+        row: the lines given since `forget`.
+        size: characters of them.
+        begin: byte at which the first of them begins.
+        at_end: the last line was given.
+    """
+
+    def __init__(self, stream: Any, input: InputFile) -> None:
+        buffered = io.BufferedReader(_Raw(stream), _PIECE)
+        # newline="": a lone carriage return ends a line, too, and none is changed
+        self._text = io.TextIOWrapper(buffered, "utf-8", errors="surrogateescape", newline="")
+        self._input, self._place = input, 0
+        self.row, self.size = io.StringIO(newline=""), 0
+        self.begin, self.at_end = 0, False
+
+    def forget(self) -> None:
+        """Begin a new row."""
+        if self.size:
+            self.row, self.size = io.StringIO(newline=""), 0
+        self.begin = self._place
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        pieces: list[str] = []
+        size = 0
+        while piece := self._text.readline(_PIECE):
+            pieces.append(piece)
+            size += len(piece)
+            if self.size + size > MOST_ROW:
+                raise InputError(
+                    f"a row longer than {MOST_ROW:,} bytes",
+                    where=f"{self._input.path}, byte {self.begin}",
+                    why="it would have to fit into memory as a whole",
+                    fix="is a quote not closed? texts as long as that: convert them to JSON Lines",
+                )
+            if piece[-1] in "\r\n":
+                break
+        if not pieces:
+            self.at_end = True
+            raise StopIteration
+        line = "".join(pieces)
+        if self._place == 0:
+            line = line.removeprefix(_BOM)
+        self._place += size if line.isascii() else len(_encoded(line))
+        self.row.write(line)
+        self.size += size
+        return line
+
+
+class _Raw(io.RawIOBase):
+    """A stream with `read(n)` only, for `io.BufferedReader`."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def _open(input: InputFile, options: ReadOptions) -> Iterator[_Table]:
+    csv.field_size_limit(MOST_ROW)  # of the process; the default is 128 KiB
+    with open_stream(input) as stream, reading(input):
+        yield _Table(stream, input, options.delimiter or _delimiter(input.url))
+
+
+def _delimiter(name: str) -> str:
+    stem, end = posixpath.splitext(name.lower())
+    return "\t" if (posixpath.splitext(stem)[1] if end in CODECS else end) == ".tsv" else ","
+
+
+def _batches(
+    table: _Table,
+    rows: list[list[str]],
+    positions: list[int],
+    index: int,
+    input: InputFile,
+    options: ReadOptions,
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of whole rows."""
+    if not rows:
+        return
+    used = used_columns(options)
+    place = {name: k for k, name in enumerate(table.names) if name in used}
+    kinds = dict(options.keep)
+    arrays = {}
+    for name, k in place.items():
+        values: list[Any] = [row[k] for row in rows]
+        if name == options.text_column:
+            arrays[name] = pa.array([_encoded(value) for value in values], pa.large_binary())
+        else:
+            if kinds.get(name, "string") != "string":
+                values = [value or None for value in values]
+            arrays[name] = strings(map(_plain, values))
+    chosen = None
+    if options.condition is not None:
+        tested = {
+            leaf.column: [_as_compared(row[place[leaf.column]], wanted_kinds(leaf)) for row in rows]
+            for leaf in leaves(options.condition)
+            if leaf.column in place
+        }
+        chosen = matches(options.condition, tested, len(rows))
+    batch = pa.RecordBatch.from_pydict(arrays)
+    numbers = np.array(positions, np.int64)
+    yield from table_batches(batch, numbers, index, input, options, chosen)
+
+
+def _as_compared(value: str, kinds: frozenset[str]) -> Any:
+    """Return a field as what a condition compares it with; null if it is empty."""
+    if not value:
+        return None
+    if "number" in kinds:
+        for number in (int, float):
+            try:
+                return number(value)
+            except ValueError:
+                continue
+    if "bool" in kinds:
+        return _TRUTHS.get(value.lower(), value)
+    return value
+
+
+def _dropped(drop: Drop) -> DocumentBatch:
+    return DocumentBatch(
+        data=np.empty(0, np.uint8),
+        offsets=np.zeros(1, np.int64),
+        inputs=np.empty(0, np.int32),
+        positions=np.empty(0, np.int64),
+        dropped=(drop,),
+        rows_in=1,
+    )
+
+
+def _encoded(text: str) -> bytes:
+    """Return the bytes that were read."""
+    return text.encode(errors="surrogateescape")
+
+
+def _plain(value: str | None) -> str | None:
+    """Return an id or a kept value as UTF-8 can hold it."""
+    if value is None or value.isascii():
+        return value
+    return _encoded(value).decode(errors="backslashreplace")

@@ -1,0 +1,83 @@
+"""What a file's name tells: its format, its compression, and how places in it are counted.
+
+    name -> format_of, codec_of -> describe -> InputFile
+
+Never: opens a file.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import replace
+
+from olm_data.errors import InputError, printable
+from olm_data.sources.base import Format, InputFile, PositionKind
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".txt": "txt",
+    ".text": "txt",
+    ".md": "txt",
+}
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bz2"}
+KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV and text"
+_STREAMED = frozenset({"jsonl", "csv", "txt"})
+POSITIONS: dict[Format, PositionKind] = {
+    "jsonl": "byte",
+    "json": "row",
+    "csv": "row",
+    "parquet": "row",
+    "arrow": "row",
+    "txt": "byte",
+}
+
+
+def codec_of(name: str) -> str | None:
+    """Return the codec (a value of `CODECS`) or None by the ending of a file's name."""
+    return CODECS.get(posixpath.splitext(name.lower())[1])
+
+
+def format_of(name: str) -> Format | None:
+    """Return the format that a file's name tells, or None."""
+    stem, end = posixpath.splitext(name.lower())
+    if end in CODECS:
+        inner = FORMATS.get(posixpath.splitext(stem)[1])
+        return inner if inner in _STREAMED else None
+    return FORMATS.get(end)
+
+
+def is_json(name: str) -> bool:
+    """Whether a name ends with .json: the file may be one array of records."""
+    stem, end = posixpath.splitext(name.lower())
+    return (posixpath.splitext(stem)[1] if end in CODECS else end) == ".json"
+
+
+def as_array(input: InputFile) -> InputFile:
+    """Return the input as one JSON array."""
+    return replace(input, format="json", position=POSITIONS["json"])
+
+
+def describe(url: str, size: int, revision: str) -> InputFile:
+    """Return the input for one file; a .json file is JSON Lines until somebody looks into it.
+
+    Raises:
+        InputError: its name tells no known format.
+    """
+    kind = format_of(url)
+    if kind is None:
+        raise InputError(
+            "the file's name tells no format that can be read",
+            where=printable(url),
+            fix=f"name it by its format: {KNOWN}",
+        )
+    position = "line" if kind == "jsonl" and codec_of(url) else POSITIONS[kind]
+    return InputFile(
+        path=url, url=url, bytes=size, revision=revision, format=kind, position=position
+    )

@@ -1,0 +1,199 @@
+"""JSON arrays: a `.json` file that holds `[{...}, {...}]`, read as a stream of records.
+
+    bytes -> elements, by their brackets and quotes alone -> decoded one by one -> buffers
+
+A file is one unit and its elements are counted. Each element is decoded as a line of JSON Lines is,
+so one that is no record is a drop with a reason. Never: the whole array in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from olm_data.errors import InputError
+from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.files import open_stream, reading
+from olm_data.sources.formats import codec_of
+from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE, FieldSeen, Records, check_records
+from olm_data.sources.limits import check_record
+
+_CHUNK = 1 << 20
+_HEAD = 256  # bytes looked at to tell an array from JSON Lines
+_HEAD_RECORDS = 1000
+_BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+# a whole string, a bracket, a comma, or a string that is not whole yet
+_PARTS = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{},]|"', re.DOTALL)
+
+
+def is_array(input: InputFile) -> bool:
+    """Whether a .json file begins as an array does.
+
+    Raises:
+        InputError, StorageError: it cannot be read.
+    """
+    if not input.bytes:
+        return False
+    with open_stream(input) as stream, reading(input):
+        return bool(stream.read(_HEAD).removeprefix(_BOM).lstrip(_SPACE)[:1] == b"[")
+
+
+def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """An array is one unit."""
+    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
+    return [Unit(input=index, start=0, stop=1, bytes=max(size, 1))]
+
+
+def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+    """Yield the documents of an array.
+
+    Raises:
+        InputError: the array is damaged, or no record has such a text field.
+    """
+    records = Records(input, unit.input, options)
+    documents = number = size = 0
+    held: list[bytes] = []
+    for element in _elements(input):
+        if input.until is not None and number + len(held) > input.until:
+            break
+        held.append(element)
+        size += len(element)
+        del element
+        if size >= options.batch_bytes:
+            for batch in _decoded(records, held, number):
+                documents += batch.documents
+                yield batch
+            number, held, size = number + len(held), [], 0
+    for batch in _decoded(records, held, number):
+        documents += batch.documents
+        yield batch
+    if number + len(held) and not documents:
+        check(input, options)
+
+
+def check(input: InputFile, options: ReadOptions) -> dict[str, FieldSeen]:
+    """Return the fields of the first records; see `jsonl.check`.
+
+    Raises:
+        InputError: none has the text field; names the fields there are.
+    """
+    head: list[bytes] = []
+    size = 0
+    for element in _elements(input):
+        head.append(element)
+        size += len(element)
+        if size > _CHUNK or len(head) == _HEAD_RECORDS:
+            break
+    return check_records(head, input, options)
+
+
+def _decoded(records: Records, held: list[bytes], number: int) -> Iterator[DocumentBatch]:
+    if held:
+        positions = np.arange(number, number + len(held), dtype=np.int64)
+        yield from records.decode_each(held, positions)
+
+
+def _elements(input: InputFile) -> Iterator[bytes]:
+    """Yield the bytes of each element of the array, white space around it left out.
+
+    Raises:
+        InputError: brackets or commas that make no array, text after its end, or no end.
+    """
+    with open_stream(input) as stream, reading(input):
+        yield from _Splitter(input).split(stream)
+
+
+class _Splitter:
+    """Finds the elements of one array."""
+
+    def __init__(self, input: InputFile) -> None:
+        self._input = input
+        self._place = 0  # byte of the file at which the buffer begins
+        self._depth = 0
+        self._first = True  # no element was seen
+
+    def split(self, stream: Any) -> Iterator[bytes]:
+        """Yield the elements of a stream."""
+        buffer, at = b"", 0  # at: where the search goes on
+        begin: int | None = None  # where the element at hand begins, once inside the array
+        ended = False
+        while chunk := stream.read(max(_CHUNK, len(buffer))):
+            buffer += chunk.removeprefix(_BOM) if not self._place and not buffer else chunk
+            if ended:
+                self._refuse_rest(buffer)
+                buffer = b""
+                continue
+            at_end = at
+            for match in _PARTS.finditer(buffer, at):
+                part = match[0]
+                if part == b'"':  # goes on in the next chunk
+                    at_end = match.start()
+                    break
+                at_end = match.end()
+                if part in b"[{":
+                    if self._depth == 0:
+                        if part != b"[" or buffer[: match.start()].strip(_SPACE):
+                            raise self._no_array(match.start())
+                        begin = match.end()
+                    self._depth += 1
+                elif part in b"]}":
+                    self._depth -= 1
+                    if self._depth == 0:
+                        assert begin is not None
+                        if part != b"]":
+                            raise self._no_array(match.start())
+                        yield from self._element(buffer[begin : match.start()], begin, last=True)
+                        ended = True
+                        self._refuse_rest(buffer[match.end() :])
+                        break
+                elif part == b"," and self._depth == 1:
+                    assert begin is not None
+                    yield from self._element(buffer[begin : match.start()], begin, last=False)
+                    begin = match.end()
+            else:
+                # what follows the last part may hold none of them: it is not searched again
+                at_end = len(buffer)
+            if ended:
+                buffer = b""
+                continue
+            cut = 0 if begin is None else begin
+            check_record(len(buffer) - cut, self._input, self._place + cut)
+            buffer, at = buffer[cut:], at_end - cut
+            self._place += cut
+            begin = None if begin is None else 0
+            if self._depth == 0 and buffer.strip(_SPACE):
+                raise self._no_array(0)
+        if not ended:
+            raise InputError(
+                "the JSON array has no end: the file is truncated",
+                where=f"{self._input.path}, byte {self._place + len(buffer)}",
+                fix="copy or download it again",
+            )
+
+    def _element(self, raw: bytes, begin: int, *, last: bool) -> Iterator[bytes]:
+        raw = raw.strip(_SPACE)
+        if raw:
+            yield raw
+        elif not (last and self._first):  # [] is an array; [1,] and [,] are none
+            raise self._no_array(begin)
+        self._first = False
+
+    def _refuse_rest(self, rest: bytes) -> None:
+        if rest.strip(_SPACE):
+            raise InputError(
+                "something follows the end of the JSON array",
+                where=self._input.path,
+                why="it would not be read",
+                fix="name a file of one object a line .jsonl, and let a .json file hold one array",
+            )
+
+    def _no_array(self, at: int) -> InputError:
+        return InputError(
+            "the file is not a JSON array",
+            where=f"{self._input.path}, near byte {self._place + at}",
+            fix="a .json file holds one array of objects, or one object a line",
+        )

@@ -1,0 +1,403 @@
+"""Which files an argument stands for, and what among them is not read.
+
+    arguments (path, glob, folder, s3://..., hf://...) -> list_files -> Listing(files, passed)
+
+A folder is read whole, whatever formats are mixed in it. What is not read is never dropped in
+silence: each such file is in `passed` with its reason. Never: opens a file for its documents.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from olm_data.bounded_json import decode
+from olm_data.errors import (
+    InputError,
+    OlmError,
+    UsageError,
+    printable,
+    refuse_secrets,
+    suggest,
+)
+from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
+from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.sources import hub_files, s3_files
+from olm_data.sources.base import InputFile
+from olm_data.sources.files import local_revision, reading
+from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
+from olm_data.sources.json_array import is_array
+from olm_data.sources.passed import Passed
+from olm_data.storage.hub import hub_filesystem
+
+# Files of a `datasets` folder that describe it and hold no documents.
+_METADATA = frozenset(
+    {"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json"}
+)
+_ABOUT = re.compile(
+    r"(readme|licen[cs]e|copying|notice|authors|citation|contributing|changelog|changes)"
+    r"([-_.][^/]*)?",
+    re.IGNORECASE,
+)
+
+
+_LOOKED_AT = 16  # files at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What arguments stand for.
+
+    Attributes:
+        files: in the order of the arguments, by path within each.
+        passed: what lies among them and is not read.
+    """
+
+    files: tuple[InputFile, ...]
+    passed: tuple[Passed, ...] = ()
+
+
+@dataclass
+class _Found:
+    """The names of one argument: files to read, and what is passed over."""
+
+    names: list[str]
+    passed: list[Passed]
+
+
+def list_files(arguments: Sequence[str]) -> Listing:
+    """Return the files that `arguments` name.
+
+    A folder stands for its files of known formats, recursively. In a folder with records (JSONL,
+    parquet, ...) a README, a LICENSE and their like are not documents; in one of texts they are.
+
+    Raises:
+        InputError: nothing is there, a format is not known, or a file is named twice.
+        StorageError: remote storage fails.
+    """
+    found: list[InputFile] = []
+    passed: list[Passed] = []
+    for argument in arguments:
+        scheme = urlsplit(argument).scheme if "://" in argument else ""
+        if scheme in ("", "file"):
+            listing = _local_files(argument.removeprefix("file://"))
+        elif scheme in ("s3", "hf"):
+            refuse_secrets(argument)
+            listing = _s3_files(argument) if scheme == "s3" else _hub_files(argument)
+        else:
+            raise UsageError(
+                f"inputs at {scheme}:// are not supported",
+                where=f"{scheme}://...",
+                fix="use local paths, s3:// or hf://",
+            )
+        found += listing.files
+        passed += listing.passed
+    seen: set[str] = set()
+    for file in found:
+        if file.url in seen:
+            raise InputError("the same file is named twice", where=printable(file.url))
+        seen.add(file.url)
+    files = _named_from_common_root(_with_arrays(found))
+    passed += [Passed(file.path, "empty") for file in files if file.bytes == 0]
+    return Listing(tuple(files), tuple(passed))
+
+
+def _with_arrays(files: list[InputFile]) -> list[InputFile]:
+    """Look into .json files: one that begins with a bracket is an array, else JSON Lines."""
+    asked = [file for file in files if is_json(file.url)]
+    with ThreadPoolExecutor(_LOOKED_AT) as pool:
+        arrays = {
+            file.url for file, found in zip(asked, pool.map(is_array, asked), strict=True) if found
+        }
+    return [as_array(file) if file.url in arrays else file for file in files]
+
+
+def _local_files(argument: str) -> Listing:
+    path = os.path.expanduser(argument)
+    found_kind = kind_of(path)
+    if found_kind in NO_TEXT:
+        raise wrong_kind(argument, found_kind, "text")
+    if os.path.isdir(path):
+        found = _local_folder(path)
+    elif os.path.exists(path):
+        found = _Found([path], [])
+    elif glob.has_magic(path):
+        found = _local_pattern(path)
+    else:
+        raise _missing(argument, path)
+    return Listing(tuple(map(_local_file, found.names)), tuple(found.passed))
+
+
+def _missing(argument: str, path: str) -> OlmError:
+    if os.path.islink(path):
+        why, fix = (
+            f"it leads to {printable(os.readlink(path))}",
+            "correct the link, or name the file itself",
+        )
+        return InputError("this link leads nowhere", where=printable(argument), why=why, fix=fix)
+    if argument.startswith("hf:"):
+        return UsageError(
+            "a dataset of the hub is a source, not an input file",
+            where=printable(argument),
+            fix=f"--source {printable(argument)}",
+        )
+    parent = os.path.dirname(path) or "."
+    siblings = os.listdir(parent) if os.path.isdir(parent) else []
+    near = suggest(os.path.basename(path), map(printable, siblings)) if siblings else ""
+    return InputError(
+        "there is no such file or folder",
+        where=printable(argument),
+        fix=near if near.startswith("did") else "check the path",
+    )
+
+
+def _local_pattern(pattern: str) -> _Found:
+    """Return the files a pattern matches; hidden ones and folders it stops at are passed over."""
+    matched = sorted(glob.glob(pattern, recursive=True))
+    hidden = sorted({*glob.glob(pattern, recursive=True, include_hidden=True)} - {*matched})
+    names = [name for name in matched if os.path.isfile(name)]
+    passed = [Passed(name, "hidden") for name in hidden if not _below_one_of(name, hidden)]
+    for name in matched:
+        if os.path.isdir(name):
+            inside = posixpath.join(name, "")
+            if not any(other.startswith(inside) for other in names):
+                passed.append(Passed(inside, "folder"))
+        elif not os.path.isfile(name):
+            passed.append(Passed(name, "special"))
+    chosen = _with_known_names(names, passed, pattern) if names else []
+    if not chosen:
+        raise InputError("no file matches", where=printable(pattern), fix="check the pattern")
+    return _Found(chosen, [replace(item, path=_shown(item.path)) for item in passed])
+
+
+def _below_one_of(name: str, others: Iterable[str]) -> bool:
+    return any(name.startswith(f"{other.rstrip('/')}/") for other in others if other != name)
+
+
+def _shown(path: str) -> str:
+    """Return a matched name without the folders of this machine."""
+    return os.path.join(*Path(path).parts[-2:]) if os.path.isabs(path) else path
+
+
+def _local_folder(path: str) -> _Found:
+    """Return the data files of a folder, sorted; those of a `datasets` folder in its own order."""
+    if os.path.isfile(os.path.join(path, "dataset_dict.json")):
+        splits = sorted(n for n in os.listdir(path) if os.path.isdir(os.path.join(path, n)))
+        raise InputError(
+            "the folder holds several splits of a dataset",
+            where=printable(path),
+            fix=f"name one: {', '.join(os.path.join(path, name) for name in splits)}",
+        )
+    names, passed = _walk(path)
+    if os.path.isfile(os.path.join(path, "state.json")):
+        chosen = _saved_dataset(path)
+        rest = [name for name in names if os.path.abspath(name) not in set(chosen)]
+        for name in rest:
+            described = os.path.basename(name) in _METADATA
+            passed.append(Passed(name, "metadata" if described else "unlisted"))
+    else:
+        chosen = _data_files(names, passed, path)
+    above = os.path.dirname(os.path.abspath(path))
+    return _Found(chosen, [_relative(item, above) for item in passed])
+
+
+def _saved_dataset(path: str) -> list[str]:
+    """Return the files that state.json names, in its order."""
+    state = Path(path) / "state.json"
+    try:
+        names = [
+            item["filename"] for item in decode(read_regular(state, MAX_CONFIG))["_data_files"]
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            "state.json of the dataset folder is damaged", where=printable(str(state))
+        ) from error
+    return [os.path.abspath(os.path.join(path, os.path.basename(name))) for name in names]
+
+
+def _walk(path: str) -> tuple[list[str], list[Passed]]:
+    """Return the regular files below a folder, links to files included, and what is no such file.
+
+    Raises:
+        InputError: a folder may not be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise InputError(
+            "a folder among the inputs cannot be read",
+            where=printable(str(error.filename)),
+            why=error.strerror,
+            fix="change its permissions, or name the files to read",
+        ) from error
+
+    found: list[str] = []
+    passed: list[Passed] = []
+    for folder, folders, files in os.walk(path, onerror=refuse):
+        for name in list(folders):
+            place = os.path.join(folder, name)
+            if name.startswith(".") or os.path.islink(place):
+                reason = "hidden" if name.startswith(".") else "link"
+                passed.append(Passed(f"{place}/", reason))
+                folders.remove(name)
+        for name in files:
+            place = os.path.join(folder, name)
+            if name.startswith("."):
+                passed.append(Passed(place, "hidden"))
+            elif _is_special(place):
+                passed.append(Passed(place, "special"))
+            else:
+                found.append(place)
+    return found, passed
+
+
+def _is_special(path: str) -> bool:
+    """Whether a name leads to something that is there and no regular file."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False  # a link that leads nowhere: whoever opens it says so
+
+
+def _data_files(names: list[str], passed: list[Passed], where: str) -> list[str]:
+    """Return the files of known formats, sorted by path; add the others to `passed`."""
+    records = any(
+        format_of(name) not in (None, "txt") and posixpath.basename(name) not in _METADATA
+        for name in names
+    )
+    kept = []
+    for name in names:
+        last = posixpath.basename(name)
+        if last in _METADATA:
+            passed.append(Passed(name, "metadata"))
+        elif records and format_of(name) in (None, "txt") and _ABOUT.fullmatch(last):
+            passed.append(Passed(name, "about"))
+        else:
+            kept.append(name)
+    chosen = _with_known_names(kept, passed, where)
+    if not chosen:
+        raise InputError(
+            "the folder holds no file of a known format",
+            where=printable(where),
+            fix=f"known: {KNOWN}",
+        )
+    return sorted(chosen)
+
+
+def _with_known_names(names: list[str], passed: list[Passed], where: str) -> list[str]:
+    """Return the names that tell a format; add the others to `passed`, unless there is no other.
+
+    Raises:
+        InputError: a pattern matches one file, and its format is not known.
+    """
+    known = [name for name in names if format_of(name)]
+    passed += [Passed(name, "format") for name in names if not format_of(name)]
+    if not known and glob.has_magic(where) and names:
+        describe(names[0], 0, "")
+    return known
+
+
+def _relative(item: Passed, above: str) -> Passed:
+    slash = "/" * item.path.endswith("/")
+    return replace(item, path=os.path.relpath(item.path, above) + slash)
+
+
+def _local_file(name: str) -> InputFile:
+    url = os.path.abspath(name)
+    if _is_special(url):
+        raise InputError(
+            "this is a pipe, a socket or a device, not a file",
+            where=printable(name),
+            why="it can be read once only, so an interrupted run could not go on",
+            fix="name a file, or pipe it: olm-data tokenize - --format jsonl < PIPE",
+        )
+    try:
+        return describe(url, os.path.getsize(url), local_revision(url))
+    except OSError as error:
+        raise InputError(
+            "the file cannot be read", where=printable(name), why=str(error)
+        ) from error
+
+
+def _s3_files(argument: str) -> Listing:
+    found = {item.url: item for item in s3_files.listed(argument)}
+    if not found:
+        raise InputError("there is no such file", where=printable(argument))
+    passed: list[Passed] = []
+    chosen, above = list(found), argument
+    if glob.has_magic(argument):
+        chosen = _with_known_names(chosen, passed, argument)
+        above = re.split(r"[*?\[]", argument)[0]
+    elif chosen != [argument]:  # a folder
+        chosen = _remote_folder(chosen, passed, argument)
+    above = posixpath.dirname(above.rstrip("/"))
+    return Listing(
+        tuple(describe(*found[url]) for url in chosen),
+        tuple(replace(item, path=posixpath.relpath(item.path, above)) for item in passed),
+    )
+
+
+def _remote_folder(names: list[str], passed: list[Passed], folder: str) -> list[str]:
+    """Return the data files below a remote folder, as `_local_folder` chooses them."""
+    shown = []
+    for name in names:
+        below = name.removeprefix(folder.rstrip("/"))
+        if any(part.startswith(".") for part in below.split("/")):
+            passed.append(Passed(name, "hidden"))
+        else:
+            shown.append(name)
+    return _data_files(shown, passed, folder)
+
+
+def _hub_files(argument: str) -> Listing:
+    place = InputFile(
+        path=argument, url=argument, bytes=0, revision="", format="txt", position="byte"
+    )
+    with reading(place):
+        fs = hub_filesystem()
+        argument = hub_files.pinned(fs, argument)
+        path = argument.partition("://")[2].rstrip("/")
+        passed: list[Passed] = []
+        # Not fs.exists or fs.isdir: they take a store that does not answer for "no".
+        if glob.has_magic(path):
+            infos = fs.glob(path, detail=True)
+            files = [name for name, info in infos.items() if info["type"] == "file"]
+            for name in infos.keys() - set(files):
+                if not any(other.startswith(f"{name}/") for other in files):
+                    passed.append(Passed(f"{name}/", "folder"))
+            files = _with_known_names(files, passed, path)
+        else:
+            infos, folder = hub_files.one_or_all(fs, path)
+            files = [name for name, info in infos.items() if info["type"] == "file"]
+            files = _remote_folder(files, passed, path) if folder else files
+        if not files:
+            raise InputError("there is no such file", where=printable(argument))
+        return Listing(
+            tuple(
+                describe(f"hf://{name}", int(infos[name]["size"]), hub_files.revision(infos[name]))
+                for name in sorted(files)
+            ),
+            tuple(replace(item, path=hub_files.shown_path(f"hf://{item.path}")) for item in passed),
+        )
+
+
+def _named_from_common_root(files: list[InputFile]) -> list[InputFile]:
+    """Give each file its display path: hub files by repository, others from their common root."""
+    named = [file for file in files if not file.url.startswith("hf://")]
+    parents = [posixpath.dirname(file.url.partition("://")[2] or file.url) for file in named]
+    root = posixpath.commonpath(parents) if parents else ""
+    result = []
+    for file in files:
+        if file.url.startswith("hf://"):
+            result.append(replace(file, path=hub_files.shown_path(file.url)))
+        else:
+            path = file.url.partition("://")[2] or file.url
+            result.append(replace(file, path=posixpath.relpath(path, root) if root else path))
+    return result

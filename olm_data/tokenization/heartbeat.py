@@ -1,0 +1,302 @@
+"""Heartbeats: what each process of a run is doing, in the output's `run/` folder, for people.
+
+    parent, workers --(every 10 s)--> run/<name>.json --> `olm-data status`, other parents
+
+A heartbeat is a hint. Whether a task is done is told by its commit record alone, so a heartbeat
+that is lost, late or wrong about the time changes no byte of the dataset. The parent removes the
+folder when all tasks are done. Never: digested, or waited for by work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from olm_data import errors
+from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.redaction import redacted
+from olm_data.regular_files import MAX_SMALL
+from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
+from olm_data.storage.json_file import read_json
+from olm_data.storage.lease import LeaseLostError
+from olm_data.storage.store import Store
+from olm_data.tokenization.plan import parse_tasks, spell_tasks
+
+RUN = "run"
+PARENT = "parent"
+BEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+"""A process that should run and has not been heard of for so long is taken for dead."""
+
+_READERS = 16
+
+
+_Counts = Annotated[list[Size], msgspec.Meta(min_length=len(Count), max_length=len(Count))]
+_Task = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,7}$")]
+
+
+class _Error(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What `error_parts` makes of an error."""
+
+    kind: str
+    what: str
+    where: str | msgspec.UnsetType | None = msgspec.UNSET
+    why: str | msgspec.UnsetType | None = msgspec.UNSET
+    fix: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    """The keys of a heartbeat's file."""
+
+    format: Literal["olm-heartbeat"]
+    version: Literal[1]
+    host: str
+    pid: Size
+    started: float
+    time: float
+    state: Literal["running", "done", "failed", "interrupted"]
+    done: str
+    running: dict[_Task, _Counts]
+    counts: _Counts
+    error: _Error | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """One heartbeat, as read.
+
+    Attributes:
+        name: of the worker; `parent` is the command itself.
+        host, pid: where it runs.
+        started, time: wall clock seconds since 1970, by its own clock.
+        state: running, done, failed or interrupted.
+        done: tasks it has done.
+        running: task -> its counts so far, int64 [len(Count)].
+        counts: sums over all its tasks, the running ones included; int64 [len(Count)].
+        error: parts of the error that ended it (`error_from`), or None.
+    """
+
+    name: str
+    host: str
+    pid: int
+    started: float
+    time: float
+    state: str
+    done: list[int]
+    running: dict[int, np.ndarray]
+    counts: np.ndarray
+    error: dict[str, Any] | None
+
+    def age(self, now: float) -> float:
+        """Seconds since it was written, by the clocks of writer and reader."""
+        return max(0.0, now - self.time)
+
+    def alive(self, now: float) -> bool:
+        """Whether its process is likely at work."""
+        return self.state == "running" and self.age(now) < STALE_SECONDS
+
+
+class Heartbeat:
+    """Writes the heartbeat of this process while its body runs.
+
+    Args:
+        output: the dataset's store.
+        name: of the file in `run/`; two live processes must not share one.
+        note: where to say, once, that heartbeats cannot be written.
+        check: asked before each; nothing is written where it raises `LeaseLostError`.
+    """
+
+    def __init__(
+        self, output: Store, name: str, *, note: Note, check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._check = check
+        self._store, self._name, self._note = output.child(RUN), name, note
+        self._started = time.time()
+        self._counts = np.zeros((0, len(Count)), np.int64)
+        self._running: dict[int, np.ndarray] = {}
+        self._past = np.zeros(len(Count), np.int64)
+        self._done: set[int] = set()
+        self._due = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, args=(self._stop,), daemon=True)
+        self._failed = False
+
+    def __enter__(self) -> Heartbeat:
+        self._put("running")  # an output that cannot be written is refused before work
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+        if error is None:
+            if self._name != PARENT:  # which now removes the whole folder
+                self._write("done")
+        elif isinstance(error, Exception):
+            self._write("failed", error_parts(error))
+        else:
+            self._write("interrupted")
+
+    def around(self, runner: Runner) -> Runner:
+        """Return a runner that runs tasks on `runner` and tells this heartbeat about them."""
+        return _Watched(runner, self)
+
+    def saw_done(self, task: int) -> None:
+        """Note that a task is done."""
+        self._done.add(task)
+
+    def saw(self, counts: np.ndarray, running: Sequence[int]) -> None:
+        """Note the counts (kept by reference, int64[tasks, len(Count)]) and the running tasks."""
+        self._counts, self._running = counts, {task: counts[task] for task in running}
+
+    @contextmanager
+    def during(self, task: int, row: np.ndarray) -> Iterator[None]:
+        """Tell of a task, with its counts int64 [len(Count)], while the body runs.
+
+        For a process that gets its tasks one by one and does not know its last: instead of the
+        heartbeat's own block. Between tasks nothing is written.
+        """
+        self._counts, self._running = row[None, :], {task: row}
+        stop = threading.Event()
+        thread = threading.Thread(target=self._beat_on, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            self._past = summed(np.stack([self._past, row]))
+            self._counts, self._running = self._counts[:0], {}
+        self._done.add(task)
+
+    def _beat_on(self, stop: threading.Event) -> None:
+        while not stop.wait(max(0.0, self._due - time.monotonic())):
+            self._write("running")
+
+    def _write(self, state: str, error: dict[str, Any] | None = None) -> None:
+        try:
+            self._put(state, error)
+        except LeaseLostError:  # the folder is another command's now
+            return
+        except OlmError as failure:  # work goes on without; a store that is down stops the work
+            if not self._failed:
+                self._note(f"cannot write heartbeats, `olm-data status` will not know: {failure}")
+            self._failed = True
+
+    def _put(self, state: str, error: dict[str, Any] | None = None) -> None:
+        self._due = time.monotonic() + BEAT_SECONDS
+        self._check()
+        content = {
+            "format": "olm-heartbeat",
+            "version": 1,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "time": time.time(),
+            "state": state,
+            "done": spell_tasks(sorted(self._done.copy())),
+            "running": {str(task): row.tolist() for task, row in self._running.items()},
+            "counts": summed(np.vstack([self._past, self._counts])).tolist(),
+            "error": error,
+        }
+        self._store.put(f"{self._name}.json", json.dumps(content).encode())
+
+
+class _Watched(Runner):
+    def __init__(self, runner: Runner, heartbeat: Heartbeat) -> None:
+        self._runner, self._heartbeat = runner, heartbeat
+
+    def run(
+        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
+    ) -> None:
+        def seen_done(task: int, result: Any) -> None:
+            self._heartbeat.saw_done(task)
+            done(task, result)
+
+        def seen(counts: np.ndarray, running: Sequence[int]) -> None:
+            self._heartbeat.saw(counts, running)
+            watch(counts, running)
+
+        self._runner.run(job, tasks, total, done=seen_done, watch=seen, note=note)
+
+
+def summed(counts: np.ndarray) -> np.ndarray:
+    """Return int64 [len(Count)]: the sums of the rows of `counts`; of memory, the largest."""
+    if len(counts) == 0:
+        return np.zeros(len(Count), np.int64)
+    sums = counts.sum(axis=0)
+    sums[Count.PEAK_KIB] = counts[:, Count.PEAK_KIB].max()
+    return sums
+
+
+def read_beats(output: Store, prefix: str = "", skip: Collection[str] = ()) -> list[Beat]:
+    """Return the heartbeats whose names start with `prefix`, by name; damaged ones are left out.
+
+    Args:
+        skip: names not to read.
+
+    Costs a listing of `run/` and a read of each heartbeat, 16 at a time.
+    """
+    store = output.child(RUN)
+    names = [name for name in store.sizes(prefix) if name.endswith(".json")]
+    names = sorted(name for name in names if name.removesuffix(".json") not in skip)
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = pool.map(lambda name: _read_beat(store, name), names)
+        return [beat for beat in found if beat is not None]
+
+
+def _read_beat(store: Store, name: str) -> Beat | None:
+    try:
+        stored = decode(read_json(store, name, limit=MAX_SMALL), _Stored)
+        return Beat(
+            name=name.removesuffix(".json"),
+            host=stored.host,
+            pid=stored.pid,
+            started=stored.started,
+            time=stored.time,
+            state=stored.state,
+            done=parse_tasks(stored.done) if stored.done else [],
+            running={int(k): np.array(v, np.int64) for k, v in stored.running.items()},
+            counts=np.array(stored.counts, np.int64),
+            error=None if stored.error is None else msgspec.to_builtins(stored.error),
+        )
+    except (FileNotFoundError, MalformedJson, UsageError, ValidationError):
+        return None  # replaced or removed meanwhile, or no heartbeat: only a hint is missing
+
+
+def forget_ended(output: Store) -> None:
+    """Remove heartbeats of processes that ended or were not heard of for long."""
+    now = time.time()
+    for beat in read_beats(output):
+        if not beat.alive(now):
+            output.child(RUN).delete(f"{beat.name}.json")
+
+
+def error_parts(error: Exception) -> dict[str, Any]:
+    """Return an error as JSON values."""
+    if isinstance(error, OlmError):
+        parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+        public = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return {"kind": public.__name__, **parts}
+    return {"kind": "", "what": redacted(f"{type(error).__name__}: {error}")}
+
+
+def error_from(parts: dict[str, Any]) -> Exception:
+    """Return the error that `error_parts` described, with the same exit code."""
+    kind = getattr(errors, parts["kind"], None) if parts["kind"] else None
+    if isinstance(kind, type) and issubclass(kind, OlmError):
+        rest = {name: parts.get(name) for name in ("where", "why", "fix")}
+        return kind(parts["what"], **rest)
+    return RuntimeError(parts["what"])

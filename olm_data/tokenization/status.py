@@ -1,0 +1,244 @@
+"""`olm-data status`: how far a run is, running, dead or complete, told from storage alone.
+
+    manifest.json | plan.json + job.json + listing of shard files + heartbeats in run/ -> Status
+
+Costs, for n tasks on a remote store: a request for each 1,000 shard files (four a task and split),
+16 at a time, and one for each heartbeat; no commit record is read. Tokens and documents follow from
+the sizes of the files. Never: writes, or asks the machines that work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
+from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
+from olm_data.dataset.record import RECORD
+from olm_data.dataset.shard import ENDS
+from olm_data.errors import InputError, ValidationError, typed
+from olm_data.kinds import kind_of, require
+from olm_data.runners.base import Count
+from olm_data.storage.json_file import read_object
+from olm_data.storage.store import Store
+from olm_data.tokenization.committed import shard_files
+from olm_data.tokenization.heartbeat import PARENT, Beat, read_beats
+from olm_data.tokenization.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How far a run is.
+
+    Attributes:
+        output: where it is.
+        state: complete, running, finishing (all tasks done), failed, interrupted, or dead.
+        tasks, done: of the plan; done are those with a commit record.
+        running: numbers of the tasks at work.
+        documents, tokens: in the committed shards of all splits.
+        rate: bytes of text a second, all live workers together; 0 when none.
+        left: seconds until all tasks are done at this rate, or None.
+        workers: heartbeats, the parent's first.
+        now: wall clock time of the reader, for ages.
+        error: what ended the run, or None.
+    """
+
+    output: str
+    state: str
+    tasks: int
+    done: int
+    running: list[int]
+    documents: int
+    tokens: int
+    rate: float
+    left: float | None
+    workers: list[Beat]
+    now: float
+    error: str | None
+
+    @property
+    def next(self) -> str:
+        """What to type next."""
+        if self.state == "complete":
+            return f"olm-data verify {typed(self.output)}"
+        if self.state == "running":
+            return f"olm-data status {typed(self.output)}"
+        return "the same tokenize command again: it keeps what is done"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as a JSON object."""
+        return {
+            "output": self.output,
+            "state": self.state,
+            "tasks": self.tasks,
+            "done": self.done,
+            "running": len(self.running),
+            "left": self.tasks - self.done,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "text_bytes_per_second": round(self.rate),
+            "seconds_left": None if self.left is None else round(self.left),
+            "error": self.error,
+            "workers": [
+                {
+                    "name": beat.name,
+                    "host": beat.host,
+                    "pid": beat.pid,
+                    "state": worker_state(beat, self.now),
+                    "seconds_since_heard": round(beat.age(self.now)),
+                    "running": sorted(beat.running),
+                    "done": len(beat.done),
+                    "documents": int(beat.counts[Count.DOCUMENTS]),
+                    "text_bytes": int(beat.counts[Count.TEXT_BYTES]),
+                    "tokens": int(beat.counts[Count.TOKENS]),
+                }
+                for beat in self.workers
+            ],
+            "next": self.next,
+        }
+
+
+def worker_state(beat: Beat, now: float) -> str:
+    """Return the state a worker told of, or `dead` where it should run and is not heard of."""
+    return "dead" if beat.state == "running" and not beat.alive(now) else beat.state
+
+
+def read_status(output: str) -> Status:
+    """Return how far the run at `output` is.
+
+    Raises:
+        InputError: no run has begun there.
+        ValidationError: its plan is damaged.
+    """
+    if os.path.basename(output) == MANIFEST and kind_of(output) == "dataset":
+        output = os.path.dirname(output) or "."
+    require(output, "dataset", "unfinished dataset", "folder", "empty folder")
+    store = Store(output)
+    manifest = read_manifest(store) if store.exists(MANIFEST) else None
+    try:
+        job = read_object(store, JOB)
+        plan_file, held_out = job["plan_file"], job["holdout"] > 0
+    except (FileNotFoundError, NotADirectoryError):
+        plan_file, held_out = PLAN, False
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(store, JOB) from error
+    try:
+        plan = Plan.from_json(read_object(store, plan_file))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if manifest is not None:  # made elsewhere, and brought here without its plan
+            return _complete(output, store, manifest)
+        raise InputError(
+            "no run has begun here",
+            where=output,
+            fix=f"olm-data tokenize ... --output {typed(output)} begins one",
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(store, plan_file) from error
+    if manifest is not None and plan.digest in _plans(manifest):
+        return _complete(output, store, manifest)
+    splits = [store, store.child(VALIDATION)] if held_out else [store]
+    return judge(
+        output,
+        plan,
+        [shard_files(split, plan) for split in splits],
+        read_beats(store),
+        time.time(),
+    )
+
+
+def judge(
+    output: str, plan: Plan, files: Sequence[dict[str, int]], beats: Sequence[Beat], now: float
+) -> Status:
+    """Return the status of a run without a manifest. Pure.
+
+    Args:
+        files: name -> size, of each split.
+        beats: the heartbeats.
+        now: wall clock time.
+    """
+    total = len(plan.tasks)
+    item = 2 if plan.settings.get("vocab_size", 0) <= 65536 else 4
+    units = np.concatenate([[0], np.cumsum([unit[3] for unit in plan.units], dtype=np.int64)])
+    bounds = np.array(plan.tasks, np.int64).reshape(-1, 2)
+    weights = np.maximum(units[bounds[:, 1]] - units[bounds[:, 0]], 1)
+    done = np.zeros(total, bool)
+    suffix, header = tokens_suffix(plan.container), tokens_header(plan.container)
+    documents = tokens = 0
+    for task in range(total):
+        name = plan.shard(task)
+        if name + RECORD not in files[0]:
+            continue
+        done[task] = True
+        for split in files:
+            tokens += max(0, split.get(name + suffix, 0) - header) // item
+            documents += max(0, split.get(name + ENDS, 0) - HEADER_BYTES) // 8
+    alive = [beat for beat in beats if beat.alive(now)]
+    workers = [beat for beat in alive if beat.name != PARENT] or alive
+    running = {t: row for beat in workers for t, row in beat.running.items() if not done[t]}
+    rate = sum(beat.counts[Count.TEXT_BYTES] / max(beat.time - beat.started, 1) for beat in workers)
+    left = float(weights[~done].sum()) - sum(
+        min(int(weights[task]), int(row[Count.TEXT_BYTES])) for task, row in running.items()
+    )
+    state, error = _state(beats, alive, bool(done.all()))
+    return Status(
+        output=output,
+        state=state,
+        tasks=total,
+        done=int(done.sum()),
+        running=sorted(running),
+        documents=documents,
+        tokens=tokens,
+        rate=float(rate),
+        left=left / float(rate) if rate > 0 else None,
+        workers=sorted(beats, key=lambda beat: (beat.name != PARENT, beat.name)),
+        now=now,
+        error=error,
+    )
+
+
+def _state(beats: Sequence[Beat], alive: Sequence[Beat], all_done: bool) -> tuple[str, str | None]:
+    if alive:
+        return "finishing" if all_done else "running", None
+    told = [beat for beat in beats if beat.name == PARENT] or list(beats)
+    for state in ("failed", "interrupted"):
+        for beat in told:
+            if beat.state == state:
+                return state, beat.error["what"] if beat.error else None
+    return "dead", None
+
+
+def _complete(output: str, store: Store, manifest: Manifest) -> Status:
+    manifests = [manifest]
+    if store.child(VALIDATION).exists(MANIFEST):
+        manifests.append(read_manifest(store.child(VALIDATION)))
+    return Status(
+        output=output,
+        state="complete",
+        tasks=len(manifest.shards),
+        done=len(manifest.shards),
+        running=[],
+        documents=sum(each.totals.documents for each in manifests),
+        tokens=sum(each.totals.tokens for each in manifests),
+        rate=0.0,
+        left=None,
+        workers=[],
+        now=time.time(),
+        error=None,
+    )
+
+
+def _plans(manifest: Manifest) -> set[str]:
+    return {manifest.plan, *(addition.plan for addition in manifest.additions)}
+
+
+def _damaged(store: Store, name: str) -> ValidationError:
+    return ValidationError(
+        "a file of the run is damaged",
+        where=store.url(name),
+        fix="run the same tokenize command again, or delete this output",
+    )

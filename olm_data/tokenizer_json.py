@@ -1,0 +1,242 @@
+"""What a `tokenizer.json` says, as JSON: which rules it has, and the variants encoders are given.
+
+Pure: JSON values in, JSON values out. The file is a stranger's: nothing here trusts its types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from hashlib import sha256
+from typing import Any, Literal, cast
+
+import msgspec
+
+from olm_data.errors import InputError
+
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
+FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
+
+MOST_GROWTH = 64
+"""How many characters one may become by the rules of a normaliser or decoder."""
+
+
+def decoded(data: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object of a file.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(
+            "the tokenizer file is not valid JSON", where=name, why=str(error)
+        ) from error
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        raise InputError(
+            "the tokenizer file is not a JSON object with a model",
+            where=name,
+            fix="export it as tokenizer.json (tokenizers.Tokenizer.save)",
+        )
+    return found
+
+
+def steps(component: object, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a normaliser (key `normalizers`) or decoder, sequences laid flat."""
+    waiting, found = [component], []
+    while waiting:
+        step = waiting.pop(0)
+        if isinstance(step, Mapping):
+            inner = step.get(key)
+            if step.get("type") == "Sequence" and isinstance(inner, list):
+                waiting[:0] = inner
+            else:
+                found.append(step)
+    return found
+
+
+def form_of(model: Mapping[str, Any]) -> Form | None:
+    """Return the Unicode normalisation form, where that is all the file's normaliser does."""
+    kinds = [step.get("type") for step in steps(model.get("normalizer"), "normalizers")]
+    return cast(Form, kinds[0]) if len(kinds) == 1 and kinds[0] in FORMS else None
+
+
+def rewrites(model: Mapping[str, Any]) -> str:
+    """Return the first step of the normaliser that depends on tables or patterns, or "".
+
+    A step that puts a fixed string at the start, or one for another, depends on neither.
+    """
+    for step in steps(model.get("normalizer"), "normalizers"):
+        kind, pattern = step.get("type"), step.get("pattern")
+        literal = isinstance(pattern, Mapping) and isinstance(pattern.get("String"), str)
+        if kind != "Prepend" and not (kind == "Replace" and literal):
+            return str(kind)[:40]
+    return ""
+
+
+def unknown_of(model: Mapping[str, Any]) -> str | None:
+    """Return the unknown token: by name, or for Unigram by its place in the vocabulary."""
+    inner = model["model"]
+    place, vocabulary = inner.get("unk_id"), inner.get("vocab")
+    if isinstance(vocabulary, list) and isinstance(place, int) and 0 <= place < len(vocabulary):
+        piece = vocabulary[place]
+        return str(piece[0]) if isinstance(piece, list) and piece else None
+    name = inner.get("unk_token")
+    return name if isinstance(name, str) else None
+
+
+def refuse_growth(model: Mapping[str, Any], name: str) -> None:
+    """Refuse rules by which a short text becomes a long one.
+
+    Raises:
+        InputError: rules of the normaliser or decoder multiply the text more than `MOST_GROWTH`.
+    """
+    for part, key in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        growth = 1
+        for step in steps(model.get(part), key):
+            if step.get("type") == "Replace":
+                pattern, content = step.get("pattern"), step.get("content")
+                found = pattern.get("String") if isinstance(pattern, Mapping) else None
+                least = len(found) if isinstance(found, str) and found else 1
+                growth *= max(1, -(-len(content) // least)) if isinstance(content, str) else 1
+            elif step.get("type") in ("NFKC", "NFKD"):
+                growth *= 18  # of U+FDFA
+            if growth > MOST_GROWTH:
+                raise InputError(
+                    f"the {part} of the tokenizer file multiplies text",
+                    where=name,
+                    why=f"its rules make more than {MOST_GROWTH} characters of one, so a short "
+                    "text would fill the memory",
+                    fix="take a tokenizer.json from a source you trust",
+                )
+
+
+def variant(
+    data: bytes,
+    special: Collection[str],
+    *,
+    strip_special: bool = False,
+    strip_normalizer: bool = False,
+    unspellable: bool = False,
+) -> bytes:
+    """Return the JSON an encoder loads: no truncation, no padding, EOS and BOS marked special.
+
+    Args:
+        data: the `tokenizer.json`.
+        special: the special tokens, EOS and BOS among them.
+        strip_special: leave the special added tokens out (the vocabulary keeps their ids), for
+            encoders that otherwise parse them inside text.
+        strip_normalizer: leave the normaliser out.
+        unspellable: give the special tokens names that no text spells, wherever they stand, so that
+            a model whose vocabulary holds them cannot make one of ordinary text. Ids and scores
+            stay, so other text gets the same ids.
+    """
+    model = msgspec.json.decode(data)
+    added = model.get("added_tokens") or []
+    for token in added:
+        token["special"] = bool(token.get("special")) or token["content"] in special
+    if strip_special:
+        added = [token for token in added if not token["special"]]
+    model["added_tokens"] = added
+    model["truncation"] = model["padding"] = None
+    if strip_normalizer:
+        model["normalizer"] = None
+    if unspellable:
+        model["post_processor"] = None
+        _rename(model, {name: _hidden(name) for name in {*special, unknown_of(model) or ""} - {""}})
+    return msgspec.json.encode(model)
+
+
+def boundary_probe(data: bytes) -> bytes | None:
+    """Return a tokenizer that cuts text into words as this one does, and whose ids show the cuts.
+
+    Its model joins any two bytes, those on both sides of a character's edge first. So a word that
+    goes on where another ends has other ids, which the real vocabulary shows only where it happens
+    to hold a piece that crosses the edge. No normaliser and no added tokens. None for a tokenizer
+    that is not byte-level BPE.
+    """
+    model = msgspec.json.decode(data)
+    rules = steps(model.get("pre_tokenizer"), "pretokenizers")
+    byte_level = any(step.get("type") == "ByteLevel" for step in rules)
+    if not byte_level or model["model"].get("type", "BPE") != "BPE":
+        return None
+    letters = _byte_letters()
+    pairs = sorted(((a, b) for a in range(256) for b in range(256)), key=_edge_first)
+    merges = [[letters[a], letters[b]] for a, b in pairs]
+    vocabulary = [*letters, *("".join(merge) for merge in merges)]
+    return msgspec.json.encode(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": _spelled_out(rules[0])
+            if len(rules) == 1
+            else {"type": "Sequence", "pretokenizers": [*map(_spelled_out, rules)]},
+            "decoder": {
+                "type": "ByteLevel",
+                "add_prefix_space": False,
+                "trim_offsets": True,
+                "use_regex": True,
+            },
+            "model": {
+                "type": "BPE",
+                "vocab": {piece: k for k, piece in enumerate(vocabulary)},
+                "merges": merges,
+            },
+        }
+    )
+
+
+def _spelled_out(step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a step with what it leaves out, so that the same rules have the same spelling."""
+    if step.get("type") != "ByteLevel":
+        return step
+    return {"use_regex": True, **step, "trim_offsets": True}
+
+
+def letters_of(data: bytes) -> set[int]:
+    """Return the code points of which the pieces of the vocabulary are made."""
+    vocabulary = msgspec.json.decode(data)["model"].get("vocab") or ()
+    pieces = (piece if isinstance(piece, str) else piece[0] for piece in vocabulary)
+    return {ord(letter) for letter in set().union(*pieces)}
+
+
+def _edge_first(pair: tuple[int, int]) -> tuple[int, int, int]:
+    """Order pairs of bytes: at the edge of an ASCII character, between others, inside one."""
+    first, second = pair
+    if first < 0x80 or second < 0x80:
+        return 0, first, second
+    return 1 + (second < 0xC0), first, second
+
+
+def _byte_letters() -> list[str]:
+    """The letters that stand for the bytes 0 to 255 in byte-level vocabularies (of GPT-2)."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in shown else next(others)) for byte in range(256)]
+
+
+def _hidden(name: str) -> str:
+    """A name that stands in no text: a noncharacter and a digest."""
+    return f"\ufdd0{sha256(name.encode()).hexdigest()}"
+
+
+def _rename(model: dict[str, Any], names: Mapping[str, str]) -> None:
+    for token in model["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    inner = model["model"]
+    vocabulary = inner.get("vocab")
+    if isinstance(vocabulary, list):
+        inner["vocab"] = [[names.get(piece, piece), *rest] for piece, *rest in vocabulary]
+    elif isinstance(vocabulary, dict):
+        inner["vocab"] = {names.get(piece, piece): i for piece, i in vocabulary.items()}
+    if isinstance(inner.get("unk_token"), str):
+        inner["unk_token"] = names.get(inner["unk_token"], inner["unk_token"])
+    if isinstance(inner.get("merges"), list):
+        inner["merges"] = [merge for merge in inner["merges"] if not _makes(merge, names)]
+
+
+def _makes(merge: object, names: Mapping[str, str]) -> bool:
+    """Whether a merge makes one of the names, or takes one."""
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    return isinstance(parts, list) and any(part in names for part in ("".join(parts), *parts))

@@ -1,0 +1,189 @@
+"""The state of a train module as a checkpoint keeps it: flat, tensors apart from plain values.
+
+    {"optim": {"w": {"exp_avg": tensor, "step": 3}}}
+        --flatten--> {"optim.w.exp_avg": tensor, "optim.w.step": 3} --split--> tensors | values
+        <--put_back- values                                         tensors are filled in place
+
+A plain value is what JSON holds, a tuple, bytes, or a number that JSON cannot spell.
+Never: an object of another class, which only a pickle could bring back.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from olm_data.bounded_json import MAX_DEPTH
+from olm_data.errors import UsageError, ValidationError, printable
+from olm_data.storage.names import is_unicode
+from olm_train.checkpoint.index import MAX_DIMENSIONS, MAX_NAME
+
+_INT64 = range(-(1 << 63), 1 << 63)
+_MAX_NESTING = (MAX_DEPTH - 4) // 2
+"""Levels of a plain value: a tuple takes two in JSON, the file around it some more."""
+
+
+def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the leaves of a nested state by their names joined with dots; a flat one as it is.
+
+    Mappings are gone through, and so are lists that hold tensors; everything else is a leaf.
+
+    Raises:
+        UsageError: two leaves have the same name.
+    """
+    flat: dict[str, Any] = {}
+    for name, leaf in _leaves(state, ""):
+        if name in flat:
+            raise UsageError(
+                f"two values of the training state have the name {printable(name)}",
+                where="state_dict() of the train module",
+                why="a checkpoint could keep only one of them",
+                fix="give one of them another name",
+            )
+        flat[name] = leaf
+    return flat
+
+
+def split(flat: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a flat state, and its plain values in JSON.
+
+    Raises:
+        UsageError: a value is neither, or an index could not hold it.
+    """
+    for name, leaf in flat.items():
+        _refuse_unindexed(name, leaf)
+    tensors = {name: leaf for name, leaf in flat.items() if isinstance(leaf, Tensor)}
+    return tensors, {n: to_json(leaf, n) for n, leaf in flat.items() if n not in tensors}
+
+
+def put_back(state: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Put plain values, given in JSON by name, where they belong in a nested state."""
+    for key, child in list(_children(state)):
+        name = f"{prefix}{key}"
+        if _is_container(child):
+            put_back(child, values, f"{name}.")
+        elif not isinstance(child, Tensor):
+            state[key] = from_json(values[name], name)
+
+
+def to_json(value: Any, name: str, depth: int = 0) -> Any:
+    """Return a plain value as JSON: what JSON cannot spell becomes `{"$kind": text}`.
+
+    Args:
+        name: of the value, for messages; those of what it holds are appended.
+        depth: of containers around it.
+
+    Raises:
+        UsageError: it could not be brought back: no plain value, no text, or nested too deeply.
+    """
+
+    def part(key: Any, item: Any) -> Any:
+        return to_json(item, f"{name}.{key}", depth + 1)
+
+    found = f"a {type(value).__name__}"
+    if isinstance(value, (tuple, list, dict)) and depth >= _MAX_NESTING:
+        found = f"more than {_MAX_NESTING} levels deep"
+    elif isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    elif isinstance(value, tuple):
+        return {"$tuple": [part(number, item) for number, item in enumerate(value)]}
+    elif isinstance(value, list):
+        return [part(number, item) for number, item in enumerate(value)]
+    elif isinstance(value, dict):
+        if all(isinstance(k, str) and is_unicode(k) and not k.startswith("$") for k in value):
+            return {key: part(key, item) for key, item in value.items()}
+        found = "a mapping with a key that is no text, or begins with $"
+    elif isinstance(value, str) and not is_unicode(value):
+        found = "a text that is not valid UTF-8"
+    elif value is None or isinstance(value, (bool, str)):
+        return value
+    elif isinstance(value, int):
+        return int(value) if value in _INT64 else {"$int": hex(value)}
+    elif isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    raise UsageError(
+        f"a checkpoint cannot hold {printable(name)[:200]}: it is {found}",
+        where="state_dict()",
+        why="checkpoints hold tensors and plain values, nothing that would have to be unpickled",
+        fix="return it as a number, text, bytes, or a list or mapping of these; tensors belong to "
+        "the state of the train module",
+    )
+
+
+def from_json(value: Any, name: str) -> Any:
+    """Return the plain value that `to_json` wrote.
+
+    Raises:
+        ValidationError: it wrote no such thing.
+    """
+    if isinstance(value, list):
+        return [from_json(item, name) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: from_json(item, name) for key, item in value.items()}
+    try:
+        ((kind, text),) = value.items()
+        if kind == "$tuple" and isinstance(text, list):
+            return tuple(from_json(item, name) for item in text)
+        if kind == "$bytes":
+            return base64.b64decode(text, validate=True)
+        if kind == "$int":
+            return int(text, 16)
+        if kind == "$float" and text in ("inf", "-inf", "nan"):
+            return float(text)
+    except (ValueError, TypeError, binascii.Error):
+        pass
+    raise ValidationError(f"the value {printable(name)} of the checkpoint is of no known kind")
+
+
+def _refuse_unindexed(name: str, leaf: Any) -> None:
+    """Refuse what would be written and then not read: see `Index.check`.
+
+    Raises:
+        UsageError: the name is no name, or the tensor has too many dimensions.
+    """
+    if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+        found = f"a name is 1 to {MAX_NAME:,} printable characters"
+    elif isinstance(leaf, Tensor) and leaf.dim() > MAX_DIMENSIONS:
+        found = f"it has {leaf.dim()} dimensions, at most {MAX_DIMENSIONS} are possible"
+    else:
+        return
+    raise UsageError(
+        f"a checkpoint cannot hold {printable(name[:80])!r}",
+        where="state_dict() of the train module",
+        why=found,
+        fix="return it under another name or in another shape",
+    )
+
+
+def _leaves(state: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, child in _children(state):
+        if _is_container(child):
+            yield from _leaves(child, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", child
+
+
+def _children(container: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(container, Mapping):
+        yield from container.items()
+    else:
+        yield from enumerate(container)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and _holds_tensor(value))
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor)

@@ -1,0 +1,126 @@
+"""What `auto` stands for on a device: attention back-end, dtype, precision of products, compiler.
+
+    model, train_module with `auto` --Capability of the device--> both without, and why, in words
+
+What is given is never replaced; what cannot run there is refused later, by what cannot. Pure but
+for `Capability.of`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from olm_train.model.attention import ATTENTION_BACKENDS
+from olm_train.model.attention_backend import Use
+from olm_train.model.decoder import DecoderConfig
+from olm_train.parallel.config import DTYPES
+
+if TYPE_CHECKING:
+    from olm_train.train_module import TransformerTrainModuleConfig
+
+AUTO = "auto"
+BY_SPEED = ("varlen", "flash", "flex", "sdpa")
+"""Back-ends on CUDA, those to be preferred first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """What a device can do.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        name: for people.
+        modern: CUDA: it has bf16 and runs FlashAttention 2 (compute capability 8.0).
+        triton: torch.compile has its back-end for CUDA.
+        unused: CPU: an accelerator of the machine that training does not run on, such as "mps".
+    """
+
+    device: str = "cpu"
+    name: str = "CPU"
+    modern: bool = False
+    triton: bool = False
+    unused: str | None = None
+
+    @classmethod
+    def of(cls, device: torch.device) -> Capability:
+        """Return that of a device of this machine."""
+        if device.type != "cuda":
+            other = torch.accelerator.current_accelerator(check_available=True)
+            return cls(unused=other.type if other and other.type != "cuda" else None)
+        return cls(
+            device="cuda",
+            name=torch.cuda.get_device_name(device),
+            modern=torch.cuda.get_device_capability(device) >= (8, 0),
+            triton=importlib.util.find_spec("triton") is not None,
+        )
+
+
+def resolve(
+    model: DecoderConfig, module: TransformerTrainModuleConfig, capability: Capability
+) -> tuple[DecoderConfig, TransformerTrainModuleConfig, list[str]]:
+    """Return both without `auto`, and a line for each choice that says why."""
+    cuda, modern, why = capability.device == "cuda", capability.modern, []
+    if capability.unused:
+        why.append(
+            f"this machine's accelerator ({capability.unused}) is not used; training runs on CUDA "
+            "devices (NVIDIA, and AMD with ROCm) and on CPUs"
+        )
+    dtype = module.dp_config.param_dtype
+    if dtype == AUTO:
+        dtype = "bfloat16" if modern else "float32"
+        why.append(f"dtype {dtype}: " + _where(capability, "has fast bf16", "no bf16 on CUDA"))
+        module = replace(module, dp_config=replace(module.dp_config, param_dtype=dtype))
+    if module.float32_matmul_precision == AUTO:
+        precision: Literal["high", "highest"] = "high" if cuda else "highest"
+        why.append(
+            f"products of fp32 tensors {precision}: "
+            + ("TF32 where the device has it" if cuda else "a CPU has nothing faster")
+        )
+        module = replace(module, float32_matmul_precision=precision)
+    if module.compile_model == AUTO:
+        compiles, reason = _compiles(module, capability)
+        why.append(f"{'compiled' if compiles else 'not compiled'}: {reason}")
+        module = replace(module, compile_model=compiles)
+    if model.attention == AUTO:
+        name, reason = _attention(model, dtype, capability)
+        why.append(f"attention {name}: {reason}")
+        model = replace(model, attention=name)
+    return model, module, why
+
+
+def _where(capability: Capability, modern: str, old: str) -> str:
+    if capability.device != "cuda":
+        return "runs everywhere; on a CPU bf16 is faster only where it has instructions for it"
+    return f"{capability.name} {modern}" if capability.modern else f"{capability.name}: {old}"
+
+
+def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> tuple[bool, str]:
+    if module.ac_config.mode == "budget":
+        return True, "ac_config.mode budget needs it"
+    if module.compile_config != type(module.compile_config)():
+        return True, "compile_config is given"
+    if capability.device != "cuda":
+        return False, "on a CPU it costs more at the start than it gains"
+    if not capability.triton:
+        return False, "triton is not installed"
+    return True, "fewer passes over memory on CUDA; the first step takes a minute or more"
+
+
+def _attention(model: DecoderConfig, dtype: str, capability: Capability) -> tuple[str, str]:
+    if capability.device != "cuda":
+        return "sdpa", "the one that trains on a CPU"
+    if not capability.modern:
+        return "sdpa", f"{capability.name} is older than FlashAttention 2 asks for"
+    use = Use(torch.device("cuda"), DTYPES[dtype], model.head_size, training=True)
+    passed: list[str] = []
+    for name in BY_SPEED:
+        refusal = ATTENTION_BACKENDS[name].refusal(use)
+        if refusal is None:
+            before = "; ".join(passed)
+            return name, before or "computes nothing between documents"
+        passed.append(f"no {name}, {refusal.why}")
+    raise AssertionError("sdpa runs everywhere")

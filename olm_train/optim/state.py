@@ -1,0 +1,284 @@
+"""The state of any torch optimiser, by the names of its parameters.
+
+    optimizer.state --state_of--> "blocks.0.attention.out.weight.exp_avg": tensor or plain value
+    the rest        --record----> class of the optimiser, options that training has changed
+    names of a checkpoint --make_room--> the same tensors here, to be filled in place
+
+Most optimisers create their state at their first step. `make_room` lets them do it before a load,
+by a step with gradients of zero, so that shapes, dtypes and sharding are those the optimiser itself
+chooses. Never: save a state that a load could not put back, or step over one without naming it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from olm_data.errors import UsageError, ValidationError
+from olm_train.world import World
+
+MOST_SHOWN = 5
+MOST_STEPS = 3
+"""Steps with gradients of zero that `make_room` tries: some optimisers only count at the first."""
+
+_SET_HERE = ("params", "names", "lr", "peak_lr")
+"""Entries of a group that the configuration and the schedule set at each start."""
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class OptimizerState:
+    """Reads the state of an optimiser for a checkpoint, and takes it over from one.
+
+    Args:
+        model: its parameters' names are those of the state.
+        optimizer: as it was built: options that differ later were changed by training.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._built = [_options(group) for group in optimizer.param_groups]
+
+    def of(self, optimizer: Optimizer) -> OptimizerState:
+        """Return this, or the like of an optimiser that has taken the other one's place."""
+        return self if optimizer is self.optimizer else OptimizerState(self.model, optimizer)
+
+    def record(self, world: World) -> dict[str, Any]:
+        """Return what belongs to no parameter, as JSON values; every rank calls it.
+
+        Raises:
+            UsageError: the optimiser keeps something that a checkpoint cannot hold, or values that
+                are not the same on all ranks.
+        """
+        names = _names(self.model)
+        unknown = self.optimizer.state_dict().keys() - {"state", "param_groups"}
+        refused = [f"state_dict()[{key!r}]" for key in sorted(unknown)]
+        refused += [f"state[{_short(key)}]" for key in self.optimizer.state if key not in names]
+        values: dict[str, Any] = {}
+        for name, value in state_of(self.model, self.optimizer).items():
+            if not isinstance(value, Tensor):
+                _put(values, name, value, refused)
+        groups = []
+        for group, built in zip(self.optimizer.param_groups, self._built, strict=True):
+            changed: dict[str, Any] = {}
+            for key, value in _options(group).items():
+                if key not in built or not _same(value, built[key]):
+                    _put(changed, key, value, refused)
+            groups.append(changed)
+        if refused:
+            raise UsageError(
+                f"the optimiser {class_name(self.optimizer)} keeps state that a checkpoint cannot "
+                f"hold: {_listed(refused)}",
+                why="a run that goes on from the checkpoint would go on without it",
+                fix="keep it as tensors, numbers or text, in lists or mappings, in "
+                "optimizer.state[parameter] or in the optimiser's groups",
+            )
+        self._refuse_differences(world.gather((values, groups)))
+        return {"class": class_name(self.optimizer), "groups": groups}
+
+    def _refuse_differences(self, by_rank: Sequence[tuple[dict[str, Any], Any]]) -> None:
+        first, options = by_rank[0]
+        for rank, (values, groups) in enumerate(by_rank):
+            names = [name for name in first | values if first.get(name) != values.get(name)]
+            if names or groups != options:
+                raise UsageError(
+                    f"the optimiser {class_name(self.optimizer)} keeps values that differ between "
+                    f"rank 0 and rank {rank}: {_listed(names or ['options of its groups'])}",
+                    why="a checkpoint holds one value for all ranks",
+                    fix="reduce them over the ranks, or keep them in tensors cut as the weights",
+                )
+
+    def check_class(self, record: Mapping[str, Any] | None, where: str) -> None:
+        """Refuse the state of another optimiser.
+
+        Raises:
+            ValidationError: the record is of another class.
+        """
+        theirs, ours = (record or {}).get("class"), class_name(self.optimizer)
+        if theirs is None or theirs == ours:
+            return
+        raise ValidationError(
+            f"the checkpoint was trained with the optimiser {theirs}; this configuration has "
+            f"{ours}",
+            where=where,
+            why="the state of one optimiser has another meaning to another one",
+            fix="go on with the optimiser of the checkpoint (train_module.optim in its "
+            "config.json), or begin a new run with its weights: another trainer.save_folder, "
+            "trainer.load_path set to this checkpoint, and trainer.load_optim_state: false "
+            "(with trainer.load_trainer_state: false also from the first row again)",
+        )
+
+    def load_record(self, record: Mapping[str, Any] | None, where: str) -> None:
+        """Take over what `record` returned.
+
+        Raises:
+            ValidationError: it is of other groups.
+        """
+        groups = (record or {}).get("groups", [])
+        if any(groups) and len(groups) != len(self.optimizer.param_groups):
+            raise ValidationError(
+                f"the checkpoint has options of {len(groups)} groups of parameters; there are "
+                f"{len(self.optimizer.param_groups)} here",
+                where=where,
+                why="training has changed them, so they are a part of the state",
+                fix="use the configuration it was written with: config.json in it",
+            )
+        for group, changed in zip(self.optimizer.param_groups, groups, strict=False):
+            group.update({key: _decoded(value) for key, value in changed.items()})
+
+
+def class_name(optimizer: Optimizer) -> str:
+    """Return the name of an optimiser's class, without the file it happens to lie in."""
+    kind = type(optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if getattr(torch.optim, kind.__name__, None) is kind:
+        name = f"torch.optim.{kind.__name__}"
+    elif kind.__module__.startswith("olm_train."):
+        name = f"olm_train.optim.{kind.__qualname__}"
+    return name if getattr(optimizer, "guard", None) is None else f"{name} with skipped steps"
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Return the live state, `parameter.key`; what lies in lists or mappings as `.0` or `.key`."""
+    return {
+        key: value
+        for name, parameter in model.named_parameters()
+        for key, value in _leaves(optimizer.state.get(parameter, {}), name)
+    }
+
+
+def set_values(model: nn.Module, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
+    """Put plain values, by the names of `state_of`, where they belong."""
+    parameters = dict(model.named_parameters())
+    for name, value in values.items():
+        owner = _owner(name, parameters)
+        assert owner is not None  # each name has been compared with those here
+        holder: Any = optimizer.state[parameters[owner]]
+        *path, last = _path(holder, name[len(owner) + 1 :])
+        for key in path:
+            holder = holder[key]
+        holder[last] = value
+
+
+def make_room(model: nn.Module, optimizer: Optimizer, wanted: Collection[str]) -> None:
+    """Let the optimiser create the state that it would create at its first step.
+
+    Every rank calls it. Weights stay as they are, but for rounding; a load replaces them anyway.
+
+    Args:
+        wanted: names of tensors and plain values that a checkpoint holds. Parameters without one
+            stay without state, as those that have never had a gradient.
+    """
+    parameters = dict(model.named_parameters())
+    owners = {_owner(name, parameters) for name in wanted} - {None}
+    for _ in range(MOST_STEPS):
+        missing = set(wanted) - state_of(model, optimizer).keys()
+        if not any(_owner(name, parameters) for name in missing):
+            return
+        _step_nowhere(optimizer, [parameters[name] for name in owners if name])
+
+
+def create_state(optimizer: Optimizer) -> None:
+    """Let an optimiser without any state create that of all its parameters; every rank calls it."""
+    if not optimizer.state:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        _step_nowhere(optimizer, [p for p in parameters if p.requires_grad])
+
+
+def _step_nowhere(optimizer: Optimizer, parameters: list[nn.Parameter]) -> None:
+    """Take a step with gradients and rates of zero."""
+    everything = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in everything]
+    groups = [dict(group) for group in optimizer.param_groups]
+    for parameter in everything:
+        parameter.grad = None
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    for group in optimizer.param_groups:
+        rate = group["lr"]
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+    try:
+        optimizer.step()
+    finally:
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(before)
+        for parameter, gradient in zip(everything, gradients, strict=True):
+            parameter.grad = gradient
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, str]:
+    return {parameter: name for name, parameter in model.named_parameters()}
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (dict, list, tuple)):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            yield from _leaves(item, f"{name}.{key}")
+        return
+    yield name, value
+
+
+def _owner(name: str, parameters: Collection[str]) -> str | None:
+    """Return the parameter that a name of the state belongs to: the longest that it begins with."""
+    end = len(name)
+    while (end := name.rfind(".", 0, end)) > 0:
+        if name[:end] in parameters:
+            return name[:end]
+    return None
+
+
+def _path(holder: Any, keys: str) -> list[Any]:
+    """Return the keys that lead to `keys`, "Q.0" -> ["Q", 0], through a state as it is."""
+    if isinstance(holder, list):
+        first, _, rest = keys.partition(".")
+        return [int(first), *(_path(holder[int(first)], rest) if rest else [])]
+    for key, item in holder.items():
+        if str(key) == keys:
+            return [key]
+        if keys.startswith(f"{key}.") and isinstance(item, (dict, list, tuple)):
+            return [key, *_path(item, keys[len(str(key)) + 1 :])]
+    raise AssertionError(keys)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the options of a group that a later one can be compared with."""
+    return {
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key not in _SET_HERE
+    }
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        both = isinstance(one, Tensor) and isinstance(other, Tensor)
+        return both and torch.equal(one, other)
+    return bool(one == other)
+
+
+def _put(into: dict[str, Any], name: str, value: Any, refused: list[str]) -> None:
+    if isinstance(value, _PLAIN):
+        # JSON has no other numbers.
+        finite = not isinstance(value, float) or math.isfinite(value)
+        into[name] = value if finite else {"float": str(value)}
+    else:
+        refused.append(f"{name} ({type(value).__name__})")
+
+
+def _decoded(value: Any) -> Any:
+    return float(value["float"]) if isinstance(value, dict) else value
+
+
+def _listed(problems: list[str]) -> str:
+    rest = len(problems) - MOST_SHOWN
+    return "; ".join(problems[:MOST_SHOWN]) + (f"; and {rest:,} more" if rest > 0 else "")
+
+
+def _short(key: Any) -> str:
+    return repr(key)[:40] if not isinstance(key, Tensor) else f"a tensor {list(key.shape)}"

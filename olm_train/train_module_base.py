@@ -1,0 +1,117 @@
+"""What the trainer asks of the thing it trains; `train_module.TransformerTrainModule` is ours.
+
+    Trainer --batches, step--> train_step --metrics--> Trainer
+            --batch----------> eval_batch --sum, count--> evaluator
+            <--state_dict, load_state_dict--> checkpoint
+
+A module of one's own derives from `TrainModule`, sets `world`, `model` and `optimizer`, and writes
+the four methods that have no default. Never: a loop, a file, a clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from olm_train.stability import NonFinite
+from olm_train.world import World
+
+if TYPE_CHECKING:
+    from olm_train.data.batch import Batch
+
+
+class TrainModule(ABC):
+    """Model, optimiser and step.
+
+    Attributes:
+        world: the processes that train together.
+        model: its parameters are waited for and counted. Its `config`, a dataclass or mapping where
+            it has one, is saved with each checkpoint; a resume with another one is refused.
+        optimizer: its class is recorded, and a resume with another one refused; its step is what
+            the hook `pre_optim_step` runs before.
+        config: options of the step, a dataclass or mapping, saved with each checkpoint; a resume
+            says what has changed. None: there are none.
+    """
+
+    world: World
+    model: nn.Module
+    optimizer: Optimizer
+    config: Any = None
+
+    @abstractmethod
+    def train_step(
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        max_steps: int,
+        *,
+        tokens: tuple[int, int] | None = None,
+        batch_growth: float = 1.0,
+    ) -> Mapping[str, Tensor | float]:
+        """Take one optimiser step on this rank's micro-batches of a global batch.
+
+        Args:
+            batches: the same number on each rank, at least one.
+            step: the step to take, 1..max_steps.
+            max_steps: length of the run.
+            tokens: trained on after this step, and in the whole run.
+            batch_growth: size of this global batch over that of the run's first.
+
+        Returns:
+            Metrics, the same on each rank, numbers or scalars on the device. "train/CE loss",
+            "optim/total grad norm" and "optim/lr" are printed; others are logged.
+            "optim/non-finite" is 1 where a step was not taken, see `non_finite`.
+        """
+
+    @abstractmethod
+    def eval_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of a batch, in nats, and the number of its labels."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that a resumed run needs, nested by names: tensors, which may be sharded, and
+        plain values. The tensors are the live ones. Weights lie under "model"."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state as `state_dict` returns it, or its "model" alone.
+
+        A checkpoint is read into what `state_dict` returned before, tensors in place; then this is
+        called with it. State that the optimiser creates at its first step is made before.
+        """
+
+    def ensure_weights(self) -> None:  # noqa: B027  # a default, and a good one
+        """Give the weights their initial values, where a run begins without; default: nothing."""
+
+    def check_length(self, steps: int, tokens: int) -> None:  # noqa: B027  # likewise
+        """Refuse a run of a length that the schedule does not fit; default: nothing."""
+
+    def describe(self) -> list[str]:
+        """Return lines to print before the first step; default: none."""
+        return []
+
+    def flops_per_token(self, pairs_per_token: float) -> float | None:
+        """Return the FLOPs of a training step for a token that sees so many keys; None: unknown."""
+        return None
+
+    @property
+    def non_finite(self) -> NonFinite:
+        """What the trainer does where "optim/non-finite" is 1; default: it ends the run."""
+        return NonFinite.halt
+
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model, for durations in tokens a parameter."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def model_config(self) -> Any:
+        """Shape of the model: its `config` if that is a dataclass or a mapping, else empty."""
+        config = getattr(self.model, "config", None)
+        known = isinstance(config, Mapping) or is_dataclass(config)
+        return config if known else {}

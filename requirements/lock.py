@@ -1,0 +1,60 @@
+"""Writes demo.txt and dev.txt: each package that the Makefile installs, with hashes of its files.
+
+    pip install uv && python requirements/lock.py    after pyproject.toml or constraints.txt changed
+
+pyproject.toml (which packages), constraints.txt (which versions) -> uv -> versions and sha256 for
+Python 3.11 to 3.13 and every machine that has files. torch stays outside: its builds for CPU, CUDA
+and ROCm share a version and not their files; what it needs itself is in.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+FILES = {"demo": ["train", "fast", "report"], "dev": []}
+"""The extras of each file; none means all."""
+OF_TORCH = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"]
+OPTIONS = ["--universal", "--python-version=3.11", "--generate-hashes", "--quiet"]
+OPTIONS += ["--no-annotate", "--no-header"]
+BUILD = ["setuptools>=77", "wheel"]
+
+
+def wanted(extras: list[str]) -> list[str]:
+    """Return the requirements of the project with these extras, torch left out."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = project["optional-dependencies"]
+    found = [one for name in extras or optional for one in optional[name]]
+    return [
+        one
+        for one in [*project["dependencies"], *found, *OF_TORCH, *BUILD]
+        if not re.match(r"torch\b", one)
+    ]
+
+
+def main() -> None:
+    """Write the files."""
+    constraints = HERE / "constraints.tmp"
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
+    try:
+        for name, extras in FILES.items():
+            output = HERE / f"{name}.txt"
+            compiled = subprocess.run(
+                ["uv", "pip", "compile", "-", "-c", str(constraints), *OPTIONS],
+                input="\n".join(wanted(extras)),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            output.write_text(f"# made by {HERE.name}/lock.py; do not edit\n{compiled.stdout}")
+    finally:
+        constraints.unlink()
+
+
+if __name__ == "__main__":
+    main()

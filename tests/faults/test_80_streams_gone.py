@@ -1,0 +1,75 @@
+"""FAULTS row 80: standard output is full, a standard stream is closed, the folder is gone."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import arguments, environment
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    root = tmp_path_factory.mktemp("streams")
+    write_jsonl(root / "a.jsonl", texts(20))
+    make_dataset([root / "a.jsonl"], tiny_tokenizer, root / "data")
+    return root
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of the shell; `olm` stands for the program."""
+    program = " ".join(arguments())
+    return subprocess.run(
+        ["bash", "-c", command.replace("olm ", f"{program} ")],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("olm stats data >/dev/full", 5),
+        ("olm --help >/dev/full", 5),
+        ("olm peek data --json >/dev/full", 5),
+        ("olm stats nothing >/dev/full 2>/dev/full", 4),
+        ("olm stats data 2>&-", 0),
+        ("olm stats data 2>/dev/full", 0),
+        ("olm stats data >&-", 0),
+        ("olm stats data <&- >&- 2>&-", 0),
+        ("olm nonsense 2>&-", 2),
+        ("set -o pipefail; olm peek data | true", 0),
+    ],
+)
+def test_80_what_is_lost_is_an_error_and_what_is_not_wanted_is_none(
+    dataset: Path, command: str, code: int
+) -> None:
+    done = run(command, dataset)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code == 5:
+        assert "standard output cannot be written" in done.stderr
+        assert "No space left" in done.stderr
+
+
+def test_80_closed_streams_do_not_get_the_numbers_of_data_files(
+    dataset: Path, tiny_tokenizer: Path
+) -> None:
+    words = f"olm tokenize a.jsonl --tokenizer {tiny_tokenizer} --workers 1 --encoder hf --output"
+    assert run(f"{words} closed <&- >&- 2>&-", dataset).returncode == 0
+    for path in sorted((dataset / "data").iterdir()):
+        if path.is_file() and path.name.startswith("shard-"):
+            assert (dataset / "closed" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_80_a_deleted_working_folder_is_said_at_once(dataset: Path) -> None:
+    for command in ("tokenize x.jsonl --tokenizer t --output y", "gc x"):
+        done = run(f"mkdir gone && cd gone && rmdir ../gone && olm {command}", dataset)
+        assert done.returncode == 5
+        assert "the working folder was deleted" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,224 @@
+"""Redaction: credentials by shape and by value, in any spelling, before any cut; data stays."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command import environment
+from support.hostile_s3 import SECRETS, SPELLINGS, TOKEN, leaked
+
+from olm_data import redaction
+from olm_data.errors import InputError, UsageError, said_by, words
+from olm_data.redaction import echoes, hold, names_credentials, redacted
+from olm_data.runners.outcome import attempt
+from olm_data.storage.in_clear import is_loopback, warn_in_clear
+
+SHAPES = {
+    "user in a URL": "see https://canaryuser:canarypass@host/x",
+    "token as user": "see https://canarytoken@host/x",
+    "presigned": "s3://b/x?X-Amz-Credential=canary1&X-Amz-Signature=canary2&a=1",
+    "Google": "https://storage/x?X-Goog-Signature=canary1&GoogleAccessId=canary2",
+    "Azure": "https://a.blob.core.windows.net/c?sv=1&sig=canary1",
+    "query": "https://host/x?access_token=canary1&api_key=canary2&key=canary3",
+    "header": "Authorization: AWS4-HMAC-SHA256 Credential=canary/x, Signature=canary",
+    "header of a mapping": "{'Authorization': 'Bearer canarycanary.canary'}",
+    "bearer": "the hub got Bearer canarycanarycanary and refused",
+    "session token": "x-amz-security-token: canary/canary+canary==",
+    "signature": "SignedHeaders=host, Signature=canary",
+    "hub": "token hf_canaryCanary0123456789abc was refused",
+    "key id": "AKIACANARYCANARY1234 does not exist",
+}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of this process uses the credentials of `support.hostile_s3`."""
+    monkeypatch.setattr(redaction, "_held", set())
+    hold(*SECRETS)
+
+
+@pytest.mark.parametrize("text", SHAPES.values(), ids=SHAPES)
+def test_s3_a_credential_is_known_by_its_shape(text: str) -> None:
+    assert "canary" not in redacted(text).lower()
+    assert "***" in redacted(text)
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_s3_a_held_credential_is_found_in_any_spelling(held: None, spelling: str) -> None:
+    for secret in SECRETS:
+        text = f"the store said {SPELLINGS[spelling](secret)} and closed"
+        assert leaked(redacted(text)) is None
+        assert redacted(text).startswith("the store said ")
+        assert redacted(text).endswith(" and closed")
+
+
+@given(st.integers(0, len(TOKEN) - 8), st.integers(8, 40), st.text(max_size=20))
+def test_s3_any_piece_of_eight_letters_or_digits_is_found(start: int, size: int, text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "_held", {TOKEN})
+        piece = TOKEN[start : start + size]
+        letters = "".join(c for c in piece if c.isalnum())
+        if len(letters) >= 8:
+            assert letters not in redacted(f"{text} {piece} {text}")
+
+
+def test_s3_credentials_of_the_environment_and_of_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMET_API_KEY", "canary0123456789")
+    monkeypatch.setenv("DATABASE_PASSWORD", "two canary words")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:canary-of-proxy@proxy:3128")
+    said = redacted("a canary0123456789, b two canary words, c canary-of-proxy refused")
+    assert said == "a ***, b ***, c *** refused"
+    assert redacted("see canary0123") == "see ***"  # cut by somebody else
+
+
+def test_s3_ordinary_text_and_paths_stay(held: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/run/somewhere/else/token")
+    monkeypatch.setenv("MAX_TOKEN_COUNT", "100000000")
+    text = (
+        "made s3://bucket/tokens: 100000000 tokens from /var/run/somewhere/else/token\n"
+        "  basic authorization of a bearer; digest 0123456789abcdef0123456789abcdef"
+    )
+    assert redacted(text) == text
+    assert not names_credentials("s3://bucket/prefix/a=b/part-0@2.parquet")
+    assert not echoes({"Contents": [{"Key": f"part-{n:05}-of-1000.jsonl"} for n in range(1000)]})
+
+
+def test_s3_an_answer_that_repeats_a_credential_is_known(held: None) -> None:
+    for secret in SECRETS:
+        assert echoes({"Contents": [{"Key": f"in/{secret}.jsonl"}]})
+        assert echoes(f'{{"text": "{secret}"}}'.encode())
+        assert echoes(b" " * 200_000 + secret.encode())
+
+
+def test_s3_redaction_comes_before_every_cut(held: None) -> None:
+    for most in range(1, 120):
+        assert leaked(words("x" * 40 + " " + TOKEN, most)) is None
+        assert leaked(said_by(ValueError("x" * 40 + " " + TOKEN), most)) is None
+        url = "https://canaryuser:" + "canarypass" * 9 + "@host/path"
+        assert "canary" not in words(url, most)
+
+
+def test_s3_an_error_holds_no_credential_whoever_shows_it(held: None) -> None:
+    error = UsageError(TOKEN, where=TOKEN, why=TOKEN.upper(), fix=f"x {TOKEN}")
+    assert leaked(f"{error}{error!r}{vars(error)}{error.__reduce__()}") is None
+
+
+class _Fails:
+    def run(self, task: int, report: object) -> None:
+        raise RuntimeError(f"the client said {TOKEN}")
+
+
+def test_s3_a_worker_sends_no_credential_to_its_parent(held: None) -> None:
+    error, trace, _ = attempt(_Fails(), 0, lambda **_: None)  # type: ignore[arg-type]
+    assert "RuntimeError" in trace
+    assert leaked(f"{trace}{error}") is None
+
+
+SINKS = """
+import gc, logging, sys, threading, warnings
+sys.path.insert(0, "tests")
+from support.hostile_s3 import TOKEN, SPELLINGS
+from olm_data.redaction import hold
+from olm_data.sinks import guard
+guard(); guard()
+hold(TOKEN)
+said = SPELLINGS["url"](TOKEN)
+own = logging.StreamHandler(sys.stdout)
+log = logging.getLogger("a.library"); log.addHandler(own)
+log.warning("one %s", said)
+log.warning("a bad format %d", said)
+try:
+    raise ValueError(said)
+except ValueError:
+    log.exception("two")
+warnings.warn("three " + said)
+def fails():
+    raise KeyError(said)
+thread = threading.Thread(target=fails); thread.start(); thread.join()
+class Late:
+    def __del__(self):
+        raise OSError(said)
+Late(); gc.collect()
+raise RuntimeError("four " + said)
+"""
+
+
+def test_s3_every_sink_of_a_process_is_redacted(repository: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SINKS],
+        cwd=repository,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    for sign in ("one ***", "two", "three ***", "KeyError", "OSError", "RuntimeError: four ***"):
+        assert sign in said, said
+    assert leaked(said) is None
+    assert done.returncode == 1
+
+
+def test_s3_importing_the_packages_changes_no_hook_of_the_host(repository: Path) -> None:
+    program = (
+        "import logging, sys, threading, warnings\n"
+        "def hooks():\n"
+        "    return (sys.excepthook, sys.unraisablehook, threading.excepthook,\n"
+        "            logging.getLogRecordFactory(), warnings.formatwarning)\n"
+        "before = hooks()\n"
+        "import olm_data.cli, olm_data.sinks, olm_data.storage.s3, olm_train.run\n"
+        "assert hooks() == before\n"
+        "olm_data.sinks.guard()\n"
+        "assert not set(hooks()) & set(before)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=repository, env=environment(), check=True)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://storage.example:9000", True),
+        ("http://10.0.0.7", True),
+        ("http://[2001:db8::1]:9000", True),
+        ("http://me:canary-password@10.0.0.8/", True),
+        ("http://127.0.0.1:9000", False),
+        ("http://127.8.0.1", False),
+        ("http://[::1]:9000", False),
+        ("http://localhost:9000", False),
+        ("https://storage.example", False),
+    ],
+)
+def test_s9_an_address_in_clear_is_said_once(
+    address: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="olm_data"):
+        for _ in range(3):
+            warn_in_clear(address)
+    assert len(caplog.records) == told
+    assert not told or "is not encrypted" in caplog.text
+    assert "canary" not in caplog.text
+
+
+def test_s9_a_name_that_only_begins_like_loopback_is_none() -> None:
+    assert not is_loopback("localhost.example")
+    assert not is_loopback("127.0.0.1.example")
+
+
+def test_an_error_of_the_user_is_still_whole() -> None:
+    error = InputError("there is no such file", where="s3://bucket/a.jsonl", fix="check the path")
+    assert str(error).splitlines()[1:] == ["  where: s3://bucket/a.jsonl", "  fix: check the path"]
+
+
+@pytest.mark.parametrize("text", ["x", "secret", "?secret", "access-key", "://a", "token-"])
+def test_s3_a_long_text_is_redacted_in_linear_time(text: str) -> None:
+    long = "?" + text * (200_000 // len(text))
+    begun = time.process_time()
+    redacted(long)
+    assert time.process_time() - begun < 5  # quadratic: minutes

@@ -1,0 +1,139 @@
+"""AUDIT rows U5 and U6: one thing given for another is named for what it is, with what to type."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.cli import cli
+from olm_data.errors import OlmError
+from olm_data.kinds import kind_of, require
+from olm_data.mixture.mix import mix
+from olm_data.sources.formats import CODECS, FORMATS, format_of
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    """A folder with one thing of each kind, by its name."""
+    root = tmp_path_factory.mktemp("things")
+    write_jsonl(root / "text.jsonl", texts(20))
+    make_dataset([root / "text.jsonl"], tiny_tokenizer, root / "dataset")
+    (root / "unfinished").mkdir()
+    (root / "unfinished" / "plan.json").write_bytes((root / "dataset" / "plan.json").read_bytes())
+    (root / "mix.yaml").write_text(
+        "version: 1\nseed: 1\nsequence_length: 16\n"
+        "sources: {web: {data: ./dataset, max_epochs: 9}}\n"
+        "stages: [{name: main, tokens: 64, weights: {web: 1}}]\n"
+    )
+    mix(str(root / "mix.yaml"))
+    (root / "texts").mkdir()
+    (root / "texts" / "a.txt").write_text("text")
+    (root / "run" / "step10").mkdir(parents=True)
+    (root / "empty").mkdir()
+    os.mkfifo(root / "pipe")
+    (root / "tokenizer.json").write_bytes(tiny_tokenizer.read_bytes())
+    return root
+
+
+KINDS = {
+    "text.jsonl": "text",
+    "dataset": "dataset",
+    "dataset/manifest.json": "dataset",
+    "unfinished": "unfinished dataset",
+    "mix.yaml": "mixture",
+    "mix.lock.json": "lock",
+    "texts": "text folder",
+    "run": "run",
+    "empty": "empty folder",
+    "pipe": "special",
+    "tokenizer.json": "tokenizer",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_u5_a_thing_is_known_by_what_it_holds(things: Path, name: str) -> None:
+    assert kind_of(str(things / name)) == KINDS[name]
+
+
+def test_u5_what_is_read_as_text_is_known_as_text(tmp_path: Path) -> None:
+    for ending in FORMATS:
+        for codec in ("", *CODECS):
+            path = tmp_path / f"a{ending}{codec}"
+            path.write_text("x")
+            assert (kind_of(str(path)) == "text") == (format_of(path.name) is not None), path.name
+
+
+WRONG = [
+    ("mix dataset", "this is a dataset, not a mixture manifest"),
+    ("mix mix.lock.json", "this is a mixture lock, not a mixture manifest"),
+    ("report dataset", "this is a dataset, not a mixture lock"),
+    ("report mix.yaml", "compile it first: olm-data mix"),
+    ("stats mix.lock.json", "this is a mixture lock, not a dataset"),
+    ("peek text.jsonl", "olm-data tokenize text.jsonl --tokenizer FILE --output text-tokens"),
+    ("stats texts", "olm-data tokenize texts --tokenizer FILE --output texts-tokens"),
+    ("peek mix.yaml", "compile it first: olm-data mix mix.yaml"),
+    ("verify text.jsonl", "this is a file of text, not a dataset"),
+    ("verify mix.yaml", "this is a mixture manifest, not a dataset"),
+    ("verify texts", "this is a folder of text, not a dataset"),
+    ("stats run", "olm-data report LOCK --run run"),
+    ("peek pipe", "this is a pipe, a socket or a device, not a dataset"),
+    ("locate text.jsonl --step 0 --global-batch 64", "this is a file of text, not a mixture lock"),
+    ("locate dataset --step 0 --global-batch 64", "this is a dataset, not a mixture lock"),
+    ("export text.jsonl --to datatrove --output x", "this is a file of text, not a dataset"),
+    ("add texts text.jsonl", "this is a folder of text, not a dataset"),
+    ("pack mix.lock.json", "this is a mixture lock, not a dataset"),
+    ("status mix.lock.json", "this is a mixture lock, not a dataset"),
+    ("work texts --tasks 0", "this is a folder of text, not a dataset that is not finished"),
+    ("gc text.jsonl", "this is a file of text, not a folder"),
+    ("doctor text.jsonl", "this is a file of text, not a folder"),
+    ("tokenize dataset --tokenizer tokenizer.json --output x", "this is a dataset, not a file"),
+    ("tokenize mix.yaml --tokenizer tokenizer.json --output x", "this is a mixture manifest"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG, ids=[words for words, _ in WRONG])
+def test_u5_no_command_calls_a_wrong_thing_an_error_of_the_disk(
+    things: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(things)
+    before = sorted(path.name for path in things.rglob("*"))
+    error = CliRunner().invoke(cli, words.split()).exception
+    assert isinstance(error, OlmError), repr(error)
+    assert error.exit_code in (2, 4)
+    assert said in str(error)
+    assert "run the same command again; finished" not in str(error)
+    assert sorted(path.name for path in things.rglob("*")) == before
+
+
+def test_u6_no_advice_says_to_write_among_the_text(
+    things: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(things)
+    for words in ("stats texts", "verify texts", "status texts", "add texts text.jsonl"):
+        error = str(CliRunner().invoke(cli, words.split()).exception)
+        assert "--output texts-tokens" in error
+        assert "--output texts\n" not in f"{error}\n"
+
+
+def test_u5_a_mixture_names_text_where_a_dataset_should_be(things: Path) -> None:
+    wrong = things / "wrong.yaml"
+    wrong.write_text((things / "mix.yaml").read_text().replace("./dataset", "./text.jsonl"))
+    try:
+        with pytest.raises(OlmError, match="this is a file of text, not a dataset"):
+            mix(str(wrong))
+    finally:
+        wrong.unlink()
+
+
+def test_u5_names_of_things_reach_the_terminal_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31m\n.txt"
+    path.write_text(json.dumps({}))
+    with pytest.raises(OlmError) as caught:
+        require(str(path), "dataset")
+    assert "\x1b" not in str(caught.value)

@@ -1,0 +1,234 @@
+"""What is dropped as bad is kept as it was read, and can be mended and tokenised after all."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command import olm_data
+from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import InputError, ValidationError
+from olm_data.runners.local import LocalRunner
+from olm_data.sources.base import RAW_BYTES, Drop
+from olm_data.storage.store import Store
+from olm_data.tokenization.account import InputAccount, check_accounts
+from olm_data.tokenization.quarantine import CHUNK, Quarantine
+from olm_data.tokenization.report import input_lines, summary_lines
+from olm_data.verify.run import verify
+
+BAD = [b"{oops", b'{"text": "caf\xe9"}', b'{"body": "no text"}', b'{"text": "\\ud800"}']
+
+
+def kept(output: Path) -> list[dict[str, Any]]:
+    """Return all records of a dataset's quarantine, in order."""
+    lines = [
+        zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read().splitlines()
+        for path in sorted((output / "quarantine").iterdir())
+    ]
+    return [json.loads(line) for part in lines for line in part]
+
+
+def raw(record: dict[str, Any]) -> bytes:
+    if "raw" in record:
+        return str(record["raw"]).encode()
+    return base64.b64decode(record["raw_base64"])
+
+
+def test_every_bad_record_is_kept_as_it_was_read_with_its_place(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), BAD[0], "", *BAD[1:]])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="4")
+    records = kept(tmp_path / "out")
+    assert [raw(r) for r in records] == BAD  # the empty document is no bad record
+    data = source.read_bytes()
+    for record, bad in zip(records, BAD, strict=True):
+        assert data[record["position"] :].startswith(bad)
+        assert (record["input"], record["bytes"]) == ("a.jsonl", len(bad))
+        assert record["detail"]
+    reasons = ["malformed", "invalid_utf8", "no_text", "invalid_utf8"]
+    assert [r["reason"] for r in records] == reasons
+
+
+def test_mended_records_are_tokenised_like_any_others(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), *BAD])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="4")
+    mended = tmp_path / "mended.jsonl"
+    lines = [raw(record).decode("latin-1") for record in kept(tmp_path / "out")]
+    mended.write_text("\n".join(line for line in lines if line.endswith('\xe9"}')))
+    make_dataset([mended], tiny_tokenizer, tmp_path / "more")
+    assert Dataset.open(str(tmp_path / "more")).documents == 1
+
+
+def test_the_quarantine_itself_can_be_read_as_a_source(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), b'{"text": 5}'])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="1")
+    again = make_dataset(
+        [tmp_path / "out" / "quarantine"], tiny_tokenizer, tmp_path / "more", text_column="raw"
+    )
+    assert again.manifest.totals.documents == 1
+
+
+def test_bad_text_of_columns_and_text_files_is_kept_too(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    column = pa.array([b"good", b"bad \xff", None], pa.binary())
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_bytes(b"Latin-1: \xe9")
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.txt"]
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "out", max_bad="3")
+    found = [(r["input"], r["position"], raw(r)) for r in kept(tmp_path / "out")]
+    assert found == [
+        ("a.parquet", 1, b"bad \xff"),
+        ("a.parquet", 2, b""),
+        ("b.txt", 0, b"Latin-1: \xe9"),
+    ]
+
+
+def test_a_long_record_is_cut_to_a_mebibyte_and_says_how_long_it_was(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    long = b'{"text": ' + b"x" * (2 * RAW_BYTES)
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(1), long])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="1")
+    (record,) = kept(tmp_path / "out")
+    assert (raw(record), record["bytes"]) == (long[:RAW_BYTES], len(long))
+
+
+def test_nothing_bad_makes_no_quarantine(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), ""])
+    make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out" / "quarantine").exists()
+
+
+def test_workers_and_reruns_change_no_byte_of_it_and_verify_does_not_mind_it(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    inputs = [
+        write_jsonl(tmp_path / f"{k}.jsonl", [*texts(40, 40 * k), BAD[k], *texts(9)])
+        for k in range(4)
+    ]
+    options: dict[str, Any] = {"shard_tokens": 500, "max_bad": "4"}
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "one", **options)
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "two", runner=LocalRunner(2), **options)
+    whole = digests(tmp_path / "one")
+    assert digests(tmp_path / "two") == whole
+    assert sum(name.startswith("quarantine/") for name in whole) >= 2
+    (tmp_path / "two" / "manifest.json").unlink()
+    name = sorted((tmp_path / "two" / "quarantine").iterdir())[0].name.split(".")[0]
+    (tmp_path / "two" / f"{name}.json").unlink()
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "two", **options)
+    assert digests(tmp_path / "two") == whole
+    assert verify(str(tmp_path / "one")).ok
+
+
+def test_it_is_kept_when_the_budget_refuses_the_manifest(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(3), *BAD])
+    with pytest.raises(InputError) as caught:
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", max_bad="3")
+    assert f"{tmp_path / 'out'}/quarantine" in str(caught.value.fix)
+    assert len(kept(tmp_path / "out")) == 4
+
+
+class Files(list):  # type: ignore[type-arg]
+    """Inputs by index, as many as asked for."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return make_input(index)
+
+
+def make_input(index: int) -> Any:
+    from olm_data.sources.base import InputFile
+
+    name = f"{index}.jsonl"
+    return InputFile(path=name, url=name, bytes=0, revision="", format="jsonl", position="byte")
+
+
+def write(folder: Path, drops: Iterable[Drop]) -> bytes:
+    folder.mkdir()
+    quarantine = Quarantine(Store(folder), "shard-00000", Files(), folder)
+    for drop in drops:
+        quarantine.add(drop)
+    quarantine.publish()
+    return (folder / "quarantine" / "shard-00000.jsonl.zst").read_bytes()
+
+
+@settings(max_examples=30)
+@given(records=st.lists(st.binary(max_size=50), min_size=1, max_size=20))
+def test_any_bytes_come_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, records: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("q")
+    drops = [Drop.of("malformed", k, 10 * k, "d", r) for k, r in enumerate(records)]
+    write(folder / "out", drops)
+    assert [raw(record) for record in kept(folder / "out")] == records
+
+
+def test_more_than_the_compressors_piece_is_written_whole(tmp_path: Path) -> None:
+    drops = [Drop.of("malformed", 0, k, "", bytes([65 + k]) * (CHUNK // 2)) for k in range(7)]
+    write(tmp_path / "out", drops)
+    assert [raw(record) for record in kept(tmp_path / "out")] == [drop.raw for drop in drops]
+
+
+def test_the_summary_shows_where_the_records_of_each_input_went(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    inputs = [write_jsonl(tmp_path / f"{k:02}.jsonl", [*texts(3, k), "", ""]) for k in range(12)]
+    inputs.append(write_jsonl(tmp_path / "12.jsonl", texts(3)))
+    request = make_request(inputs, tiny_tokenizer)
+    summary = make_dataset(inputs, tiny_tokenizer, tmp_path / "out")
+    lines = input_lines(summary)
+    assert lines[0].strip() == "00.jsonl: 5 = 3 documents + 2 empty"
+    assert len(lines) == 11
+    assert lines[-1].strip() == "and 2 more inputs with drops"
+    assert not any("quarantine" in line for line in summary_lines(request, summary, 1))
+
+
+def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [*texts(9), *BAD])
+    done = olm_data(
+        *("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", "out"),
+        *("--max-bad", "10", "--workers", "1"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "quarantine  4 records as they were read, in out/quarantine" in done.stdout
+    line = "a.jsonl: 13 = 9 documents + 2 invalid_utf8 + 1 malformed + 1 no_text"
+    assert line in done.stdout
+
+
+def account(**values: Any) -> InputAccount:
+    return InputAccount(**{"input": 0, "units": [[0, 9]], "documents": 5, "held_out": 1} | values)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"documents": 4}, "documents: 4 by input, 5 in the shard"),
+        ({"held_out": 2}, "documents held out: 2 by input, 1 in the shard"),
+        ({"dropped": {"empty": 1}}, "drops"),
+        ({"units": [[0, 8]]}, "units"),
+        ({"units": [[0, 9], [0, 9]]}, "units"),
+        ({"units": []}, "units"),
+    ],
+)
+def test_an_account_that_does_not_add_up_is_an_error(wrong: dict[str, Any], words: str) -> None:
+    sums: dict[str, Any] = {"documents": 5, "held_out": 1, "dropped": {}}
+    check_accounts("t", [[0, 0, 9, 100]], [account()], **sums)
+    with pytest.raises(ValidationError, match=words):
+        check_accounts("t", [[0, 0, 9, 100]], [account(**wrong)], **sums)

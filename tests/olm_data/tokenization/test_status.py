@@ -1,0 +1,179 @@
+"""`olm-data status`: what storage alone tells about a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.beginning import begin
+from support.command import olm_data
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.errors import InputError, ValidationError
+from olm_data.runners.base import Count, whole
+from olm_data.runners.local import InlineRunner
+from olm_data.tokenization.heartbeat import PARENT, STALE_SECONDS, Beat
+from olm_data.tokenization.plan import make_plan
+from olm_data.tokenization.status import judge, read_status, worker_state
+from olm_data.tokenization.work import work
+
+OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8"}
+NOW = 1_000_000.0
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(120))
+
+
+def beat(name: str, **changes: Any) -> Beat:
+    """A heartbeat of a worker that has been at work for 100 s and was heard of 5 s ago."""
+    counts = np.zeros(len(Count), np.int64)
+    counts[Count.TEXT_BYTES] = 9500
+    ordinary = Beat(
+        name=name,
+        host="n1",
+        pid=1,
+        started=NOW - 100,
+        time=NOW - 5,
+        state="running",
+        done=[],
+        running={},
+        counts=counts,
+        error=None,
+    )
+    return replace(ordinary, **changes)
+
+
+def plan_of(tasks: int) -> Any:
+    units = [[0, n, n + 1, 1000] for n in range(tasks)]
+    inputs = [{"path": "a", "bytes": 1000 * tasks, "revision": "", "position": "line"}]
+    return make_plan(settings={"vocab_size": 512}, inputs=inputs, units=units, target=1000)
+
+
+def files(*tasks: int) -> dict[str, int]:
+    """Files of shards with 10 tokens of 2 bytes in 3 documents."""
+    return {
+        f"shard-{task:05d}.{kind}": size
+        for task in tasks
+        for kind, size in (("json", 9), ("tokens.npy", 148), ("ends.npy", 152), ("docs.parquet", 9))
+    }
+
+
+# --- from storage ------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_shows_what_is_written_and_what_to_type(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    work(str(tmp_path / "out"), [0, 2], workers=1, name="w", note=print)
+    shown = json.loads(olm_data("status", "out", "--json", folder=tmp_path).stdout)
+    assert (shown["state"], shown["tasks"], shown["done"]) == ("interrupted", total, 2)
+    assert shown["left"] == total - 2
+    assert [worker["name"] for worker in shown["workers"]] == [PARENT, "w"]
+    assert shown["workers"][1]["state"] == "done"
+    assert "tokenize command again" in shown["next"]
+    done = shown["workers"][1]
+    assert (shown["documents"], shown["tokens"]) == (done["documents"], done["tokens"])
+
+
+def test_a_complete_dataset_is_complete(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    found = read_status(str(tmp_path / "out"))
+    assert (found.state, found.documents) == ("complete", 120)
+    assert found.tasks == found.done == len(made.manifest.shards)
+    text = olm_data("status", "out", folder=tmp_path).stdout
+    assert "out: complete" in text
+    assert "next: olm-data verify out" in text
+
+
+def test_a_run_is_seen_from_another_process_while_it_works(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    class Look(InlineRunner):
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            whole(job.run(0, lambda **_: None))
+            seen.append(olm_data("status", "out", folder=tmp_path).stdout)
+            super().run(job, tasks, total, **callbacks)
+
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Look(), **OPTIONS)
+    assert "out: running" in seen[0]
+    assert "1 of " in seen[0]
+    assert "parent on" in seen[0]
+
+
+def test_the_status_of_a_run_in_a_bucket_needs_the_bucket_only(
+    source: Path, tiny_tokenizer: Path, s3: dict[str, str]
+) -> None:
+    output = f"s3://{s3['bucket']}/status/out"
+    total = begin(source, tiny_tokenizer, output, shard_tokens=1000)
+    assert olm_data("work", output, "--tasks", 1).returncode == 0
+    found = read_status(output)
+    assert (found.state, found.tasks, found.done) == ("interrupted", total, 1)
+    assert found.tokens == sum(beat.counts[Count.TOKENS] for beat in found.workers) > 0
+
+
+def test_no_run_and_damaged_runs_are_told_apart(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="no run has begun") as caught:
+        read_status(str(tmp_path / "none"))
+    assert "olm-data tokenize" in str(caught.value.fix)
+    begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    for name in ("plan.json", "job.json"):
+        before = (tmp_path / "out" / name).read_bytes()
+        for data in (b"{", b"[]", b"{}"):
+            (tmp_path / "out" / name).write_bytes(data)
+            with pytest.raises(ValidationError, match="damaged"):
+                read_status(str(tmp_path / "out"))
+        (tmp_path / "out" / name).write_bytes(before)
+
+
+# --- from values -------------------------------------------------------------------------------
+
+
+def test_time_left_comes_from_the_speed_of_live_workers() -> None:
+    row = np.zeros(len(Count), np.int64)
+    row[Count.TEXT_BYTES] = 400
+    workers = [beat(PARENT), beat("a", running={2: row}), beat("b")]
+    found = judge("out", plan_of(10), [files(0, 1)], workers, NOW)
+    assert (found.state, found.done, found.running) == ("running", 2, [2])
+    assert (found.tokens, found.documents) == (20, 6)
+    assert found.rate == 200  # of a and b; the parent only watches
+    assert found.left == (8 * 1000 - 400) / 200
+
+
+def test_a_run_whose_parent_and_workers_fell_silent_is_dead() -> None:
+    silent = NOW - STALE_SECONDS - 1
+    workers = [beat(PARENT, time=silent), beat("a", time=silent)]
+    found = judge("out", plan_of(3), [files(0)], workers, NOW)
+    assert (found.state, found.rate, found.left) == ("dead", 0, None)
+    assert {worker_state(each, NOW) for each in found.workers} == {"dead"}
+    assert "again" in found.next
+
+
+def test_a_run_without_its_parent_is_running_while_a_worker_is() -> None:
+    workers = [beat(PARENT, time=NOW - 1e6), beat("a")]
+    assert judge("out", plan_of(3), [files()], workers, NOW).state == "running"
+
+
+def test_an_error_that_ended_the_run_is_shown() -> None:
+    error = {"kind": "InputError", "what": "bad text", "where": None, "why": None, "fix": None}
+    found = judge("out", plan_of(3), [files()], [beat(PARENT, state="failed", error=error)], NOW)
+    assert (found.state, found.error) == ("failed", "bad text")
+
+
+def test_a_hundred_thousand_tasks_and_a_thousand_workers_are_judged_in_one_pass() -> None:
+    total = 100_000
+    done = files(*range(0, total, 2))
+    workers = [beat(f"w{n}", done=list(range(2 * n, total, 2000))) for n in range(1000)]
+    found = judge("out", plan_of(total), [done, done], workers, NOW)
+    assert (found.done, found.documents, found.tokens) == (50_000, 300_000, 1_000_000)
+    assert len(found.to_json()["workers"]) == 1000

@@ -1,0 +1,306 @@
+"""`olm-data work` and the files it lives on: job.json, heartbeats, lists of tasks."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.beginning import Stop, begin
+from support.command import arguments, environment, olm_data
+from support.polling import wait_until
+from support.tokenizing import digests, make_dataset, texts, write_jsonl
+
+from olm_data.errors import (
+    ConflictError,
+    InputError,
+    OlmError,
+    StorageError,
+    UsageError,
+    ValidationError,
+)
+from olm_data.runners.base import Count, Runner
+from olm_data.storage.exclusive import exclusive
+from olm_data.storage.store import Store
+from olm_data.tokenization.heartbeat import (
+    BEAT_SECONDS,
+    STALE_SECONDS,
+    Heartbeat,
+    error_from,
+    error_parts,
+    forget_ended,
+    read_beats,
+)
+from olm_data.tokenization.plan import parse_tasks, spell_tasks
+from olm_data.tokenization.stored_job import job_digest, load_job
+from olm_data.tokenization.work import find_tasks, work
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(120))
+
+
+OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8", "bos": "<|endoftext|>"}
+
+
+# --- workers -----------------------------------------------------------------------------------
+
+
+def test_workers_that_know_only_the_output_make_the_same_bytes_as_a_local_run(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset([source], tiny_tokenizer, tmp_path / "whole", **OPTIONS)
+    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    assert total > 4
+    first = olm_data("work", "out", "--tasks", "1-2,0", folder=tmp_path)
+    assert (first.returncode, first.stdout) == (0, "3 tasks done, 0 were finished before\n")
+    rest = olm_data(
+        *("work", tmp_path / "out", "--tasks", f"0-{total - 1}", "--workers", 2), folder=Path("/")
+    )
+    assert rest.stdout == f"{total - 3} tasks done, 3 were finished before\n"
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Stop(), **OPTIONS)
+    assert made.kept_shards == total
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_workers_need_nothing_but_the_bucket(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path, s3: dict[str, str]
+) -> None:
+    output = f"s3://{s3['bucket']}/books/tokens"
+    whole = make_dataset([source], tiny_tokenizer, tmp_path / "whole", shard_tokens=1000)
+    total = begin(source, tiny_tokenizer, output, shard_tokens=1000)
+    done = olm_data("work", output, "--tasks", f"0-{total - 1}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    made = make_dataset([source], tiny_tokenizer, output, runner=Stop(), shard_tokens=1000)
+    assert made.manifest.digest == whole.manifest.digest
+    assert Store(output).child("run").sizes() == {}
+
+
+def test_a_worker_works_while_the_parent_holds_the_output(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    class Elsewhere(Runner):
+        def run(self, job: Any, tasks: Any, total: int, *, done: Any, **_: Any) -> None:
+            with pytest.raises(ConflictError), exclusive(Store(tmp_path / "out")):
+                pass
+            spelled = spell_tasks(tasks)
+            assert olm_data("work", tmp_path / "out", "--tasks", spelled).returncode == 0
+            for task in tasks:
+                done(task, job.finished(task))
+
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Elsewhere(), **OPTIONS)
+    make_dataset([source], tiny_tokenizer, tmp_path / "whole", **OPTIONS)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_a_new_parent_leaves_the_unfinished_files_of_workers_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path, staging_prefix=".worker-n1-")
+    with store.staging() as mine:
+        with Store(tmp_path).staging() as parents, exclusive(Store(tmp_path)):
+            assert mine.exists()
+            assert not parents.exists()  # its process is dead, or it would hold the lock
+        assert not mine.exists()  # at its end the parent knows that no worker is left
+
+
+def test_sigterm_ends_a_worker_and_a_rerun_goes_on(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(6000))
+    total = begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=5000)
+    worker = subprocess.Popen(
+        arguments("work", tmp_path / "out", "--tasks", f"0-{total - 1}", "--name", "w"),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def committed() -> list[Path]:
+        assert worker.poll() is None
+        return list((tmp_path / "out").glob("shard-*.json"))
+
+    wait_until(committed, "the first shard")
+    worker.send_signal(signal.SIGTERM)
+    assert worker.stderr is not None
+    said = worker.stderr.read()
+    worker.stderr.close()
+    assert (worker.wait(), said.strip().count("\n")) == (130, 0), said
+    assert [beat.state for beat in read_beats(Store(tmp_path / "out"), "w")] == ["interrupted"]
+    assert not list((tmp_path / "out").glob(".worker-*"))
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "out", shard_tokens=5000)
+    assert made.kept_shards >= 1
+
+
+def test_an_error_of_a_task_ends_the_worker_with_its_exit_code_and_reaches_its_heartbeat(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    source.write_bytes(source.read_bytes()[:-100])
+    failed = olm_data("work", tmp_path / "out", "--tasks", str(total - 1), "--name", "w")
+    assert failed.returncode == 4
+    assert "changed while it was being read" in failed.stderr
+    (beat,) = read_beats(Store(tmp_path / "out"), "w")
+    assert beat.state == "failed"
+    assert beat.error is not None
+    error = error_from(beat.error)
+    assert isinstance(error, InputError)
+    assert "changed" in error.what
+
+
+def test_tasks_that_do_not_exist_are_refused(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    total = begin(source, tiny_tokenizer, tmp_path / "out", **OPTIONS)
+    with pytest.raises(UsageError, match=f"there is no task {total}"):
+        work(str(tmp_path / "out"), [total], workers=1, name="w", note=print)
+    with pytest.raises(InputError, match="there is no run") as caught:
+        work(str(tmp_path / "none"), [0], workers=1, name="w", note=print)
+    assert "olm-data tokenize" in str(caught.value.fix)
+
+
+# --- job.json ----------------------------------------------------------------------------------
+
+
+def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Keep(Runner):
+        def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
+            seen.append(job)
+            assert load_job(str(tmp_path / "out")).to_json() == job.to_json()
+            assert load_job(str(tmp_path / "out")) == job
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_dataset(
+            [source], tiny_tokenizer, tmp_path / "out", runner=Keep(), special="allow", **OPTIONS
+        )
+    assert seen
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("job.json", lambda data: b"{", "damaged"),
+        ("job.json", lambda data: b"[]", "damaged"),
+        ("job.json", lambda data: data.replace(b'"holdout"', b'"h"'), "damaged"),
+        ("job.json", lambda data: data.replace(b'"read": {', b'"read": {"more": 1,'), "damaged"),
+        ("plan.json", lambda data: data.replace(b"500", b"501"), "damaged"),
+        ("tokenizer.json", lambda data: data + b" ", "not the tokenizer"),
+        ("job.json", lambda data: data.replace(b'"probe_sha256": "', b'"probe_sha256": "0'), "ids"),
+        ("job.json", lambda data: data.replace(b'"pyarrow": "', b'"pyarrow": "0'), "versions"),
+    ],
+)
+def test_files_of_another_run_or_machine_are_refused(
+    name: str, change: Any, says: str, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=125)
+    path = tmp_path / "out" / name
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    if says in ("ids", "versions"):  # what a forger would do
+        value = json.loads(path.read_bytes())
+        path.write_text(json.dumps(value | {"digest": job_digest(value)}))
+    assert path.read_bytes() != before
+    with pytest.raises(ValidationError, match=says):
+        load_job(str(tmp_path / "out"))
+
+
+# --- lists of tasks ----------------------------------------------------------------------------
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_every_list_of_tasks_has_one_spelling(tasks: set[int]) -> None:
+    spelled = spell_tasks(sorted(tasks))
+    if tasks:
+        assert parse_tasks(spelled) == sorted(tasks)
+    assert "0-1-" not in spelled
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-", "5-3", "-1", "1,,2", "1.5", "1;2"])
+def test_what_spells_no_tasks_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a range of tasks"):
+        parse_tasks(text)
+
+
+def test_the_parts_of_a_list_are_all_of_it_once(tmp_path: Path) -> None:
+    Store(tmp_path / "run").put("list", b"0-10,20")
+    parts = [find_tasks(str(tmp_path), "@list", f"{k}/5") for k in range(5)]
+    assert sorted(task for part in parts for task in part) == [*range(11), 20]
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert find_tasks(str(tmp_path), "7", None) == [7]
+    for part in ("5/5", "1", "a/b", "-1/5"):
+        with pytest.raises(UsageError, match="INDEX/COUNT"):
+            find_tasks(str(tmp_path), "@list", part)
+    with pytest.raises(UsageError, match="no such list"):
+        find_tasks(str(tmp_path), "@other", None)
+
+
+# --- heartbeats --------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_tells_what_its_process_did(tmp_path: Path) -> None:
+    store, counts = Store(tmp_path), np.arange(3 * len(Count)).reshape(3, -1)
+    with Heartbeat(store, "w", note=print) as heartbeat:
+        (first,) = read_beats(store)
+        assert (first.state, first.done, first.running) == ("running", [], {})
+        heartbeat.saw(counts, [2])
+        heartbeat.saw_done(1)
+        heartbeat.saw_done(0)
+    (last,) = read_beats(store)
+    assert (last.state, last.done) == ("done", [0, 1])
+    assert last.running[2].tolist() == counts[2].tolist()
+    assert last.counts[Count.TOKENS] == counts[:, Count.TOKENS].sum()
+    assert last.counts[Count.PEAK_KIB] == counts[:, Count.PEAK_KIB].max()
+    assert not last.alive(last.time)
+
+
+def test_a_process_not_heard_of_for_long_is_dead_whatever_the_clock_did(tmp_path: Path) -> None:
+    with Heartbeat(Store(tmp_path), "w", note=print):
+        (beat,) = read_beats(Store(tmp_path))
+        assert beat.alive(beat.time + BEAT_SECONDS)
+        assert not beat.alive(beat.time + STALE_SECONDS)
+        assert beat.age(beat.time - 86_400) == 0  # the reader's clock is behind
+        forget_ended(Store(tmp_path))
+        assert len(read_beats(Store(tmp_path))) == 1
+    forget_ended(Store(tmp_path))
+    assert read_beats(Store(tmp_path)) == []
+
+
+def test_heartbeats_that_cannot_be_written_are_said_once_and_stop_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Heartbeat(Store(tmp_path), "w", note=said.append):
+        (tmp_path / "run" / "w.json").unlink()
+        (tmp_path / "run").rmdir()
+        (tmp_path / "run").write_text("in the way")
+    assert len(said) == 1
+    assert "heartbeats" in said[0]
+
+
+def test_damaged_heartbeats_are_left_out(tmp_path: Path) -> None:
+    for n, data in enumerate((b"", b"{", b"[]", b"{}", b"\xff")):
+        Store(tmp_path / "run").put(f"{n}.json", data)
+    assert read_beats(Store(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InputError("a", where="b", why="c", fix="d"),
+        type("Special", (StorageError,), {})("a"),
+        KeyError("x"),
+        OSError("y"),
+    ],
+)
+def test_an_error_survives_its_way_through_a_heartbeat(error: Exception) -> None:
+    again = error_from(json.loads(json.dumps(error_parts(error))))
+    if isinstance(error, OlmError):
+        assert isinstance(again, OlmError)
+        assert (again.exit_code, str(again)) == (error.exit_code, str(error))
+    else:
+        assert type(again) is RuntimeError
+        assert type(error).__name__ in str(again)

@@ -1,0 +1,154 @@
+"""`auto` is what fits the device, said and recorded; what is given stays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import build_trainer, config_values, metrics
+from support.training import MODEL, build
+
+from olm_train.config import Values
+from olm_train.device_defaults import Capability, resolve
+from olm_train.dry_run import describe
+from olm_train.model.decoder import DecoderConfig
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.compiling import CompileConfig
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.run import main
+from olm_train.run_config import RunConfig
+from olm_train.train_module import TransformerTrainModuleConfig
+
+CPU = Capability()
+H100 = Capability(device="cuda", name="H100", modern=True, triton=True)
+T4 = Capability(device="cuda", name="T4", modern=False, triton=True)
+PLAIN = Capability(device="cuda", name="H100", modern=True, triton=False)
+WIDE = replace(MODEL, head_dim=64)
+
+
+def chosen(
+    capability: Capability, model: DecoderConfig = WIDE, **options: Any
+) -> tuple[Any, Any, Any, Any]:
+    module = TransformerTrainModuleConfig(rank_microbatch_size=32, **options)
+    model, module, _ = resolve(model, module, capability)
+    assert resolve(model, module, H100)[:2] == (model, module), "nothing is left to choose"
+    return (
+        model.attention, module.dp_config.param_dtype, module.float32_matmul_precision,
+        module.compile_model,
+    )  # fmt: skip
+
+
+def test_t7_each_device_gets_what_it_is_fast_with() -> None:
+    assert chosen(CPU) == ("sdpa", "float32", "highest", False)
+    assert chosen(H100) == ("varlen", "bfloat16", "high", True)
+    assert chosen(T4) == ("sdpa", "float32", "high", True)
+    assert chosen(PLAIN) == ("varlen", "bfloat16", "high", False)
+
+
+def test_u12_an_accelerator_that_training_does_not_run_on_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cpu = torch.device("cpu")
+    assert Capability.of(cpu).unused is None
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps")
+    )
+    found = Capability.of(cpu)
+    assert found.unused == "mps"
+    module = TransformerTrainModuleConfig(rank_microbatch_size=32)
+    *_, why = resolve(WIDE, module, found)
+    assert why[0].startswith("this machine's accelerator (mps) is not used; training runs on CUDA")
+    assert chosen(found) == chosen(CPU)
+
+
+def test_t7_attention_takes_what_the_heads_and_the_dtype_allow() -> None:
+    fp32 = DataParallelConfig(param_dtype="float32")
+    assert chosen(H100, dp_config=fp32)[0] == "flex"
+    assert chosen(H100, replace(WIDE, head_dim=20))[0] == "flex"
+    module = TransformerTrainModuleConfig(rank_microbatch_size=32, dp_config=fp32)
+    *_, why = resolve(WIDE, module, H100)
+    (line,) = [line for line in why if line.startswith("attention flex")]
+    assert "no varlen, its kernels compute in 16 bits, not in float32; no flash, " in line
+
+
+@pytest.mark.parametrize("capability", [CPU, H100, T4, PLAIN])
+def test_t7_what_is_given_stays_and_is_not_spoken_of(capability: Capability) -> None:
+    for attention, dtype, precision, compiles in (
+        ("varlen", "bfloat16", "medium", True),
+        ("sdpa", "float32", "highest", False),
+    ):
+        model = replace(WIDE, attention=attention)
+        module = TransformerTrainModuleConfig(
+            rank_microbatch_size=32,
+            dp_config=DataParallelConfig(param_dtype=dtype),  # type: ignore[arg-type]
+            float32_matmul_precision=precision,  # type: ignore[arg-type]
+            compile_model=compiles,
+        )
+        assert resolve(model, module, capability) == (model, module, [])
+
+
+def test_t7_options_of_the_compiler_ask_for_it() -> None:
+    budget = ActivationCheckpointingConfig(mode="budget", activation_memory_budget=0.5)
+    assert chosen(CPU, ac_config=budget)[3] is True
+    assert chosen(CPU, compile_config=CompileConfig(fullgraph=False))[3] is True
+
+
+def test_t7_a_module_built_by_hand_is_resolved_for_its_device() -> None:
+    module = build(param_dtype="auto")
+    config = module.config
+    assert module.model.config.attention == "sdpa"
+    assert (config.dp_config.param_dtype, config.compile_model) == ("float32", False)
+    assert config.float32_matmul_precision == "highest"
+    assert module.model.compute_dtype is torch.float32
+
+
+def test_t7_the_start_says_what_was_chosen_and_the_run_keeps_it(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "train.yaml"
+    config.write_text(json.dumps(config_values(tiny_mixture, tmp_path / "run")))
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    assert main([str(config), stop]) == 0
+    said = capsys.readouterr().err
+    assert "auto on CPU: attention sdpa: the one that trains on a CPU" in said
+    assert "auto on CPU: dtype float32: " in said
+    assert "auto on CPU: not compiled: " in said
+    kept = json.loads((tmp_path / "run" / "config.json").read_bytes())
+    assert kept["model"]["attention"] == "sdpa"
+    assert kept["train_module"]["dp_config"]["param_dtype"] == "float32"
+    assert kept["train_module"]["float32_matmul_precision"] == "highest"
+    assert kept["train_module"]["compile_model"] is False
+    given = ["--model.attention=sdpa", "--train_module.compile_model=false", stop]
+    given += ["--train_module.dp_config.param_dtype=float32", f"--trainer.save_folder={tmp_path}/2"]
+    assert main([str(config), *given, "--train_module.float32_matmul_precision=highest"]) == 0
+    assert "auto on" not in capsys.readouterr().err
+
+
+def test_t7_the_dry_run_resolves_for_the_planned_gpu_and_says_what_is_here(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    config = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
+    text = describe(config, 2)
+    assert "auto on h100: attention varlen: " in text
+    assert "param_dtype: bfloat16" in text.partition("# mixture")[0]
+    if not torch.cuda.is_available():
+        assert "here, without a CUDA device: attention sdpa, dtype float32, not compiled" in text
+
+
+def test_t7_a_run_goes_on_with_another_back_end_and_no_other_model(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    stop = "--trainer.hard_stop={value: %d, unit: steps}"
+    trainer = build_trainer(tiny_mixture, tmp_path / "run", stop % 2)
+    trainer.fit()
+    path = tmp_path / "run" / "step00000002" / "config.json"
+    assert json.loads(path.read_bytes())["model"]["attention"] == "sdpa"
+    other = build_trainer(tiny_mixture, tmp_path / "run", stop % 3)  # as if on CUDA:
+    other.config = {**other.config, "model": {**other.config["model"], "attention": "varlen"}}
+    other.fit()
+    assert other.step == 3
+    assert len(metrics(tmp_path / "run")) >= 3
