@@ -21,6 +21,9 @@ from multiprocessing.util import get_temp_dir
 MOST_TEMPORARY = 60
 """Bytes of TMPDIR with which a socket's path fits: `/pymp-XXXXXXXX/listener-XXXXXXXX` follow."""
 
+# A forked process starts a server of its own: it cannot wait for its parent's, as CPython tries to.
+os.register_at_fork(after_in_child=forkserver._forkserver.__init__)  # type: ignore[misc]
+
 SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # a folder of a random name is made in it
 
 ONE_THREAD = {

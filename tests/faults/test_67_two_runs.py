@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -345,9 +346,9 @@ def _stopped(pid: int) -> int | None:
     """The process that is stopped: this one or a child of it."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for candidate in (pid, *map(int, children)):
-        state = Path(f"/proc/{candidate}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "T":
-            return candidate
+        with suppress(FileNotFoundError):  # a child may have ended by now
+            if Path(f"/proc/{candidate}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return candidate
     return None
 
 

@@ -13,10 +13,12 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import quote
 from xml.sax.saxutils import escape
+
+from support.quiet_server import QuietServer
 
 ACCESS = "AKIAQX7EXAMPLE5ZKWPL"
 SECRET = "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"
@@ -188,7 +190,7 @@ def hostile_s3() -> Iterator[Hostile]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = any
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = QuietServer(("127.0.0.1", 0), Handler)
     hostile.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

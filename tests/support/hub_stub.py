@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
+from support.quiet_server import QuietServer
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -35,8 +37,7 @@ class HubStub:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.requests: list[str] = []
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = QuietServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def environment(self, home: Path) -> dict[str, str]:

@@ -22,9 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
+
+from support.quiet_server import QuietServer
 
 
 @dataclass(frozen=True)
@@ -304,10 +306,7 @@ def s3_proxy(server: dict[str, str]) -> Iterator[Proxy]:
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 64
-
+    class Server(QuietServer):
         def shutdown_request(self, request: Any) -> None:
             """Close at once: shutting down first would turn a reset into an ordinary end."""
             self.close_request(request)

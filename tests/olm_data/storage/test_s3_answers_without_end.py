@@ -7,9 +7,10 @@ import threading
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
+from support.quiet_server import QuietServer
 
 from olm_data.storage import s3
 from olm_data.storage.retry import Backoff
@@ -72,7 +73,7 @@ def serve() -> Iterator[tuple[Server, str]]:
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = any
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http = QuietServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server, f"http://127.0.0.1:{http.server_address[1]}"
