@@ -80,7 +80,7 @@ def make_lock(folder: Path, shards: int) -> Path:
     from olm_data.dataset.manifest import MANIFEST, TOKENIZER, TokenizerInfo, read_manifest
     from olm_data.mixture.mix import mix
     from olm_data.storage.store import Store
-    from olm_data.tokenizer import spec_from_bytes
+    from olm_data.tokenizer.tokenizer import spec_from_bytes
 
     data = train(folder / "tokenizer.json").read_bytes()
     spec = spec_from_bytes(data, name="test", eos="none", bos="none")

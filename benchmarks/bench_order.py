@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.mixture.order import Schedule, Stage
-from olm_data.mixture.prp import permute, round_keys, unpermute
-from olm_data.mixture.shares import round_counts, slot_table
+from olm_data.order.prp import permute, round_keys, unpermute
+from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.slots import round_counts, slot_table
 
 
 def best(rounds: int, work: Callable[[], Any]) -> float:

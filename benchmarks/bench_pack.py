@@ -20,8 +20,8 @@ from functools import partial
 
 import numpy as np
 
-from olm_data.mixture.best_fit import Int64
-from olm_data.mixture.row_plan import (
+from olm_data.packing.best_fit import Int64
+from olm_data.packing.row_plan import (
     WINDOW,
     PackedRows,
     StreamPacker,

@@ -61,12 +61,12 @@ from olm_data.canonical import sha256_file
 from olm_data.dataset.shard import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
-from olm_data.tokenization.digests import content_hashes, document_digests
 from olm_data.tokenization.pipeline import delimit, document_rows
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 PARTS = 16  # files of each kind: a compressed file is read by one process
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"  # where there is such a folder

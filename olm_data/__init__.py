@@ -18,7 +18,7 @@ _HOMES = {
     "Dataset": "olm_data.dataset.dataset",
     "Lock": "olm_data.mixture.compile",
     "RowReader": "olm_data.rows.reader",
-    "Schedule": "olm_data.mixture.order",
+    "Schedule": "olm_data.order.schedule",
     "mix": "olm_data.verbs",
     "tokenize": "olm_data.verbs",
 }

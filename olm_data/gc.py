@@ -21,6 +21,7 @@ from typing import Any
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
 from olm_data.kinds import require
+from olm_data.runners.heartbeat import RUN
 from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.lease import LONGEST_TAKEOVER
 from olm_data.storage.places import refuse_output
@@ -28,7 +29,6 @@ from olm_data.storage.preflight import PROBE
 from olm_data.storage.s3 import Upload
 from olm_data.storage.scratch import BESIDE, abandoned
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
-from olm_data.tokenization.heartbeat import RUN
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 # What `Store.publish` uploads in parts: files of a shard. Heartbeats and probes are small.

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from olm_data.errors import printable
-from olm_data.tokenization.pace import Window
+from olm_data.pace import Window
 
 PLAIN_SECONDS = 10.0
 EVENT_SECONDS = 1.0

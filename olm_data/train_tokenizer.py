@@ -18,7 +18,7 @@ from pathlib import Path
 from olm_data.errors import InputError, ResourceError, UsageError
 from olm_data.sources import SourcePlan, plan_units, read_units
 from olm_data.storage.places import refuse_no_file
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 DEFAULT_SPECIAL = ("<|endoftext|>",)
 # What may become one token, as in cl100k: a word with the space before it, up to three digits, a

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from olm_data.audit.run_log import read_starts
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.skip import Range, merge_ranges
+from olm_data.order.skip import Range, merge_ranges
 from olm_data.peek.views import LockRows
 from olm_data.storage.disk import write_durable
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy, restore

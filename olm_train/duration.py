@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from olm_data.errors import UsageError
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.steps import StepSizes
 
 if TYPE_CHECKING:
     from olm_train.data.loader import DataLoader

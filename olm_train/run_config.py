@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.steps import BatchSizeChange
+from olm_data.order.steps import BatchSizeChange
 from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote

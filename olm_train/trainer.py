@@ -21,7 +21,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from olm_data.errors import OlmError, shown
-from olm_data.mixture.skip import Range, clip_ranges
+from olm_data.order.skip import Range, clip_ranges
 from olm_data.storage.disk import write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import absolute

@@ -192,7 +192,7 @@ def measure_corpus(
     work: Path,
 ) -> list[Result]:
     """Run all peers in turn, --runs times."""
-    from olm_data.tokenizer import load_tokenizer
+    from olm_data.tokenizer.tokenizer import load_tokenizer
 
     spec = load_tokenizer(args.tokenizer)
     if spec.eos is None or spec.eos_token is None:

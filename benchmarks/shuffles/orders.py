@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 from peers.environments import python_of
 
-from olm_data.mixture.prp import permute, round_keys
-from olm_data.mixture.windowed import permute_windowed
+from olm_data.order.prp import permute, round_keys
+from olm_data.order.windowed import permute_windowed
 
 BUFFER = 1000
 CHUNKS, WINDOW_CHUNKS = 64, 16

@@ -20,10 +20,10 @@ from typing import Any
 from olm_data.audit.run_log import RunLog, Start
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.order import Schedule
-from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
-from olm_data.mixture.steps import StepSizes
 from olm_data.mixture.whole_stage import stage_names
+from olm_data.order.schedule import Schedule
+from olm_data.order.skip import Range, clip_ranges, merge_ranges
+from olm_data.order.steps import StepSizes
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""

@@ -20,8 +20,8 @@ from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import InputError
 from olm_data.json_lines import LogEnd, malformed_log, raw_lines
 from olm_data.locate.run import LOG, LoggedStep, read_steps
-from olm_data.mixture.skip import Range
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.skip import Range
+from olm_data.order.steps import StepSizes
 
 STARTS = "starts.jsonl"
 

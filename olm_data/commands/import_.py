@@ -47,7 +47,7 @@ def import_(
     olm-data import s3://bucket/dolma --dtype uint32 --tokenizer dolma2 --output s3://bucket/dolma
     """
     from olm_data.importing.run import import_files
-    from olm_data.tokenizer import load_tokenizer
+    from olm_data.tokenizer.tokenizer import load_tokenizer
 
     spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
     with show_progress("import") as progress:

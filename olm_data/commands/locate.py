@@ -147,7 +147,7 @@ def _refuse_mixed(asked: list[str]) -> None:
 def _batches(lock: Lock, asked: Asked) -> Batches | None:
     """Return the steps of the run, or of the sizes given; None where there are neither."""
     from olm_data.locate.locate import Batches
-    from olm_data.mixture.steps import StepSizes
+    from olm_data.order.steps import StepSizes
 
     run = _read_run(asked.run) if asked.run is not None else None
     if run is not None:

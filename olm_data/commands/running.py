@@ -13,11 +13,11 @@ import click
 from olm_data.commands.said import note
 
 if TYPE_CHECKING:
+    from olm_data.dataset.plan import Plan
     from olm_data.progress import Progress
     from olm_data.runners.local import LocalRunner
     from olm_data.runners.ray import RayRunner
     from olm_data.runners.slurm import SlurmRunner
-    from olm_data.tokenization.plan import Plan
     from olm_data.tokenization.request import Request
     from olm_data.tokenization.run import Summary
 

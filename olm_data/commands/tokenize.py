@@ -20,8 +20,8 @@ from olm_data.commands.said import note, show_progress
 from olm_data.errors import printable
 
 if TYPE_CHECKING:
+    from olm_data.dataset.plan import Plan
     from olm_data.progress import Progress
-    from olm_data.tokenization.plan import Plan
     from olm_data.tokenization.request import Request
     from olm_data.tokenization.run import Summary
 
@@ -121,7 +121,7 @@ def tokenize(as_json: bool, **options: Any) -> None:
     olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
     """
     asked, done = run(**options, begin=partial(show_progress, "tokenize", as_json=as_json))
-    from olm_data.tokenization.plan import Plan
+    from olm_data.dataset.plan import Plan
 
     if isinstance(done, Plan):
         print_plan(asked.request, done, asked.output, as_json=as_json)
@@ -199,7 +199,7 @@ def run(
     from olm_data.storage.store import Store
     from olm_data.tokenization import run as verb
     from olm_data.tokenization.selecting import select_documents
-    from olm_data.tokenizer import load_tokenizer
+    from olm_data.tokenizer.tokenizer import load_tokenizer
 
     if seed is not None and sample is None and not shuffle_documents:
         raise UsageError(

@@ -23,8 +23,8 @@ from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer.probe import probe
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 _MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
 

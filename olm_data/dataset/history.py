@@ -27,11 +27,11 @@ from olm_data.dataset.manifest import (
     read_manifest,
     version_name,
 )
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
 from olm_data.storage.json_file import read_json, read_object
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import Plan
 
 _RESTORE = "restore the file from a copy, or tokenise all inputs again into a new output"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.dataset.docs import ROW_GROUP, DocsWriter
-from olm_data.mixture.prp import permute, round_keys
+from olm_data.order.prp import permute, round_keys
 
 PIECE = 1 << 20
 """Tokens moved at a time: 8 bytes of index and at most 4 of id each."""

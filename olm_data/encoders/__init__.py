@@ -24,7 +24,7 @@ from olm_data.encoders.routing import Router
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.extras import install
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 __all__ = [
     "ENCODERS",

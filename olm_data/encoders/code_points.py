@@ -18,7 +18,7 @@ from itertools import chain
 
 import numpy as np
 
-from olm_data.tokenizer_json import Form
+from olm_data.tokenizer.definition import Form
 
 Ranges = tuple[tuple[int, int], ...]
 

@@ -32,8 +32,8 @@ from olm_data.encoders.sweep import (
 )
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import ValidationError
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
-from olm_data.tokenizer_json import boundary_probe, letters_of
+from olm_data.tokenizer.definition import boundary_probe, letters_of
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 
 def prove(

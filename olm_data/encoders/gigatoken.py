@@ -14,7 +14,7 @@ import numpy as np
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import UsageError, ValidationError
 from olm_data.extras import needs
-from olm_data.tokenizer import TokenizerSpec, failure
+from olm_data.tokenizer.tokenizer import TokenizerSpec, failure
 
 
 class GigatokenEncoder:

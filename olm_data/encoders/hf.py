@@ -21,7 +21,7 @@ from olm_data.encoders.base import SpecialPolicy, Unencodable
 from olm_data.encoders.batches import Ids, chosen_of, count_ids, merged
 from olm_data.encoders.segment import TARGET_BYTES, pieces
 from olm_data.encoders.special import Scanner, special_ids
-from olm_data.tokenizer import TokenizerSpec, failure, open_reference
+from olm_data.tokenizer.tokenizer import TokenizerSpec, failure, open_reference
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

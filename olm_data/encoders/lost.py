@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.tokenizer import TokenizerSpec
-from olm_data.tokenizer_json import decoded
+from olm_data.tokenizer.definition import decoded
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
 def lost_characters(spec: TokenizerSpec) -> Callable[[np.ndarray, np.ndarray], np.ndarray] | None:

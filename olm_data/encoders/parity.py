@@ -10,7 +10,7 @@ import numpy as np
 
 from olm_data.encoders.batches import Ids, concatenate, ids_of
 from olm_data.encoders.code_points import Ranges
-from olm_data.tokenizer import PROBE_TEXTS, TokenizerSpec
+from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec
 
 SAMPLE_BYTES = 1 << 18  # the reference takes half a second a megabyte; the audit does the rest
 

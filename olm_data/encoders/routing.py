@@ -18,7 +18,7 @@ import numpy as np
 from olm_data.encoders.code_points import CodePoints, Ranges, unsettled
 
 if TYPE_CHECKING:
-    from olm_data.tokenizer import TokenizerSpec
+    from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 LONGEST = (
     1 << 20

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 SCAN_BYTES = 1 << 17  # looked at at once: with its masks it stays in the processor's cache
 

@@ -19,7 +19,7 @@ from olm_data.encoders.parity import first_difference
 from olm_data.encoders.routing import Router
 from olm_data.encoders.special import Scanner, special_ids
 from olm_data.errors import InputError, ValidationError
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 AUDIT_EVERY = 10_000
 """Audited in each process: document 1, 10, 100, 1,000, and then every one of this many."""

@@ -36,6 +36,7 @@ from olm_data.dataset.manifest import (
     TokenizerInfo,
     build_manifest,
 )
+from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
 from olm_data.importing.files import Borders, TokenFile, read_borders, refuse, tokenizer_of
@@ -56,8 +57,7 @@ from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, absolute
-from olm_data.tokenization.plan import shard_name
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 IMPORTED = "imported"
 """Key of a manifest's options: whose format its token files are in."""

@@ -18,8 +18,9 @@ from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.locate.run import LOG, Run
 from olm_data.locate.sightings import Sighting, document_number, parse_address, sightings
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.skip import Range
-from olm_data.mixture.steps import (
+from olm_data.mixture.whole_stage import stage_names
+from olm_data.order.skip import Range
+from olm_data.order.steps import (
     LEFT_OVER,
     SKIPPED,
     Split,
@@ -28,7 +29,6 @@ from olm_data.mixture.steps import (
     order_digest,
     rows_of_tokens,
 )
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.peek.find import Hit, Watch, find_id, find_text
 from olm_data.peek.peek import FIRST_HITS, source_index
 from olm_data.peek.views import (

@@ -19,8 +19,8 @@ from typing import Any
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.json_lines import LogEnd, json_lines, malformed_log
-from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
-from olm_data.mixture.steps import BatchSizeChange, StepSizes
+from olm_data.order.skip import Range, clip_ranges, merge_ranges
+from olm_data.order.steps import BatchSizeChange, StepSizes
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
 LOG, CONFIG = "metrics.jsonl", "config.json"

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, suggest
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.order import Schedule
-from olm_data.mixture.packing import row_span
-from olm_data.mixture.row_plan import RowPlan
 from olm_data.mixture.whole_stage import stage_names
+from olm_data.order.schedule import Schedule
+from olm_data.packing.packing import row_span
+from olm_data.packing.row_plan import RowPlan
 
 
 @dataclass(frozen=True, kw_only=True)

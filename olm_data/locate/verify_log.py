@@ -18,8 +18,8 @@ import numpy as np
 from olm_data.errors import InputError, ValidationError
 from olm_data.locate.run import LOG, LoggedStep, Run
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.skip import KeptRows, Range, clip_ranges
-from olm_data.mixture.steps import order_digest
+from olm_data.order.skip import KeptRows, Range, clip_ranges
+from olm_data.order.steps import order_digest
 
 Watch = Callable[[int, int], None]
 """`watch(steps checked, steps in all)`."""

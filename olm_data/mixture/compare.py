@@ -20,9 +20,9 @@ from rich.table import Table
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.mixture.pack import documents, packer
-from olm_data.mixture.packing import PACKINGS
-from olm_data.mixture.row_plan import WINDOW, PackedRows, Waste
 from olm_data.mixture.view import View
+from olm_data.packing.packing import PACKINGS
+from olm_data.packing.row_plan import WINDOW, PackedRows, Waste
 from olm_data.sources.selected import read_ids
 
 ROW_DOCUMENTS = 32

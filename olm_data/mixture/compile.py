@@ -26,13 +26,13 @@ from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhaus
 from olm_data.mixture.lock import FORMAT, VERSION, Lock
 from olm_data.mixture.lock_format import LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
-from olm_data.mixture.olmo_core import MOST_ROWS, OlmoCore
-from olm_data.mixture.order import VERSION as ORDER
 from olm_data.mixture.order_spec import WindowedOrder
 from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.packing import PLANNED, rows_in
 from olm_data.mixture.view import ViewInfo
-from olm_data.mixture.windowed import Windowed
+from olm_data.order.olmo_core import MOST_ROWS, OlmoCore
+from olm_data.order.schedule import VERSION as ORDER
+from olm_data.order.windowed import Windowed
+from olm_data.packing.packing import PLANNED, rows_in
 from olm_data.storage.store import is_remote
 
 __all__ = ["Lock", "Mixture", "compile_lock", "open_sources", "parse_mixture", "read_mixture"]

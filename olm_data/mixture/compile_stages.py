@@ -17,10 +17,10 @@ from olm_data.errors import UsageError
 from olm_data.mixture.groups import capacity, fill, members
 from olm_data.mixture.lock_format import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.order import MAX_ROWS, Stage, rows_by_source
-from olm_data.mixture.packing import rows_between
-from olm_data.mixture.shares import compile_shares, exact_parts, round_amounts, slot_table
 from olm_data.mixture.stage_spec import StageSpec
+from olm_data.order.schedule import MAX_ROWS, Stage, rows_by_source
+from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
+from olm_data.packing.packing import rows_between
 
 
 def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[LockStage, ...]:

@@ -16,8 +16,8 @@ from rich.tree import Tree
 
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockStage
-from olm_data.mixture.shares import FIRST_BLOCK, MAX_BLOCK
 from olm_data.mixture.whole_stage import WholeStage, whole_stages
+from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK
 
 
 def explain(lock: Lock) -> list[str]:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import Size
-from olm_data.mixture.order import Schedule
+from olm_data.order.schedule import Schedule
 
 SAMPLE = 1 << 16
 

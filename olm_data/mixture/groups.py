@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from olm_data.mixture.shares import normalise
+from olm_data.order.slots import normalise
 
 Groups = Mapping[str, Mapping[str, Fraction]]
 

@@ -26,9 +26,9 @@ from olm_data.dataset.shard import Verify
 from olm_data.errors import ConflictError, InputError, ValidationError, printable
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.mixture.lock_format import LockFile, is_consistent
-from olm_data.mixture.order import VERSION as ORDER
-from olm_data.mixture.order import Schedule, Stage
-from olm_data.mixture.row_plan import RowPlan
+from olm_data.order.schedule import VERSION as ORDER
+from olm_data.order.schedule import Schedule, Stage
+from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store, is_remote

@@ -17,13 +17,13 @@ from olm_data.bounded_json import Size
 from olm_data.counts import MAX_COUNT
 from olm_data.mixture.extended import Extended
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
-from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.packing import PACKINGS, PLANNED, rows_in
-from olm_data.mixture.row_plan import FILES
-from olm_data.mixture.shares import MAX_BLOCK
 from olm_data.mixture.view import ViewInfo
-from olm_data.mixture.windowed import Windowed
+from olm_data.order.olmo_core import OlmoCore
+from olm_data.order.slots import MAX_BLOCK
+from olm_data.order.windowed import Windowed
+from olm_data.packing.packing import PACKINGS, PLANNED, rows_in
+from olm_data.packing.row_plan import FILES
 from olm_data.storage.names import acts, is_mixture_name
 
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

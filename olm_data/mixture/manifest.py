@@ -25,10 +25,10 @@ from olm_data.mixture.manifest_values import (
     number_at,
     value_at,
 )
-from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.order_spec import WindowedOrder, parse_order
-from olm_data.mixture.packing import PACKINGS
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_groups, parse_stages
+from olm_data.order.olmo_core import OlmoCore
+from olm_data.packing.packing import PACKINGS
 from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
 from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file

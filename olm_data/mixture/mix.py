@@ -25,12 +25,12 @@ from olm_data.errors import UsageError, printable
 from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
 from olm_data.mixture.extend import extend
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.olmo_core import OlmoCore
 from olm_data.mixture.pack import write_plan
-from olm_data.mixture.packing import PLANNED, unused_tail
-from olm_data.mixture.shares import TOLERANCE
 from olm_data.mixture.view import open_views
 from olm_data.mixture.whole_stage import whole_stages
+from olm_data.order.olmo_core import OlmoCore
+from olm_data.order.slots import TOLERANCE
+from olm_data.packing.packing import PLANNED, unused_tail
 from olm_data.storage.disk import io_errors, make_folder
 from olm_data.storage.places import refuse_no_file
 from olm_data.storage.scratch import abandoned, scratch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError
 from olm_data.mixture.manifest_values import choice_at, integer_at
-from olm_data.mixture.olmo_core import MOST_ROWS, OlmoCore
-from olm_data.mixture.windowed import DEFAULT_WINDOW_CHUNKS, MOST_WINDOW_CHUNKS
+from olm_data.order.olmo_core import MOST_ROWS, OlmoCore
+from olm_data.order.windowed import DEFAULT_WINDOW_CHUNKS, MOST_WINDOW_CHUNKS
 from olm_data.strict_yaml import Document
 
 ORDERS = ("global", "windowed", "olmo-core")

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from olm_data.bounded_json import Size
 from olm_data.canonical import digest
 from olm_data.dataset.dataset import Dataset
-from olm_data.mixture.best_fit import Int64
-from olm_data.mixture.instances import instances
-from olm_data.mixture.olmo_core import OlmoCore
-from olm_data.mixture.row_plan import (
+from olm_data.mixture.view import View
+from olm_data.order.olmo_core import OlmoCore
+from olm_data.packing.best_fit import Int64
+from olm_data.packing.instances import instances
+from olm_data.packing.row_plan import (
     WINDOW,
     PackedRows,
     RowPlan,
@@ -33,7 +34,6 @@ from olm_data.mixture.row_plan import (
     pack_documents,
     write,
 )
-from olm_data.mixture.view import View
 
 STRETCH = 1 << 20
 """Documents of a shard looked at together."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.skip import KeptRows
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.skip import KeptRows
+from olm_data.order.steps import StepSizes
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.peek.token_text import TokenBytes, token_bytes
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.names import is_unicode
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 PIECE_TOKENS = 1 << 20
 

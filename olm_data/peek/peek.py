@@ -22,7 +22,7 @@ from olm_data.peek.views import (
     view_row,
 )
 from olm_data.target import dataset_root, is_lock
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 FIRST_DOCUMENTS, FIRST_ROWS, FIRST_HITS = 3, 2, 5
 AROUND = 48

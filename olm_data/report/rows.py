@@ -15,7 +15,7 @@ import numpy as np
 
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.packing import unused_tail
+from olm_data.packing.packing import unused_tail
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
 from olm_data.peek.views import LockRows, RowView
 from olm_data.rows.fields import IGNORED_LABEL

@@ -9,7 +9,7 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset, open_shards_budget
 from olm_data.dataset.shard import Shard
-from olm_data.mixture.row_plan import RowPlan
+from olm_data.packing.row_plan import RowPlan
 from olm_data.rows.fields import Int64
 from olm_data.rows.remote_shards import CachedShard, RemoteShards
 from olm_data.rows.shard_cache import ShardCache

@@ -24,11 +24,11 @@ import numpy as np
 from olm_data.errors import ResourceError, StorageError, said_by
 from olm_data.extras import needs
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
+from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
 from olm_data.sinks import guard
 from olm_data.storage.store import Store
-from olm_data.tokenization.heartbeat import Heartbeat, read_beats
 
 TICK_SECONDS = 1.0
 """How often the parent looks at the heartbeats while it waits for results."""

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from olm_data.dataset.plan import spell_tasks
 from olm_data.errors import (
     ConflictError,
     InputError,
@@ -35,9 +36,8 @@ from olm_data.errors import (
 from olm_data.regular_files import MAX_SMALL, open_regular
 from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
+from olm_data.runners.heartbeat import RUN, Beat, error_from, read_beats
 from olm_data.storage.store import Store
-from olm_data.tokenization.heartbeat import RUN, Beat, error_from, read_beats
-from olm_data.tokenization.plan import spell_tasks
 
 ELEMENTS_PER_WORKER = 4
 """Elements of an array for each that may run at a time: late ones even out long tasks."""

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from olm_data.arrow_values import as_numpy
 from olm_data.canonical import canonical_json
-from olm_data.mixture.prp import mix64
-from olm_data.tokenization.digests import document_digests
+from olm_data.order.prp import mix64
+from olm_data.select.digests import document_digests
 
 HASH_SPACE = 1 << 64
 

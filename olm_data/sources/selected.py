@@ -14,12 +14,12 @@ from fractions import Fraction
 import numpy as np
 
 from olm_data.errors import InputError, UsageError, printable
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.select.selection import IdSet, drawn
 from olm_data.sources.base import DocumentBatch, ReadOptions
 from olm_data.sources.buffers import choose
 from olm_data.sources.files import open_stream
 from olm_data.sources.listing import list_files
-from olm_data.tokenization.digests import content_hashes, document_digests
 
 _CHUNK = 4 << 20
 _BOM = b"\xef\xbb\xbf"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olm_data.sources.base import InputFile, OnInvalid, Unit
-from olm_data.tokenization.account import (
+from olm_data.select.digests import DIGEST_BYTES
+from olm_data.sources.account import (
     BAD_LOCATIONS,
     BAD_REASONS,
     INVALID,
@@ -18,7 +18,7 @@ from olm_data.tokenization.account import (
     invalid_text,
     unaccounted,
 )
-from olm_data.tokenization.digests import DIGEST_BYTES
+from olm_data.sources.base import InputFile, OnInvalid, Unit
 from olm_data.tokenization.quarantine import Quarantine
 
 if TYPE_CHECKING:

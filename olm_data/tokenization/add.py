@@ -25,6 +25,7 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.errors import ConflictError, printable
 from olm_data.progress import Progress
@@ -35,7 +36,6 @@ from olm_data.storage.exclusive import exclusive
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.tokenization.add_request import Existing, in_twice
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.publish import counted, input_totals, tools
 from olm_data.tokenization.request import BadBudget, Request, refuse_identical
 from olm_data.tokenization.run import (

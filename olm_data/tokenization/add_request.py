@@ -25,6 +25,7 @@ from olm_data.dataset.manifest import (
     Manifest,
     read_manifest,
 )
+from olm_data.dataset.plan import Plan
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.select.selection import IdSet
@@ -32,10 +33,9 @@ from olm_data.sources import resolve_source
 from olm_data.sources.base import InputFile, PositionKind, SourcePlan
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.request import Base, Request
-from olm_data.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer.probe import probe
+from olm_data.tokenizer.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

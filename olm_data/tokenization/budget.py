@@ -17,13 +17,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from olm_data.dataset.plan import Plan
 from olm_data.errors import InputError, printable
 from olm_data.runners.base import Count
 from olm_data.sources import read_units
+from olm_data.sources.account import BAD_REASONS, INVALID, InputAccount, invalid_text
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, InputFile, ReadOptions, Unit
-from olm_data.tokenization.account import BAD_REASONS, INVALID, InputAccount, invalid_text
 from olm_data.tokenization.committed import TaskResult
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import BadBudget
 

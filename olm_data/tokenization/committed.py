@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.container import tokens_suffix
 from olm_data.dataset.docs import DOCS
+from olm_data.dataset.plan import Plan, shard_name
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.shard import ENDS
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import Plan, shard_name
 
 READERS = 16
 """Remote stores answer slowly, but many at a time."""

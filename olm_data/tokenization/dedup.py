@@ -20,14 +20,14 @@ from itertools import chain
 import numpy as np
 
 from olm_data.dataset.manifest import ShardInfo
+from olm_data.dataset.plan import Plan
 from olm_data.errors import ValidationError
 from olm_data.runners.base import Report
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
 from olm_data.tokenization.census import document_columns
-from olm_data.tokenization.digests import content_hashes, document_digests
 from olm_data.tokenization.duplicates import Keys, later_copies
-from olm_data.tokenization.plan import Plan
 
 FOLDER = "dedup"
 _KEY = np.dtype([("hash", "<u8"), ("bytes", "<i8")])

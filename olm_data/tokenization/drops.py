@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
+from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import ValidationError
+from olm_data.sources.account import InputAccount
 from olm_data.storage.json_file import read_json
-from olm_data.tokenization.account import InputAccount
-from olm_data.tokenization.plan import shard_name
 
 READERS = 16  # remote stores answer slowly, but many at a time
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from olm_data.dataset.manifest import EXCLUDED, MAX_IDS, VALIDATION
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
@@ -33,15 +34,14 @@ from olm_data.errors import InputError, OlmError, ValidationError
 from olm_data.runners.base import Report, Rest
 from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
+from olm_data.sources.account import InputAccount, pack
 from olm_data.sources.base import InputFile, ReadOptions, Unit
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
-from olm_data.tokenization.account import InputAccount, pack
 from olm_data.tokenization.committed import TaskResult, committed
 from olm_data.tokenization.dedup import find_keys, read_drops, read_keys, write_keys
 from olm_data.tokenization.pipeline import Pipeline
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.quarantine import Quarantine
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,16 +27,16 @@ from olm_data.encoders import Encoded, TextEncoder
 from olm_data.encoders.batches import chosen_of, ids_of
 from olm_data.errors import InputError, printable
 from olm_data.runners.base import Report
+from olm_data.select.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.select.selection import IdSet
 from olm_data.sources import read_units
+from olm_data.sources.account import BAD_REASONS, UNENCODABLE, InputAccount
 from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import choose, without
-from olm_data.tokenization.account import BAD_REASONS, UNENCODABLE, InputAccount
 from olm_data.tokenization.accounts import Accounts
-from olm_data.tokenization.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.tokenization.overlap import Ahead
 from olm_data.tokenization.quarantine import Quarantine
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 LONG_TOKENS = 256
 """Documents longer than this on average are copied one by one, which is faster then."""

@@ -25,12 +25,12 @@ from olm_data.dataset.manifest import (
     build_manifest,
     read_manifest,
 )
+from olm_data.dataset.plan import Plan
+from olm_data.sources.account import InputAccount, input_digest, unaccounted
 from olm_data.sources.passed import PassedCount, tally, to_tools
 from olm_data.storage.store import Store
-from olm_data.tokenization.account import InputAccount, input_digest, unaccounted
 from olm_data.tokenization.census import Census, take_census
 from olm_data.tokenization.committed import TaskResult
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.request import Request
 
 SPLITS = ("train", "validation")

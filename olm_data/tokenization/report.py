@@ -6,16 +6,16 @@ from fractions import Fraction
 from typing import Any
 
 from olm_data.dataset.manifest import Manifest
+from olm_data.dataset.plan import Plan
 from olm_data.errors import printable, typed
 from olm_data.progress import duration, rates
+from olm_data.sources.account import BAD_REASONS, NO_TOKENS
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch, SourcePlan
 from olm_data.sources.passed import from_tools, passed_json, passed_lines, tally
-from olm_data.tokenization.account import BAD_REASONS, NO_TOKENS
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import Request
 from olm_data.tokenization.run import Summary
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 SAMPLE_TEXT = 70
 INPUTS_SHOWN = 10

@@ -18,6 +18,7 @@ from typing import Any
 
 from olm_data.counts import parse_share
 from olm_data.dataset.container import Container
+from olm_data.dataset.plan import Plan, likely_text, make_plan, shard_text
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.select.selection import HASH_SPACE
@@ -26,8 +27,7 @@ from olm_data.sources.base import InputFile, SourcePlan
 from olm_data.sources.identical import identical_inputs
 from olm_data.storage.names import is_unicode
 from olm_data.storage.places import refuse_output
-from olm_data.tokenization.plan import Plan, likely_text, make_plan, shard_text
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 DEFAULT_TOKENIZER = "gpt2"
 

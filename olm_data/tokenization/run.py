@@ -23,6 +23,7 @@ import numpy as np
 
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
+from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import (
     ConflictError,
@@ -32,22 +33,21 @@ from olm_data.errors import (
 )
 from olm_data.progress import Progress, duration
 from olm_data.runners.base import Count, Runner
+from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.select.selection import IdSet
 from olm_data.sources import read_units
+from olm_data.sources.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.sources.base import DocumentBatch, Unit
 from olm_data.sources.passed import passed_json, passed_lines, tally
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.json_file import read_object
 from olm_data.storage.lease import Lease
 from olm_data.storage.store import Store, absolute
-from olm_data.tokenization.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
 from olm_data.tokenization.committed import TaskResult, finished_tasks
 from olm_data.tokenization.dedup import clear as clear_duplicates
 from olm_data.tokenization.dedup import found_before, write_drops
-from olm_data.tokenization.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.tokenization.job import TokenizeJob
-from olm_data.tokenization.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.tokenization.publish import publish
 from olm_data.tokenization.request import BadBudget, Request, refuse_identical
 from olm_data.tokenization.run_progress import RunProgress

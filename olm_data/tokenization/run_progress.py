@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.pace import Window, forecast
 from olm_data.progress import Progress, duration, scaled
 from olm_data.runners.base import Count
-from olm_data.tokenization.pace import Window, forecast
 
 STALL_SECONDS = 15.0
 STAGES = {"read": Count.READ_US, "encode": Count.ENCODE_US, "write": Count.WRITE_US}

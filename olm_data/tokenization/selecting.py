@@ -13,13 +13,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from olm_data.dataset.manifest import PLAN
+from olm_data.dataset.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN
 from olm_data.errors import InputError, UsageError
 from olm_data.sources import plan_units, read_units
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.selected import read_ids
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN
 
 # of a plan: if they and the inputs are the same, so is the place where a limit is reached
 _SETTINGS = (

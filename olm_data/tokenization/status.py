@@ -19,16 +19,16 @@ import numpy as np
 
 from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
 from olm_data.kinds import kind_of, require
 from olm_data.runners.base import Count
+from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.tokenization.committed import shard_files
-from olm_data.tokenization.heartbeat import PARENT, Beat, read_beats
-from olm_data.tokenization.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

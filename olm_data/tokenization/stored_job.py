@@ -18,12 +18,12 @@ from typing import Any
 from olm_data import __version__
 from olm_data.canonical import digest
 from olm_data.dataset.manifest import JOB, TOKENIZER
+from olm_data.dataset.plan import Plan
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.tokenization.job import TokenizeJob
-from olm_data.tokenization.plan import Plan
 
 JOB_VERSION = 1
 

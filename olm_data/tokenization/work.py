@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from olm_data.dataset.manifest import JOB
+from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import UsageError
 from olm_data.runners.base import Note
+from olm_data.runners.heartbeat import RUN, Heartbeat
 from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store, absolute
 from olm_data.tokenization.committed import READERS
-from olm_data.tokenization.heartbeat import RUN, Heartbeat
-from olm_data.tokenization.plan import parse_tasks
 from olm_data.tokenization.stored_job import load_job, no_run
 
 

@@ -23,19 +23,19 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
 from olm_data.dataset.manifest import JOB
+from olm_data.dataset.plan import Plan
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.runners.local import granted_cpus
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.files import current_revision
 from olm_data.sources.formats import as_array, describe, is_json
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
-from olm_data.tokenization.digests import content_hashes, document_digests
 from olm_data.tokenization.pipeline import delimit
-from olm_data.tokenization.plan import Plan
-from olm_data.tokenizer import TokenizerSpec
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.verify.sample import choose
 from olm_data.verify.shard import VerifyReport
 

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.history import plan_digests, plan_name
 from olm_data.dataset.manifest import JOB, MANIFEST, Manifest
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import printable
+from olm_data.sources.account import InputAccount, input_digest
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
-from olm_data.tokenization.account import InputAccount, input_digest
-from olm_data.tokenization.plan import Plan
 from olm_data.tokenization.stored_job import job_digest
 from olm_data.verify.shard import VerifyReport, read_or_report
 

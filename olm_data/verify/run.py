@@ -39,13 +39,13 @@ from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
 from olm_data.extras import MissingExtra
 from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.row_plan import file_sizes
+from olm_data.packing.row_plan import file_sizes
 from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer.probe import probe
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 from olm_data.verify.plans import check_job, check_plans
 from olm_data.verify.sample import SamplePlan, check_shard_sample
 from olm_data.verify.shard import (

@@ -6,7 +6,7 @@
 
 Numbers are written so that reading them gives the same float64 back; NaN and infinity are null.
 `rows` is the half-open range of the schedule's rows that the step was made of, without the ranges
-in `skipped` if there are any; `order` is their digest (`olm_data.mixture.steps`); `time` is that of
+in `skipped` if there are any; `order` is their digest (`olm_data.order.steps`); `time` is that of
 the line, in seconds since 1970. A resumed run first removes the lines beyond the step of its
 checkpoint, so kills leave no step twice and none out; `starts.jsonl` beside it says how many they
 were (`olm_data.audit.run_log`).

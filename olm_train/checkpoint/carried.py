@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from olm_data.errors import InputError, OlmError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_data.tokenizer import open_reference
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer.probe import probe
+from olm_data.tokenizer.tokenizer import open_reference
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 
 if TYPE_CHECKING:

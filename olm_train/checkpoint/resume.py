@@ -23,7 +23,7 @@ from olm_data.errors import (
     ValidationError,
     printable,
 )
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.steps import StepSizes
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.exported import is_exported, load_exported
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint

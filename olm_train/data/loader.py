@@ -29,8 +29,8 @@ from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.phases import Phase, find_phases
-from olm_data.mixture.skip import Range, clip_ranges, merge_ranges
-from olm_data.mixture.steps import (
+from olm_data.order.skip import Range, clip_ranges, merge_ranges
+from olm_data.order.steps import (
     BatchSizeChange,
     Steps,
     StepSizes,

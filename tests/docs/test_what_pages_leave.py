@@ -19,7 +19,7 @@ from support.tokenizing import make_dataset
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.olmo_core import OlmoCore
+from olm_data.order.olmo_core import OlmoCore
 
 pytestmark = pytest.mark.slow  # they run whole pages
 

@@ -159,7 +159,7 @@ def test_nul_and_control_characters_survive_exactly(shell: Shell) -> None:
     text = "a\x00b\x1b[31m\x7f\r\n\u2028end"
     (shell.folder / "a.jsonl").write_bytes(lines([{"text": text}]))
     assert shell.tokenize("a.jsonl")[0] == 0
-    from olm_data.tokenizer import load_tokenizer
+    from olm_data.tokenizer.tokenizer import load_tokenizer
 
     body = Dataset.open("out").document(0).tokens[:-1]
     assert load_tokenizer(shell.tokenizer).decode(body) == text

@@ -36,7 +36,7 @@ def test_13_a_folder_without_permission_is_refused_at_once(
     tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # nobody may not start root's interpreter, which tries the tokenizer out
-    monkeypatch.setattr("olm_data.tokenizer.probe", lambda *_: None)
+    monkeypatch.setattr("olm_data.tokenizer.tokenizer.probe", lambda *_: None)
     source = write_jsonl(tmp_path / "a.jsonl", texts(5))
     closed = tmp_path / "closed"
     closed.mkdir()

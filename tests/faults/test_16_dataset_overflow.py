@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
+from olm_data.dataset.plan import make_plan
 from olm_data.dataset.record import window_counts
 from olm_data.dataset.shard import ENDS, Shard
+from olm_data.sources.account import InputAccount, check_accounts, totals_by_input
 from olm_data.storage.store import Store
-from olm_data.tokenization.account import InputAccount, check_accounts, totals_by_input
 from olm_data.tokenization.pipeline import delimit
-from olm_data.tokenization.plan import make_plan
 from olm_data.tokenization.request import parse_budget
 
 ENDS_OF = np.array([2**31 - 1, 2**31 + 5, 2**32 + 7, 2**32 + 9], np.uint64)

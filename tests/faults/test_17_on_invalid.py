@@ -15,7 +15,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 BAD = b"caf\xe9 \xc0\xaf \xed\xa0\x80 end"  # Latin-1, an overlong form, a surrogate
 MENDED = BAD.decode(errors="replace")

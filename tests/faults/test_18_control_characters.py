@@ -15,7 +15,7 @@ from support.reading import read_source
 from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 CONTROL = "".join(
     map(chr, [*range(0x20), 0x7F, *range(0x80, 0xA0), 0x200B, 0x2028, 0xFEFF, 0xFFFD])

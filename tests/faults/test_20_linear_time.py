@@ -9,7 +9,7 @@ import pytest
 
 from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from olm_data.encoders import make_encoder
 from olm_data.encoders.base import Unencodable
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.hf import HfEncoder
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("character", ["a", " ", "\n", "1", "!", "\u0301"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.special import special_ids
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 NAMES = ["gpt2", "dolma2", "gpt-neox-dolma", "bert-uncased"]
 

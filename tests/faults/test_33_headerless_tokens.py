@@ -9,7 +9,7 @@ import pytest
 
 from olm_data.errors import InputError, UsageError
 from olm_data.importing.run import import_files
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 TOKENIZER = Path(__file__).parents[1] / "support" / "foreign" / "tokenizer.json"
 IDS = np.append(np.arange(1, 200) % 200, 256)

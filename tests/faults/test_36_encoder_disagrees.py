@@ -13,7 +13,7 @@ from olm_data.encoders.batches import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.text import AUDIT_EVERY
 from olm_data.errors import ValidationError
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 SAMPLE = concatenate(f"document {k}".encode() for k in range(100))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.datasets import random_shards, write_mixture
 
-from olm_data.mixture.steps import order_digest
+from olm_data.order.steps import order_digest
 from olm_train.data import DataLoader
 
 S = 4

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.mixture.order import Schedule, Stage
+from olm_data.order.schedule import Schedule, Stage
 
 SIZES = sorted(
     {1, 2, 3, 5, 7, 1000, *(2**k + d for k in range(1, 15) for d in (-1, 0, 1)), 4**6 + 1, 4**7 + 1}

@@ -12,7 +12,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.proof import Proof, remember
 from olm_data.tokenization.report import summary_json, summary_lines
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 # What the gate finds for this pre-tokenizer and the versions pinned here, and some more.
 ROUTED = ((0x898, 0x89F), (0x1ACF, 0x1ADD), (0x1AE0, 0x1AEB), (0x20C1, 0x20C1))

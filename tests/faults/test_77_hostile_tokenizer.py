@@ -11,11 +11,11 @@ import pytest
 from support.tokenizer_kinds import SPLITS, variant_of
 from support.tokenizing import make_dataset, write_jsonl
 
-from olm_data import tokenizer_probe
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, UsageError
-from olm_data.tokenizer import load_tokenizer
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer import probe as tokenizer_probe
+from olm_data.tokenizer.probe import probe
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 def replace(pattern: str, content: str) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from olm_data.locate.run import Run
 from olm_data.report.run import RunLog as ReportLog
 from olm_data.report.run import headline, training_section
 from olm_data.runners.base import Count
+from olm_data.runners.heartbeat import read_beats
 from olm_data.select.selection import IdSet
 from olm_data.storage.store import Store
-from olm_data.tokenization.heartbeat import read_beats
 
 TOKENS = np.arange(1, 21, dtype=np.uint16)
 

@@ -30,6 +30,7 @@ from olm_data.canonical import digest as canonical_digest
 from olm_data.counts import parse_count, parse_share
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
+from olm_data.dataset.plan import Plan, parse_tasks
 from olm_data.dataset.record import ShardRecord
 from olm_data.dataset.shard import Shard
 from olm_data.errors import OlmError
@@ -39,10 +40,9 @@ from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.storage.store import Store
 from olm_data.strict_yaml import load
-from olm_data.tokenization.plan import Plan, parse_tasks
 from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.stored_job import load_job
-from olm_data.tokenizer import spec_from_bytes
+from olm_data.tokenizer.tokenizer import spec_from_bytes
 
 LINES = [
     b'{"id": "a", "text": "one \\u00e9 \\ud83d\\ude00", "n": 1, "s": "x"}',

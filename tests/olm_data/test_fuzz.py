@@ -17,10 +17,10 @@ from fuzz.targets import Workshop, canonical_sha256
 from support.small_tokenizer import train
 
 from olm_data.counts import parse_count, parse_share
+from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.tokenization.plan import parse_tasks
 from olm_data.tokenization.request import parse_budget
-from olm_data.tokenizer import open_reference, spec_from_bytes
+from olm_data.tokenizer.tokenizer import open_reference, spec_from_bytes
 
 CHANGES = 150
 TARGETS = [
@@ -77,7 +77,7 @@ def test_a_tokenizer_file_that_only_the_library_can_read_is_refused(
     """Found by fuzzing: the library's JSON parser takes files that others refuse."""
     data = workshop.tokenizer.read_bytes()
     reference = open_reference(data, plain=True)
-    monkeypatch.setattr("olm_data.tokenizer.open_reference", lambda *_, **__: reference)
+    monkeypatch.setattr("olm_data.tokenizer.tokenizer.open_reference", lambda *_, **__: reference)
     with pytest.raises(InputError, match="not valid JSON"):
         spec_from_bytes(data.replace(b":", b"", 1), name="tokenizer.json")
 

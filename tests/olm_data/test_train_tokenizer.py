@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from olm_data.cli import cli
 from olm_data.errors import InputError, UsageError
 from olm_data.sources import resolve_source
-from olm_data.tokenizer import PROBE_TEXTS, load_tokenizer
+from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
 
 

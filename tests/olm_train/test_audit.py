@@ -23,7 +23,7 @@ from olm_data.cli import cli
 from olm_data.errors import InputError, ValidationError
 from olm_data.locate.run import LOG, LoggedStep
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.skip import KeptRows, clip_ranges
+from olm_data.order.skip import KeptRows, clip_ranges
 from olm_train.callbacks.base import Callback
 
 S, BATCH = 8, 6  # tokens of a row, rows of a step

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.steps import StepSizes
 from olm_train.duration import Duration, DurationUnit
 
 

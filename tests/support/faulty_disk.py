@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import olm_data.dataset.shard
-import olm_data.mixture.row_plan
+import olm_data.packing.row_plan
 import olm_data.storage.disk
 import olm_data.storage.store
 import olm_data.tokenization.quarantine
@@ -23,7 +23,7 @@ MODULES = (
     olm_data.storage.disk,
     olm_data.storage.store,
     olm_data.dataset.shard,
-    olm_data.mixture.row_plan,
+    olm_data.packing.row_plan,
     olm_data.tokenization.quarantine,
 )
 CALLS = ("fsync", "replace", "link", "makedirs")

@@ -16,12 +16,12 @@ import numpy as np
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources import resolve_source
-from olm_data.tokenization.digests import content_hashes, document_digests
 from olm_data.tokenization.request import Request, parse_budget
 from olm_data.tokenization.run import Summary, tokenize
 from olm_data.tokenization.selecting import select_documents
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

@@ -21,7 +21,7 @@ from olm_data.encoders.gigatoken import GigatokenEncoder
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.parity import compare
 from olm_data.encoders.routing import Router
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
 POINTS = st.one_of(
     st.integers(0x20, 0x7E),

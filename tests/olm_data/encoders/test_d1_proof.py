@@ -14,7 +14,7 @@ from olm_data.encoders.batches import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.proof import Proof, recall, remember
 from olm_data.errors import ValidationError
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
 PROOF = Proof(routed=((0x898, 0x89F), (0x1ACF, 0x1ACF)))
 

@@ -19,7 +19,7 @@ from olm_data.encoders.batches import concatenate
 from olm_data.encoders.lost import lost_characters
 from olm_data.encoders.special import special_ids
 from olm_data.errors import InputError
-from olm_data.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 KINDS: dict[str, Callable[[], bytes]] = {
     "unigram": unigram,

@@ -19,7 +19,7 @@ from olm_data.encoders.batches import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.special import SCAN_BYTES, Scanner
 from olm_data.errors import InputError, UsageError
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
 NAMES = ["hf", "gigatoken"]
 
@@ -198,7 +198,7 @@ def test_an_encoder_that_does_not_exist_is_refused(spec: TokenizerSpec) -> None:
 
 def test_no_encoder_library_is_imported_before_an_encoder_is_made() -> None:
     code = (
-        "import olm_data.encoders, olm_data.tokenizer, sys;"
+        "import olm_data.encoders, olm_data.tokenizer.tokenizer, sys;"
         "print([m for m in ('tokenizers', 'gigatoken', 'awkward', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from olm_data.encoders import hf, make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.segment import pieces
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_long_document_takes_bounded_memory(tmp_path: Path, tiny_tokenizer: Pa
     script = f"""
 import resource, numpy as np
 from olm_data.encoders import make_encoder
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 data = np.fromfile({str(tmp_path / "a.txt")!r}, np.uint8)
 encoder = make_encoder("hf", load_tokenizer({str(tiny_tokenizer)!r}), "plain")
 encoder.encode(data[:1 << 20], np.array([0, 1 << 20]))

@@ -26,7 +26,7 @@ from olm_data.importing.run import Imported, import_files
 from olm_data.rows.reader import RowReader
 from olm_data.sources.passed import from_tools
 from olm_data.storage.store import Store
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
 
 FOREIGN = Path(__file__).parents[2] / "support" / "foreign"

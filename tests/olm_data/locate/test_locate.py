@@ -14,7 +14,7 @@ from olm_data.cli import cli
 from olm_data.errors import OlmError, UsageError
 from olm_data.locate.locate import Batches, locate_documents, locate_step
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.steps import StepSizes
+from olm_data.order.steps import StepSizes
 from olm_data.peek.views import LockRows
 
 S = 64

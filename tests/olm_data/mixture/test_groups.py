@@ -17,7 +17,7 @@ from olm_data.mixture.groups import (
     members,
     water_fill,
 )
-from olm_data.mixture.shares import exact_parts, round_amounts
+from olm_data.order.slots import exact_parts, round_amounts
 
 F = Fraction
 GROUPS = {"code": {"python": F(3), "rust": F(1)}, "hard": {"code": F(1), "maths": F(1)}}

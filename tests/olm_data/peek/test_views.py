@@ -20,7 +20,7 @@ from olm_data.peek.peek import Wanted, peek
 from olm_data.peek.render import render
 from olm_data.peek.views import DocumentView, RowView
 from olm_data.rows.reader import RowReader
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 MANIFEST = """\
 version: 1

@@ -14,11 +14,11 @@ from support.command import arguments, environment
 from support.slurm import MAX_ARRAY_SIZE, Cluster
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
+from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError
 from olm_data.runners import slurm_commands
 from olm_data.runners.slurm import SlurmRunner, array_elements, array_name, batch_script
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import parse_tasks
 
 pytestmark = pytest.mark.xdist_group("slurm")
 

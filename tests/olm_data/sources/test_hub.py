@@ -16,7 +16,7 @@ from support.reading import read_source
 
 from olm_data.errors import InputError, StorageError, UsageError
 from olm_data.sources import named, resolve_source
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from olm_data.errors import OlmError, StorageError, UsageError
 from olm_data.sources.resolve import resolve_source
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 def refused(source: str | None = None, *inputs: str) -> OlmError:

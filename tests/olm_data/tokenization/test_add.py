@@ -27,7 +27,7 @@ from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenization.add import add
 from olm_data.tokenization.add_request import Existing
 from olm_data.tokenization.request import parse_budget
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.deep import Deep
 from olm_data.verify.run import verify
 

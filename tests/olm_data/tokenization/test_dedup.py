@@ -18,7 +18,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
 from olm_data.runners.local import InlineRunner, LocalRunner
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
 
 

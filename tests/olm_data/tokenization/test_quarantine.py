@@ -20,9 +20,9 @@ from support.tokenizing import digests, make_dataset, make_request, texts, write
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.local import LocalRunner
+from olm_data.sources.account import InputAccount, check_accounts
 from olm_data.sources.base import RAW_BYTES, Drop
 from olm_data.storage.store import Store
-from olm_data.tokenization.account import InputAccount, check_accounts
 from olm_data.tokenization.quarantine import CHUNK, Quarantine
 from olm_data.tokenization.report import input_lines, summary_lines
 from olm_data.verify.run import verify

@@ -25,13 +25,13 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, ValidationError
 from olm_data.runners.base import Count, whole
 from olm_data.runners.local import InlineRunner, LocalRunner
+from olm_data.select.digests import content_hashes, document_digests
 from olm_data.tokenization import pipeline
 from olm_data.tokenization.accounts import runs
-from olm_data.tokenization.digests import content_hashes, document_digests
 from olm_data.tokenization.pipeline import delimit
 from olm_data.tokenization.report import duplicate_lines, summary_json
 from olm_data.tokenization.request import parse_budget
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from support.beginning import begin
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.dataset.plan import make_plan
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.base import Count, whole
+from olm_data.runners.heartbeat import PARENT, STALE_SECONDS, Beat
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.heartbeat import PARENT, STALE_SECONDS, Beat
-from olm_data.tokenization.plan import make_plan
 from olm_data.tokenization.status import judge, read_status, worker_state
 from olm_data.tokenization.work import work
 

@@ -17,6 +17,7 @@ from support.command import arguments, environment, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
+from olm_data.dataset.plan import parse_tasks, spell_tasks
 from olm_data.errors import (
     ConflictError,
     InputError,
@@ -26,9 +27,7 @@ from olm_data.errors import (
     ValidationError,
 )
 from olm_data.runners.base import Count, Runner
-from olm_data.storage.exclusive import exclusive
-from olm_data.storage.store import Store
-from olm_data.tokenization.heartbeat import (
+from olm_data.runners.heartbeat import (
     BEAT_SECONDS,
     STALE_SECONDS,
     Heartbeat,
@@ -37,7 +36,8 @@ from olm_data.tokenization.heartbeat import (
     forget_ended,
     read_beats,
 )
-from olm_data.tokenization.plan import parse_tasks, spell_tasks
+from olm_data.storage.exclusive import exclusive
+from olm_data.storage.store import Store
 from olm_data.tokenization.stored_job import job_digest, load_job
 from olm_data.tokenization.work import find_tasks, work
 

@@ -13,7 +13,7 @@ from olm_data.cli import cli
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.gigatoken import GigatokenEncoder
 from olm_data.errors import InputError, ValidationError
-from olm_data.tokenizer import TokenizerSpec, load_tokenizer
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 KINDS = {"unigram": unigram, "bpe": bpe, "word level": word_level}
 

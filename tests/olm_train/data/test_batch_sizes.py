@@ -14,7 +14,7 @@ from support.datasets import random_shards, write_mixture
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.steps import BatchSizeChange, StepSizes
+from olm_data.order.steps import BatchSizeChange, StepSizes
 from olm_train.data import DataLoader
 
 S = 4

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.errors import UsageError
-from olm_data.mixture.skip import KeptRows
+from olm_data.order.skip import KeptRows
 
 SKIPPED, LEFT_OVER = -1, -2
 """Instead of a step: the row is skipped, or at the end of the schedule in no whole step."""

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from olm_data.errors import InputError, printable
-from olm_data.tokenizer_json import decoded, refuse_growth
+from olm_data.tokenizer.definition import decoded, refuse_growth
 from olm_data.user_cache import read_private, write_private
 
 PROBE = 1

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.tokenization.plan import (
+from olm_data.dataset.plan import (
     group,
     likely_text,
     make_plan,

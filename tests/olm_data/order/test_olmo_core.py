@@ -24,11 +24,11 @@ from olm_data.importing.run import import_files
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix, plan
-from olm_data.mixture.olmo_core import OlmoCore, places, shuffled
-from olm_data.mixture.order import Schedule, Stage
+from olm_data.order.olmo_core import OlmoCore, places, shuffled
+from olm_data.order.schedule import Schedule, Stage
 from olm_data.peek.views import LockRows
 from olm_data.rows.reader import RowReader
-from olm_data.tokenizer import load_tokenizer
+from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
 
 FOREIGN = Path(__file__).parents[2] / "support" / "foreign"

@@ -16,9 +16,9 @@ from support.datasets import random_shards, write_dataset
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix, plan, warnings
-from olm_data.mixture.order import Schedule, Stage
-from olm_data.mixture.prp import round_keys
-from olm_data.mixture.windowed import Windowed, permute_windowed, unpermute_windowed
+from olm_data.order.prp import round_keys
+from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.windowed import Windowed, permute_windowed, unpermute_windowed
 
 GOLDEN = Path(__file__).parent / "golden" / "windowed.json"
 KEYS = round_keys(7, "web", 0)

@@ -26,8 +26,7 @@ import numpy as np
 from olm_data.canonical import digest
 from olm_data.errors import InputError, UsageError, ValidationError, printable, said_by, suggest
 from olm_data.storage.hub import hub_file
-from olm_data.tokenizer_ends import configured_eos, end_token
-from olm_data.tokenizer_json import (
+from olm_data.tokenizer.definition import (
     Form,
     decoded,
     form_of,
@@ -36,7 +35,8 @@ from olm_data.tokenizer_json import (
     unknown_of,
     variant,
 )
-from olm_data.tokenizer_probe import probe
+from olm_data.tokenizer.ends import configured_eos, end_token
+from olm_data.tokenizer.probe import probe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import prp1_reference as reference
 
-from olm_data.mixture.order import Schedule, Stage
-from olm_data.mixture.prp import MAX_ROWS, ceil_sqrt, permute, round_keys, unpermute
+from olm_data.order.prp import MAX_ROWS, ceil_sqrt, permute, round_keys, unpermute
+from olm_data.order.schedule import Schedule, Stage
 
 GOLDEN = Path(__file__).parent / "golden"
 NEAR_POWERS = [2**k + d for k in range(12, 20) for d in (-1, 0, 1)] + [

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import Size
-from olm_data.mixture.prp import ROUNDS, mix64, permute, unpermute
+from olm_data.order.prp import ROUNDS, mix64, permute, unpermute
 
 Int64 = NDArray[np.int64]
 DEFAULT_WINDOW_CHUNKS = 16

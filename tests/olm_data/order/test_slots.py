@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import prp1_reference as reference
 
-from olm_data.mixture.shares import (
+from olm_data.order.slots import (
     MAX_BLOCK,
     TOLERANCE,
     compile_shares,

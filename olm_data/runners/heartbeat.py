@@ -25,6 +25,7 @@ import numpy as np
 
 from olm_data import errors
 from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.dataset.plan import parse_tasks, spell_tasks
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.redaction import redacted
 from olm_data.regular_files import MAX_SMALL
@@ -32,7 +33,6 @@ from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
 from olm_data.storage.json_file import read_json
 from olm_data.storage.lease import LeaseLostError
 from olm_data.storage.store import Store
-from olm_data.tokenization.plan import parse_tasks, spell_tasks
 
 RUN = "run"
 PARENT = "parent"

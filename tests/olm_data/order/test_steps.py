@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
-from olm_data.mixture.skip import KeptRows
-from olm_data.mixture.steps import (
+from olm_data.order.skip import KeptRows
+from olm_data.order.steps import (
     LEFT_OVER,
     SKIPPED,
     BatchSizeChange,

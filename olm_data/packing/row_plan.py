@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from olm_data.dataset.container import HEADER_BYTES, mapped_bytes, npy_header
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ValidationError
-from olm_data.mixture.best_fit import Int64, best_fit
+from olm_data.packing.best_fit import Int64, best_fit
 from olm_data.storage.disk import io_errors
 from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store

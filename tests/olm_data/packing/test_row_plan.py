@@ -18,10 +18,10 @@ from support.datasets import write_sparse_dataset
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
 from olm_data.mixture import pack as module_pack
-from olm_data.mixture import row_plan as module
 from olm_data.mixture.pack import packer
-from olm_data.mixture.packing import PACKINGS, row_span, rows_in
-from olm_data.mixture.row_plan import (
+from olm_data.packing import row_plan as module
+from olm_data.packing.packing import PACKINGS, row_span, rows_in
+from olm_data.packing.row_plan import (
     PackedRows,
     RowPlan,
     StreamPacker,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from olm_data.errors import InputError, UsageError
-from olm_data.tokenizer import PROBE_TEXTS, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer, spec_from_bytes
 
 
 @pytest.fixture(scope="module")

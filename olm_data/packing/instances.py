@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.mixture.row_plan import PackedRows, Waste
+from olm_data.packing.row_plan import PackedRows, Waste
 
 
 def instances(

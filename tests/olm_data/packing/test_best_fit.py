@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.mixture import best_fit as module
-from olm_data.mixture.best_fit import best_fit, fill
+from olm_data.packing import best_fit as module
+from olm_data.packing.best_fit import best_fit, fill
 
 # a length of a row, up to far more than one block of rooms, and pieces that fit into it
 ROWS = st.one_of(st.integers(1, 60), st.integers(1, 1 << 13), st.sampled_from([1023, 1024, 2048]))

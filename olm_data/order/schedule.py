@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.mixture.olmo_core import OlmoCore, shuffled
-from olm_data.mixture.olmo_core import places as olmo_core_places
-from olm_data.mixture.prp import MAX_ROWS, ROUNDS, key_bytes, permute, unpermute
-from olm_data.mixture.shares import SlotTable, slot_table
-from olm_data.mixture.windowed import Windowed, permute_windowed, unpermute_windowed
+from olm_data.order.olmo_core import OlmoCore, shuffled
+from olm_data.order.olmo_core import places as olmo_core_places
+from olm_data.order.prp import MAX_ROWS, ROUNDS, key_bytes, permute, unpermute
+from olm_data.order.slots import SlotTable, slot_table
+from olm_data.order.windowed import Windowed, permute_windowed, unpermute_windowed
 
 VERSION = "prp1"
 

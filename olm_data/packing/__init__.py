@@ -1,0 +1,1 @@
+"""How documents become rows: the packings and the files of their plans."""

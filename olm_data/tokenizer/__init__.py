@@ -1,0 +1,1 @@
+"""A tokenizer file: read with bounds, tried in a child, described for the manifest."""
