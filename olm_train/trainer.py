@@ -282,7 +282,7 @@ class Trainer:
         return clip_ranges(self.data_loader.skip, *self.rows_of(step))
 
     def order_digest(self, step: int) -> str:
-        """Return the digest of the rows of step `step` (from 1), see `mixture.steps`."""
+        """Return the digest of the rows of step `step` (from 1), see `order.steps`."""
         return self.data_loader.order_digest(step - 1)
 
     def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]:

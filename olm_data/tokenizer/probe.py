@@ -29,7 +29,7 @@ MOST_BYTES = 256 << 20
 CPU_SECONDS = 4
 WALL_SECONDS = 60  # for where other work leaves the child little of the processor
 MEMORY_BASE, MEMORY_FACTOR = 1 << 30, 40  # bytes of address space: as such, and a byte of the file
-CHILD = Path(__file__).with_name("tokenizer_probe_child.py")
+CHILD = Path(__file__).with_name("probe_child.py")
 REFUSED = 3
 
 _GOOD = b"good\n"

@@ -1,4 +1,4 @@
-"""The child of `tokenizer_probe`: loads a tokenizer.json from stdin and encodes hard texts.
+"""The child of `probe`: loads a tokenizer.json from stdin and encodes hard texts.
 
 Run by its path, isolated, with three arguments: seconds of processor time, bytes of address space,
 and the folder the `tokenizers` package is in. Exits with 0, or with `REFUSED` and a reason on

@@ -150,7 +150,7 @@ class TokenizerSpec:
         strip_normalizer: bool = False,
         unspellable: bool = False,
     ) -> bytes:
-        """Return the JSON an encoder loads; see `tokenizer_json.variant`."""
+        """Return the JSON an encoder loads; see `definition.variant`."""
         return variant(
             self.json_bytes,
             self.special_tokens,

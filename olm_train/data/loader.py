@@ -5,7 +5,7 @@
          -> micro-batches of `rank_microbatch_size` tokens -> [thread] -> list[Batch] a step
             (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
-G is one number, or follows a schedule (`mixture.steps.StepSizes`). The state is the lock's digest
+G is one number, or follows a schedule (`order.steps.StepSizes`). The state is the lock's digest
 and one integer, counted in rows *handed out*: how far the thread has run ahead never shows. Never:
 worker processes, a clock or a random number, an epoch boundary.
 """
