@@ -41,7 +41,8 @@ from peers.llama import peer_loop
 from torch import Tensor, nn
 
 from olm_train.data.batch import Batch
-from olm_train.flops import device_peak_flops, num_flops_per_token
+from olm_train.distributed.world import World
+from olm_train.estimate.flops import device_peak_flops, num_flops_per_token
 from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.loss_config import NAMES as LOSSES
@@ -50,7 +51,6 @@ from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.train_module import TransformerTrainModuleConfig
-from olm_train.world import World
 
 GPU_SIZES = ("olm-125m", "olm-350m", "olm-1b")
 GPU_LENGTHS = (2048, 4096)

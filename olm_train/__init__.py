@@ -24,7 +24,7 @@ _HOMES = {
     "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
     "TransformerTrainModuleConfig": "olm_train.train_module",
-    "World": "olm_train.world",
+    "World": "olm_train.distributed.world",
     "init_parameters": "olm_train.model.init",
 }
 

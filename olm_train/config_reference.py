@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from olm_data.command import reported
-from olm_train import config_schema
 from olm_train.config import FilePath, as_dict
+from olm_train.run import config_schema
 
 PAGE = "docs/reference/train-config.md"
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
@@ -45,7 +45,7 @@ def refresh(page: str) -> str:
     Raises:
         KeyError: a marker names a section that the configuration does not have.
     """
-    from olm_train.run_config import RunConfig
+    from olm_train.run.config import RunConfig
 
     sections = _sections(RunConfig)
 

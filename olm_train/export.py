@@ -17,7 +17,7 @@ from olm_data.sinks import guard
 with needs("exporting a model", command=__name__ == "__main__"):
     from olm_train.checkpoint.exported import export
     from olm_train.checkpoint.load import find_checkpoint
-    from olm_train.world import World
+    from olm_train.distributed.world import World
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

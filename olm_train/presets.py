@@ -18,9 +18,9 @@ from olm_data.extras import needs
 from olm_data.sinks import guard
 
 with needs("planning a model", command=__name__ == "__main__"):
-    from olm_train.gpus import Gpu, gpu_named
+    from olm_train.estimate.gpus import Gpu, gpu_named
+    from olm_train.estimate.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
-    from olm_train.recipe import Recipe, recipe
 
 HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", "accumulates")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}

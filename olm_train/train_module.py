@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError, ValidationError
-from olm_train.device_defaults import Capability, resolve
-from olm_train.flops import attention_pairs, num_flops_per_token
+from olm_train.distributed.world import World
+from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.estimate.flops import attention_pairs, num_flops_per_token
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.init import init_parameters
@@ -43,7 +44,6 @@ from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.stability import NON_FINITE, SKIPPED, FiniteGate, NonFinite, take_step
 from olm_train.train_module_base import TrainModule
-from olm_train.world import World
 
 if TYPE_CHECKING:
     from olm_train.data.batch import Batch

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from olm_train.distributed.world import World
 from olm_train.stability import NonFinite
-from olm_train.world import World
 
 if TYPE_CHECKING:
     from olm_train.data.batch import Batch

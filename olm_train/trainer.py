@@ -37,12 +37,12 @@ from olm_train.checkpoint.state import to_json
 from olm_train.config import as_dict
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
+from olm_train.distributed.holding import Holding, LeasePolicy
+from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption, seconds_left
+from olm_train.distributed.waiting import CommConfig, Waiting
 from olm_train.duration import Duration, run_length
-from olm_train.holding import Holding, LeasePolicy
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
-from olm_train.parallel.waiting import CommConfig, Waiting
-from olm_train.preempt import LEASE_LOST, Preempted, Preemption, seconds_left
 from olm_train.train_module_base import TrainModule
 
 DATA_POLL_SECONDS = 0.2

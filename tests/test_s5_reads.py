@@ -74,9 +74,9 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/checkpoint/portable.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
     "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
     "olm_train/config_reference.py": ({"read_text": 1}, "a page of this repository"),
-    "olm_train/threads.py": ({"read_text": 5}, "/proc and /sys: files of the kernel"),
+    "olm_train/distributed/threads.py": ({"read_text": 5}, "/proc and /sys: files of the kernel"),
     "olm_train/trainer.py": ({"json.loads": 1}, "what json.dumps has just made"),
-    "olm_train/config_schema.py": (
+    "olm_train/run/config_schema.py": (
         {"json.loads": 1, "read_bytes": 1},
         "the schema that is part of this package",
     ),

@@ -15,7 +15,7 @@ import torch
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
-from olm_train.flops import model_flops_utilisation
+from olm_train.estimate.flops import model_flops_utilisation
 
 TOKENS_PER_SECOND = "throughput/tokens per second"
 STEP_SECONDS = "throughput/seconds per step"

@@ -32,7 +32,7 @@ from olm_train.checkpoint.place import candidates
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.checkpoint.state import to_json
 from olm_train.checkpoint.writer import TensorsFile, dtype_name, tensors_file
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def convert(old: str, new: str, say: Callable[[str], None]) -> str:

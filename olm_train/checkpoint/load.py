@@ -36,7 +36,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.place import candidates
 from olm_train.checkpoint.reader import IndexedReader
 from olm_train.checkpoint.state import flatten, from_json, put_back, split
-from olm_train.world import World, quiet_alone
+from olm_train.distributed.world import World, quiet_alone
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from olm_data.locate.run import LOG
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 ENVIRONMENT = "environment.json"
 LOGS = (LOG, STARTS, CONFIG, ENVIRONMENT)

@@ -23,8 +23,8 @@ from olm_train.checkpoint.exported import Exported, is_exported, load_exported
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import LOCK, MANIFEST, TOKENIZER, folder_name
 from olm_train.checkpoint.weights import load_model, parse_model, refuse_size
+from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
-from olm_train.world import World
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

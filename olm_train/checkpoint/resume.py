@@ -29,12 +29,12 @@ from olm_train.checkpoint.exported import is_exported, load_exported
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, newest_checkpoint
 from olm_train.checkpoint.manifest import Kind, Manifest
 from olm_train.checkpoint.place import candidates, remove_partial
+from olm_train.checkpoint.saved_config import relative_path
 from olm_train.checkpoint.state import flatten
 from olm_train.checkpoint.weights import model_config, padded
 from olm_train.config import Values, as_dict, differences, parse
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.state import create_state, make_room
-from olm_train.saved_config import relative_path
 
 if TYPE_CHECKING:
     from olm_train.trainer import Trainer

@@ -48,7 +48,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.place import clear_files, sync_folders, write_pointer
 from olm_train.checkpoint.state import flatten, split
 from olm_train.checkpoint.writer import IndexedWriter, tensors_file
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 Result = TypeVar("Result")
 

@@ -29,7 +29,7 @@ from olm_train.checkpoint.place import remove_checkpoint
 from olm_train.checkpoint.retention import Removal, removable
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.checkpoint.stage import Stage
-from olm_train.world import World, quiet_alone
+from olm_train.distributed.world import World, quiet_alone
 
 
 @dataclass(frozen=True, kw_only=True)

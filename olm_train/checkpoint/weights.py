@@ -19,9 +19,9 @@ from olm_data.errors import UsageError, ValidationError
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.config import Values, parse
+from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder, DecoderConfig
 from olm_train.model.init import VOCABULARY_TABLES
-from olm_train.world import World
 
 
 def model_config(checkpoint: Checkpoint) -> DecoderConfig:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.errors import UsageError, suggest
-from olm_train.memory import LOGITS_BYTES
+from olm_train.estimate.memory import LOGITS_BYTES
 from olm_train.model.compiled import CompiledByKind
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.head import Head

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

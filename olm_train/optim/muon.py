@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.division import Division, Grid, Matrix
-from olm_train.world import World
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic Newton-Schulz iteration (Jordan et al., 2024)."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from olm_data.errors import UsageError, ValidationError
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 MOST_SHOWN = 5
 MOST_STEPS = 3

@@ -30,12 +30,12 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 from olm_data.errors import UsageError
+from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
 from olm_train.parallel.mesh import shard_mesh
-from olm_train.world import World
 
 
 def parallelize(

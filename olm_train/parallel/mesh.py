@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 REPLICATE = "dp_replicate"
 SHARD = "dp_shard"

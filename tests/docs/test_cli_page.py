@@ -12,12 +12,12 @@ import pytest
 from support.pages import REPOSITORY
 
 from olm_data.cli import SUMMARIES, cli
-from olm_train.run import FLAGS, OPTIONS
+from olm_train.run.command import FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {"--quiet", "--verbose", "--debug"}  # of every command; at the top of the page
 ENTRIES = sorted(
-    "olm_train." + path.relative_to(REPOSITORY / "olm_train").with_suffix("").as_posix()
+    f"olm_train.{path.parent.name if path.stem == '__main__' else path.stem}"
     for path in (REPOSITORY / "olm_train").rglob("*.py")
     if 'if __name__ == "__main__":' in path.read_text()
     and path.stem != "config_reference"  # for those who change the fields
@@ -46,9 +46,8 @@ def wanted() -> dict[str, set[str]]:
         found[f"olm-data {name}"] = options(command)
     for name in ENTRIES:
         module: Any = import_module(name)
-        command = module.main
         found[f"python -m {name}"] = (
-            options(command) if isinstance(command, click.Command) else {*FLAGS, *OPTIONS} - {"-h"}
+            {*FLAGS, *OPTIONS} - {"-h"} if name == "olm_train.run" else options(module.main)
         )
     return found
 

@@ -15,7 +15,7 @@ ALLOWED = {
     # Checkpoints of versions 1 and 2, on --trust: inert records, tensors by weights_only=True.
     "olm_train/checkpoint/pickled.py": {"pickle.Unpickler", "torch.load"},
     # Between the processes of one run, never out of a file.
-    "olm_train/world.py": {f"torch.distributed.{name}" for name in OBJECTS},
+    "olm_train/distributed/world.py": {f"torch.distributed.{name}" for name in OBJECTS},
     # Modules of the program, by names that are written in it.
     "olm_data/__init__.py": {"importlib.import_module"},
     "olm_data/cli.py": {"importlib.import_module"},

@@ -25,10 +25,10 @@ from support.runs import build_trainer
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.resume import restore
 from olm_train.convert_checkpoint import main as convert
+from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
 from olm_train.generate import main as generate
-from olm_train.world import World
 
 pytestmark = pytest.mark.xdist_group("pickles")  # its fixtures are made once
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from support.distributed import PRELOADED
 
 from olm_data.errors import OlmError
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def join(environment: dict[str, str], seconds: float, ready: Any, ends: Any) -> None:

@@ -9,7 +9,7 @@ from support.distributed import run_ranks
 from support.runs import group_world
 
 from olm_data.errors import ValidationError
-from olm_train.startup import Introduction, differences, meet
+from olm_train.distributed.agreement import Introduction, differences, meet
 
 CONFIG = {"seed": 1, "train_module": {"optim": {"lr": 3e-4, "betas": [0.9, 0.95]}}}
 

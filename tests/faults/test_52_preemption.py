@@ -18,8 +18,8 @@ from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import saver
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.preempt import SLURM_END, Preempted, Preemption, seconds_left
-from olm_train.world import World
+from olm_train.distributed.preempt import SLURM_END, Preempted, Preemption, seconds_left
+from olm_train.distributed.world import World
 
 
 class SignalAt(Callback):

@@ -11,7 +11,7 @@ from support.runs import build_trainer
 
 from olm_train.checkpoint.load import newest_checkpoint
 from olm_train.checkpoint.place import partial_folders, remove_partial
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 OPTIONS = (
     "--data_loader.prefetch=0",

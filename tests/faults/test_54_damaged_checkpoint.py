@@ -18,7 +18,7 @@ from olm_train.checkpoint import saver
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
 from olm_train.checkpoint.resume import restore
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 FILES = (
     "model_and_optim/index.json",

@@ -13,8 +13,8 @@ from olm_data.errors import ResourceError
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.place import candidates, partial_folders
+from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 
 class Disk(Callback):

@@ -18,8 +18,8 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import VERSION
 from olm_train.checkpoint.weights import model_config
 from olm_train.convert_checkpoint import main as convert
+from olm_train.distributed.world import World
 from olm_train.train_module import TransformerTrainModuleConfig
-from olm_train.world import World
 
 VERSION_1 = "tests/olm_train/checkpoint/version-1/step00000002"
 """Written by the first program that wrote checkpoints; its config.json lacks what came later."""

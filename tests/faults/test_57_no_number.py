@@ -19,7 +19,7 @@ from olm_data.locate.verify_log import verify_log
 from olm_data.mixture.lock import Lock
 from olm_train.bad_step import NonFiniteError
 from olm_train.callbacks.base import Callback
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 pytestmark = pytest.mark.slow  # two whole runs on two ranks
 

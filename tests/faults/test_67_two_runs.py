@@ -25,8 +25,8 @@ from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import save as under_test
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
+from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 DRIVER = str(Path(__file__).parents[1] / "support" / "two_runs.py")
 EVERY = "--trainer.callbacks.checkpointer.save_interval={}".format

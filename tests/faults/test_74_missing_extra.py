@@ -19,8 +19,8 @@ from olm_data.extras import DISTRIBUTION, EXTRAS, install
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = "olm_data.cli"
 ENTRIES = sorted(
-    f"olm_train.{path.stem}"
-    for path in (REPOSITORY / "olm_train").glob("*.py")
+    f"olm_train.{path.parent.name if path.stem == '__main__' else path.stem}"
+    for path in (REPOSITORY / "olm_train").rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
 WORKS = "works"

@@ -19,7 +19,7 @@ from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import INDEX, MANIFEST, STATE, Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 TRAIN = {
     "step": 1, "max_steps": 2, "world_size": 1, "global_batch_size": 8,

@@ -12,7 +12,7 @@ from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import SUMMARIES, cli
 from olm_data.errors import UsageError
-from olm_train.run import Arguments
+from olm_train.run.command import Arguments
 
 
 @pytest.mark.parametrize("name", SUMMARIES)

@@ -17,8 +17,8 @@ from olm_data.errors import ValidationError
 from olm_data.locate.run import Run
 from olm_data.mixture.lock import Lock
 from olm_train.config import Values
-from olm_train.dry_run import describe
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import describe
 
 GROWING = (
     "--data_loader.batch_size_schedule="

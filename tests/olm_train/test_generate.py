@@ -12,8 +12,8 @@ from support.runs import build_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.weights import load_model
+from olm_train.distributed.world import World
 from olm_train.generate import generate, main, sample
-from olm_train.world import World
 
 pytestmark = pytest.mark.xdist_group("generate")  # its fixtures are made once
 

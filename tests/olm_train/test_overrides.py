@@ -14,7 +14,7 @@ from support.runs import config_values
 from olm_data.errors import UsageError
 from olm_train.config import Values, as_dict, parse
 from olm_train.config_path import KeyPath, dotted
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
 
 
 def kinds_of(hint: Any) -> list[Any]:

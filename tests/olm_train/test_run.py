@@ -11,8 +11,8 @@ import yaml
 from support.runs import config_values, environment, run, write_config
 
 from olm_train.config import Values
-from olm_train.run import main
-from olm_train.run_config import RunConfig
+from olm_train.run.command import main
+from olm_train.run.config import RunConfig
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def config(tiny_mixture: Path, tmp_path: Path) -> Path:
 
 def test_help_and_misspelled_options_answer_without_torch() -> None:
     code = (
-        "import sys; from olm_train.run import main; codes = [main(['--help']), "
+        "import sys; from olm_train.run.command import main; codes = [main(['--help']), "
         "main(['--dryrun']), main(['none.yaml'])]; assert 'torch' not in sys.modules; print(codes)"
     )
     result = subprocess.run(

@@ -12,7 +12,7 @@ from olm_data.errors import UsageError
 from olm_data.redaction import redacted
 from olm_train.generate import generate
 from olm_train.generate import main as generate_command
-from olm_train.run import main
+from olm_train.run.command import main
 
 ESCAPES = "\x1b]0;x\x07\u202e\u2066\x9b31m"
 

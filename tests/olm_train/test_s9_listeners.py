@@ -14,7 +14,7 @@ from support.command import environment
 RANK = """
 import os, sys
 from datetime import timedelta
-from olm_train.world import World
+from olm_train.distributed.world import World
 world = World.start(timeout=timedelta(seconds=60))
 mine = {os.readlink(f"/proc/self/fd/{n}")[8:-1] for n in os.listdir("/proc/self/fd")
         if os.path.exists(f"/proc/self/fd/{n}") and "socket:[" in os.readlink(f"/proc/self/fd/{n}")}

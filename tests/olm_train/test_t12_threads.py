@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from support.runs import config_values
 
 from olm_data.errors import UsageError
-from olm_train import threads
 from olm_train.config import Values
-from olm_train.dry_run import describe
-from olm_train.run import main
-from olm_train.run_config import RunConfig
-from olm_train.threads import Processors, cgroup_quota, choose, recorded_threads
+from olm_train.distributed import threads
+from olm_train.distributed.threads import Processors, cgroup_quota, choose, recorded_threads
+from olm_train.run.command import main
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import describe
 
 
 @pytest.mark.parametrize(

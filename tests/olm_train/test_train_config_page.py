@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from olm_train.config_reference import PAGE, attributes, main, refresh
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
 
 
 def configs(config: Any) -> set[Any]:

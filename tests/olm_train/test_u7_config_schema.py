@@ -13,8 +13,8 @@ from support.runs import config_values, environment
 
 from olm_data.errors import UsageError, suggest
 from olm_train.config import Values, as_dict
-from olm_train.config_schema import PATH, check_names, encoded
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
+from olm_train.run.config_schema import PATH, check_names, encoded
 
 MISTAKES = [
     "--sede=1",
@@ -80,7 +80,7 @@ def test_u7_a_typo_is_answered_without_torch(tiny_mixture: Path, tmp_path: Path)
     config = tmp_path / "train.yaml"
     config.write_text(json.dumps(config_values(tiny_mixture, tmp_path / "run")))
     script = (
-        "import sys; from olm_train.run import main; code = main(sys.argv[1:]); "
+        "import sys; from olm_train.run.command import main; code = main(sys.argv[1:]); "
         "print('torch' in sys.modules); sys.exit(code)"
     )
     done = subprocess.run(

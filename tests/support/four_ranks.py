@@ -16,9 +16,9 @@ from support.parallel_checks import Traffic
 from support.training import MODEL, Run, build, micro_batches, train
 
 from olm_data.errors import UsageError
-from olm_train.parallel.waiting import RanksLostError, Waiting
+from olm_train.distributed.waiting import RanksLostError, Waiting
+from olm_train.distributed.world import World
 from olm_train.train_module import TransformerTrainModule
-from olm_train.world import World
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {},

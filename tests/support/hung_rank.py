@@ -9,7 +9,7 @@ from pathlib import Path
 from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 class Hangs(Callback):

@@ -18,13 +18,13 @@ from support.training import MODEL, build, digest, full, micro_batches, train
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
 from olm_train.model.loss_config import LossConfig
 from olm_train.optim.adamw import SkipStepAdamWConfig
 from olm_train.optim.lion import LionConfig, SkipStepLionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.apply import parallelize
-from olm_train.world import World
 
 OPTIMIZERS = {
     "muon": MuonConfig(lr=1e-2),

@@ -20,9 +20,9 @@ from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.config import Values
-from olm_train.run_config import RunConfig
+from olm_train.distributed.world import World
+from olm_train.run.config import RunConfig
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 24

@@ -23,7 +23,7 @@ from support.pages import REPOSITORY
 from olm_data.cli import cli
 from olm_data.errors import OlmError
 from olm_train.config import Values
-from olm_train.run import Arguments
+from olm_train.run.command import Arguments
 
 OPERATORS = re.compile(r"[();|&]+")
 VARIABLE = re.compile(r"\$\{[^}]*\}|\$\([^)]*\)|\$\w+")

@@ -11,7 +11,7 @@ from olm_data.errors import UsageError
 from olm_train.callbacks.checkpointer import CheckpointerConfig
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def train(lock: Path, folder: Path, stop: int, options: str) -> list[int]:

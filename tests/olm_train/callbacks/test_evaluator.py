@@ -15,7 +15,7 @@ from support.runs import build_trainer, group_world, metrics
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
 from olm_train.callbacks.evaluator import perplexity
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 NAME = "--trainer.callbacks.lm_evaluator"
 

@@ -14,7 +14,7 @@ from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import Kind
-from olm_train.preempt import Preempted
+from olm_train.distributed.preempt import Preempted
 
 
 class Seen(Callback):

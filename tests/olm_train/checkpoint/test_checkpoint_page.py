@@ -10,7 +10,7 @@ import torch
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def test_the_reader_of_the_page_gives_every_bit(repository: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
 from olm_train.checkpoint.state import flatten, from_json, split, to_json
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def round_trip(state: Any, empty: Any, folder: Path) -> Any:

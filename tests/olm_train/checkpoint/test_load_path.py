@@ -18,9 +18,9 @@ from olm_train.checkpoint.exported import load_exported
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.resume import restore
 from olm_train.checkpoint.weights import load_model
+from olm_train.distributed.world import World
 from olm_train.export import main
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 MODEL = "--model={d_model: 16, n_layers: 2, n_heads: 2, hidden_size: 32, vocab_multiple: 100}"
 NO_STATE = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=false")

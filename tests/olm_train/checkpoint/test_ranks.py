@@ -16,7 +16,7 @@ from support.training import build, digest, full, train
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 def digests(module: Any) -> list[str]:

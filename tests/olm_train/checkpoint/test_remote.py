@@ -16,9 +16,9 @@ from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import MANIFEST
 from olm_train.checkpoint.place import candidates, partial_folders
+from olm_train.distributed.world import World
 from olm_train.export import main as export
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 OPTIONS = (
     "--trainer.callbacks.lm_evaluator.enabled=false",

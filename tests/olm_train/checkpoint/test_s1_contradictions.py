@@ -14,7 +14,7 @@ from support.runs import build_trainer, metrics
 
 from olm_data.errors import ConflictError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 QUIET = "--trainer.callbacks.lm_evaluator.enabled=false"
 EVERY_2 = "--trainer.callbacks.checkpointer.save_interval=2"

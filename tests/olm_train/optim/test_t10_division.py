@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support.distributed import run_ranks
 from support.training import MODEL, build, digest, full
 
+from olm_train.distributed.world import World
 from olm_train.model.shards import assign
 from olm_train.optim import muon
 from olm_train.optim.division import Division, Grid, Matrix
 from olm_train.optim.muon import MuonConfig, cost
 from olm_train.train_module import TransformerTrainModule
-from olm_train.world import World
 
 STEPS = 3
 LAYOUTS: dict[str, tuple[str, dict[str, Any]]] = {

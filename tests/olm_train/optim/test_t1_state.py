@@ -18,8 +18,8 @@ from olm_data.errors import UsageError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
+from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 CANNOT = {"LBFGS", "SparseAdam"}
 """One needs a closure, one sparse gradients: neither can take a step of the trainer."""

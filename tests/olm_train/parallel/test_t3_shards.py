@@ -17,10 +17,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.resume import restore
+from olm_train.distributed.world import World
 from olm_train.export import export
 from olm_train.model.init import init_parameters
 from olm_train.model.normal import Workspace
-from olm_train.world import World
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp": {},

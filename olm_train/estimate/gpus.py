@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 
 from olm_data.errors import UsageError, suggest
-from olm_train.device_defaults import Capability
-from olm_train.flops import device_peak_flops
+from olm_train.estimate.device_defaults import Capability
+from olm_train.estimate.flops import device_peak_flops
 
 HEADROOM = 0.1
 """Share of a device left to the allocator's fragments, collectives and the device's context."""

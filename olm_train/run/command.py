@@ -8,7 +8,6 @@ once. Rank 0 speaks; an error is told once, by the rank that met it first.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import traceback
@@ -20,13 +19,12 @@ from typing import TYPE_CHECKING
 
 from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
-from olm_data.sinks import guard
 
 if TYPE_CHECKING:
-    from olm_train.dry_run import Plan
-    from olm_train.preempt import Preemption
-    from olm_train.run_config import RunConfig
-    from olm_train.world import World
+    from olm_train.distributed.preempt import Preemption
+    from olm_train.distributed.world import World
+    from olm_train.run.config import RunConfig
+    from olm_train.run.dry_run import Plan
 
 HELP = """\
 Train from a configuration file; run the same command again to go on where it stopped.
@@ -174,17 +172,17 @@ def _run(arguments: Arguments) -> int:
     if "--strict-env" in arguments.flags:
         values.override("--trainer.callbacks.environment.strict=true")
 
-    from olm_train.config_schema import check_names
+    from olm_train.run.config_schema import check_names
 
     check_names(values)
 
-    from olm_train.preempt import Preemption
-    from olm_train.run_config import RunConfig
+    from olm_train.distributed.preempt import Preemption
+    from olm_train.run.config import RunConfig
 
     config = RunConfig.resolve(values)
     if "--dry-run" in arguments.flags:
         if _rank() == 0:
-            from olm_train.dry_run import describe
+            from olm_train.run.dry_run import describe
 
             size = int(os.environ.get("WORLD_SIZE", "1"))
             nodes = size // int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
@@ -192,7 +190,7 @@ def _run(arguments: Arguments) -> int:
         return 0
     if "--config-diff" in arguments.options:
         if _rank() == 0:
-            from olm_train.config_diff import config_diff
+            from olm_train.run.config_diff import config_diff
 
             lines = config_diff(arguments.options["--config-diff"], config)
             print(shown("\n".join(lines)) if lines else "no difference")
@@ -203,11 +201,11 @@ def _run(arguments: Arguments) -> int:
 
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
-    from olm_train.device_defaults import Capability
-    from olm_train.parallel.auto import Machine
-    from olm_train.preempt import Preempted
-    from olm_train.startup import Introduction, meet
-    from olm_train.world import World
+    from olm_train.distributed.agreement import Introduction, meet
+    from olm_train.distributed.preempt import Preempted
+    from olm_train.distributed.world import World
+    from olm_train.estimate.device_defaults import Capability
+    from olm_train.estimate.sharding import Machine
 
     world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
     config, threads = _with_threads(config, world)
@@ -234,7 +232,7 @@ def _with_threads(config: RunConfig, world: World) -> tuple[RunConfig, str]:
 
     from olm_train.checkpoint.logs import default_work_dir
     from olm_train.checkpoint.manifest import CONFIG
-    from olm_train.threads import Processors, choose, recorded_threads
+    from olm_train.distributed.threads import Processors, choose, recorded_threads
 
     folder = Path(config.trainer.work_dir or default_work_dir(config.trainer.save_folder))
     recorded = world.on_main(lambda: recorded_threads(folder / CONFIG))
@@ -250,8 +248,8 @@ def _plan(arguments: Arguments) -> Plan:
     Raises:
         UsageError: an unknown accelerator, or no share of its peak.
     """
-    from olm_train.dry_run import Plan
-    from olm_train.gpus import gpu_named
+    from olm_train.estimate.gpus import gpu_named
+    from olm_train.run.dry_run import Plan
 
     text = arguments.options.get("--mfu", "0.4")
     try:
@@ -271,7 +269,7 @@ def _default_config() -> str:
     """
     if Path("train.yaml").is_file():
         return "train.yaml"
-    recipes = sorted((Path(__file__).resolve().parents[1] / "pipelines").glob("*/train.yaml"))
+    recipes = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*/train.yaml"))
     if not recipes:
         raise UsageError(
             "no configuration file given, and there is no train.yaml here",
@@ -323,27 +321,3 @@ def _first_to_fail() -> bool:
         return store.add(f"olm_train/failed/{attempt}", 1) == 1
     except DistError:  # the launcher is gone: better twice than never
         return True
-
-
-class _Exit:
-    """Ends the process once all exit handlers ran, without taking the interpreter apart.
-
-    torch's communication threads may still be dropping the tensors of a last collective. One that
-    needs the interpreter while it is being finalised aborts the process (SIGABRT), and a run that
-    finished would count as failed. Registered first, so that it is the last handler to run.
-    """
-
-    def __init__(self) -> None:
-        self.code = 1
-        atexit.register(self.leave)
-
-    def leave(self) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(self.code)
-
-
-if __name__ == "__main__":
-    guard()
-    process_exit = _Exit()
-    process_exit.code = main()

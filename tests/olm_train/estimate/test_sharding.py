@@ -13,11 +13,11 @@ from support.training import MODEL, build
 
 from olm_data.errors import UsageError
 from olm_train.config import Values
-from olm_train.dry_run import describe
-from olm_train.memory import memory_of_step
-from olm_train.parallel.auto import ROOM, Goal, Machine, choose
+from olm_train.estimate.memory import memory_of_step
+from olm_train.estimate.sharding import ROOM, Goal, Machine, choose
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import describe
 
 MODULE = build().config
 

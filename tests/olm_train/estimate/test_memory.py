@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from olm_train.memory import LOGITS_BYTES, TrainingTensors, block_bytes, memory_of_step
+from olm_train.estimate.memory import LOGITS_BYTES, TrainingTensors, block_bytes, memory_of_step
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import cross_entropy_sum

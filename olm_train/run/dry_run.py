@@ -16,16 +16,16 @@ from olm_data.mixture.lock import Lock
 from olm_data.progress import duration
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
-from olm_train.device_defaults import Capability, resolve
+from olm_train.distributed.threads import Processors, choose
+from olm_train.distributed.world import World
 from olm_train.duration import run_length
-from olm_train.first_rows import first_rows
-from olm_train.flops import document_pairs, num_flops_per_token
-from olm_train.gpus import GPUS, Gpu
-from olm_train.memory import memory_of_step
-from olm_train.parallel.auto import Machine
-from olm_train.run_config import RunConfig
-from olm_train.threads import Processors, choose
-from olm_train.world import World
+from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.estimate.flops import document_pairs, num_flops_per_token
+from olm_train.estimate.gpus import GPUS, Gpu
+from olm_train.estimate.memory import memory_of_step
+from olm_train.estimate.sharding import Machine
+from olm_train.run.config import RunConfig
+from olm_train.run.first_rows import first_rows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from olm_data.errors import OlmError, UsageError
-from olm_train.check_in import check_in, meets_on_loopback
+from olm_train.distributed.check_in import check_in, meets_on_loopback
 
 Result = TypeVar("Result")
 

@@ -33,7 +33,7 @@ _SIMPLE = {int: "integer", float: "number", str: "string", bool: "boolean", File
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a training configuration."""
-    from olm_train.run_config import RunConfig
+    from olm_train.run.config import RunConfig
 
     definitions: dict[str, Any] = {}
     root = _of(RunConfig, definitions)

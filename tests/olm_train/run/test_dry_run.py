@@ -13,15 +13,15 @@ from support.runs import config_values, write_config
 
 from olm_data.mixture.lock import Lock
 from olm_train.config import Values
-from olm_train.dry_run import Plan, describe
-from olm_train.first_rows import first_rows
-from olm_train.flops import num_flops_per_token
-from olm_train.gpus import GPUS, gpu_named
-from olm_train.memory import memory_of_step
+from olm_train.distributed.world import World
+from olm_train.estimate.flops import num_flops_per_token
+from olm_train.estimate.gpus import GPUS, gpu_named
+from olm_train.estimate.memory import memory_of_step
 from olm_train.model.presets import PRESETS
-from olm_train.run import main
-from olm_train.run_config import RunConfig
-from olm_train.world import World
+from olm_train.run.command import main
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import Plan, describe
+from olm_train.run.first_rows import first_rows
 
 
 @pytest.fixture

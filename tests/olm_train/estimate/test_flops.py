@@ -12,7 +12,7 @@ from support.batches import make_batch
 from support.model_options import CONFIG, OPTIONS
 from torch.utils.flop_counter import FlopCounterMode
 
-from olm_train.flops import (
+from olm_train.estimate.flops import (
     attention_pairs,
     device_peak_flops,
     document_pairs,

@@ -25,7 +25,7 @@ from olm_data.storage.lease import (
     Lease,
 )
 from olm_data.storage.store import Store
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 PREFIX = "lease-"
 BUSY = "another process trains into this folder"

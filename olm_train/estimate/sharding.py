@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from olm_train.memory import memory_of_step
+from olm_train.distributed.world import World
+from olm_train.estimate.memory import memory_of_step
 from olm_train.model.decoder import DecoderConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.world import World
 
 if TYPE_CHECKING:
     from olm_train.train_module import TransformerTrainModuleConfig

@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import OlmError, UsageError
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 GRACE = timedelta(seconds=10)
 """How long a rank that gave up waits for the others to say that they did so too."""

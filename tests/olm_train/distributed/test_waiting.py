@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train.parallel.waiting import CommConfig, Waiting, broke_off, numbers
-from olm_train.world import World
+from olm_train.distributed.waiting import CommConfig, Waiting, broke_off, numbers
+from olm_train.distributed.world import World
 
 
 @given(st.sets(st.integers(0, 30), min_size=1))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from olm_train.device_defaults import Capability, resolve
+from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.model.decoder import DecoderConfig
 from olm_train.optim.base import OptimConfig
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from olm_data.canonical import digest
 from olm_data.errors import ValidationError
-from olm_train.world import World
+from olm_train.distributed.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

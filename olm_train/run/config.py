@@ -26,21 +26,21 @@ from olm_train.callbacks.replica_checker import ReplicaCheckerConfig
 from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
 from olm_train.callbacks.watchdog import WatchdogConfig
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
+from olm_train.checkpoint.saved_config import saved_config
 from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
-from olm_train.device_defaults import Capability, resolve
+from olm_train.distributed.holding import LeasePolicy
+from olm_train.distributed.waiting import CommConfig
+from olm_train.distributed.world import World
 from olm_train.duration import Duration
-from olm_train.holding import LeasePolicy
+from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
 from olm_train.model.decoder import DecoderConfig
 from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
-from olm_train.parallel.auto import CHOSEN, Goal, Machine, choose
-from olm_train.parallel.waiting import CommConfig
-from olm_train.saved_config import saved_config
 from olm_train.train_module import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
-from olm_train.world import World
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from support.runs import config_values
 
 from olm_train.config import Values
-from olm_train.dry_run import Plan, describe
-from olm_train.gpus import GPUS
-from olm_train.memory import memory_of_step
+from olm_train.estimate.gpus import GPUS
+from olm_train.estimate.memory import memory_of_step
+from olm_train.estimate.recipe import Recipe, counted_tensors, recipe
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.presets import main, table
-from olm_train.recipe import Recipe, counted_tensors, recipe
-from olm_train.run_config import RunConfig
+from olm_train.run.config import RunConfig
+from olm_train.run.dry_run import Plan, describe
 from olm_train.train_module import TransformerTrainModuleConfig
 
 STATED = ("h100", "h200")

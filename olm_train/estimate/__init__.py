@@ -1,0 +1,1 @@
+"""What a training run will cost and what fits, before it starts: FLOPs, memory, accelerators."""

@@ -1,0 +1,1 @@
+"""A run from a configuration file: its configuration, plan, checks, and the command."""

@@ -1,0 +1,34 @@
+"""`python -m olm_train.run`, see `command.py`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from olm_data.sinks import guard
+from olm_train.run.command import main
+
+
+class _Exit:
+    """Ends the process once all exit handlers ran, without taking the interpreter apart.
+
+    torch's communication threads may still be dropping the tensors of a last collective. One that
+    needs the interpreter while it is being finalised aborts the process (SIGABRT), and a run that
+    finished would count as failed. Registered first, so that it is the last handler to run.
+    """
+
+    def __init__(self) -> None:
+        self.code = 1
+        atexit.register(self.leave)
+
+    def leave(self) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self.code)
+
+
+if __name__ == "__main__":
+    guard()
+    process_exit = _Exit()
+    process_exit.code = main()
