@@ -19,10 +19,10 @@ from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.peek.views import LockRows
+from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, NON_FINITE, STEP_SKIPPED
 from olm_data.storage.disk import write_durable
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy, restore
-from olm_train.metrics import CE_LOSS, GRAD_NORM
-from olm_train.stability import NON_FINITE, SKIPPED, NonFinite
+from olm_train.stability import NonFinite
 
 if TYPE_CHECKING:
     from olm_train.trainer import Trainer
@@ -71,7 +71,7 @@ def check_finite(trainer: Trainer, step: int, metrics: dict[str, float]) -> None
     what = f"step {step:,}: loss {loss}, gradient norm {norm}; {documents}"
     if trainer.train_module.non_finite is not NonFinite.skip:
         raise NonFiniteError(step, ranges, what, report)
-    metrics[SKIPPED] = 1.0
+    metrics[STEP_SKIPPED] = 1.0
     trainer.say(f"warning: {what}\n  the step is left out; its documents are in {report}")
 
 

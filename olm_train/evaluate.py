@@ -20,6 +20,7 @@ from olm_data.command import reported
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import shown
 from olm_data.extras import needs
+from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
 from olm_data.sinks import guard
 
 with needs("evaluating a model", command=__name__ == "__main__"):
@@ -63,7 +64,7 @@ def evaluate(model: Decoder, dataset: Dataset, sequence_length: int) -> dict[str
         total += losses.sum(dtype=torch.float64).item()
         count += int(count_valid(batch.labels))
     loss = total / count if count else math.nan
-    return {"CE loss": loss, "PPL": perplexity(loss), "tokens": count}
+    return {EVAL_CE_LOSS: loss, EVAL_PERPLEXITY: perplexity(loss), EVAL_TOKENS: count}
 
 
 def evaluate_all(found: Portable, folders: tuple[str, ...]) -> dict[str, Any]:
@@ -102,8 +103,9 @@ def main(
         return
     for name, values in result["datasets"].items():
         click.echo(
-            f"{name}: CE loss {values['CE loss']:.4f} nats a token, perplexity "
-            f"{values['PPL']:.2f}, {values['tokens']:,} tokens ({found.name}, step {found.step:,})"
+            f"{name}: CE loss {values[EVAL_CE_LOSS]:.4f} nats a token, perplexity "
+            f"{values[EVAL_PERPLEXITY]:.2f}, {values[EVAL_TOKENS]:,} tokens "
+            f"({found.name}, step {found.step:,})"
         )
 
 

@@ -12,10 +12,6 @@ from collections.abc import Mapping
 
 import torch
 
-CE_LOSS = "train/CE loss"
-GRAD_NORM = "optim/total grad norm"
-LR = "optim/lr"
-
 
 class MetricsBuffer:
     """Values by step and name that have not been read yet."""

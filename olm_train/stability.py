@@ -19,11 +19,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-NON_FINITE = "optim/non-finite"
-"""Metric of each step: 1 where its loss or gradient norm is NaN or infinite."""
-SKIPPED = "optim/step skipped"
-"""Metric: 1 where the step was not taken and the run went on."""
-
 
 class NonFinite(StrEnum):
     """What a run does about a step whose loss or gradient norm is NaN or infinite."""

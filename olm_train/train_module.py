@@ -20,6 +20,19 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError, ValidationError
+from olm_data.run_log.metric_names import (
+    ATTENTION_PAIRS,
+    CE_LOSS,
+    GRAD_NORM,
+    LABELS,
+    LR,
+    NON_FINITE,
+    SEQUENCE_LENGTH,
+    STEP_SKIPPED,
+    TOKENS,
+    Z_LOSS,
+    lr_of_group,
+)
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
@@ -42,7 +55,7 @@ from olm_train.parallel.activation_checkpointing import ActivationCheckpointingC
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.stability import NON_FINITE, SKIPPED, FiniteGate, NonFinite, take_step
+from olm_train.stability import FiniteGate, NonFinite, take_step
 from olm_train.train_module_base import TrainModule
 
 if TYPE_CHECKING:
@@ -219,13 +232,9 @@ class TransformerTrainModule(TrainModule):
 
         Returns:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
-            "train/CE loss" and, if there is one, "train/Z loss" (multiplied) fp32 nats per valid
-            label, "optim/total grad norm" fp32 before
-            clipping, "optim/lr" float ("optim/lr (group 1)" and so on too, where groups have
-            rates of their own), "train/tokens", "train/labels" (valid ones) and
-            "train/attention pairs" (queries times the keys each sees, mean over layers) int64,
-            "train/sequence length" tokens of a row. "optim/non-finite" fp32 is 1 where loss or
-            norm is NaN or infinite: nothing was changed by this step, nor is by later ones unless
+            By the names of `olm_data.run_log.metric_names`: losses, norm and NON_FINITE fp32,
+            counts int64, rates float (also of each group, where groups have rates of their own).
+            Where NON_FINITE is 1, nothing was changed by this step, nor is by later ones unless
             the policy is `skip` or a state is loaded.
         """
         if not batches or not 1 <= step <= max_steps:
@@ -253,7 +262,7 @@ class TransformerTrainModule(TrainModule):
             if sums.z is not None:
                 z_loss += sums.z / divisor
         loss = self.world.sum(loss)
-        extra = {} if sums.z is None else {"train/Z loss": self.world.sum(z_loss)}
+        extra = {} if sums.z is None else {Z_LOSS: self.world.sum(z_loss)}
 
         norm = total_norm(self.model.parameters())
         grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
@@ -263,18 +272,18 @@ class TransformerTrainModule(TrainModule):
             self._guard.push(loss, grad_norm)
         lr = self._set_lr(step, max_steps, tokens, batch_growth)
         take_step(self.optimizer, blocked)
-        skipped = {} if self._guard is None else {SKIPPED: self._guard.skipped()}
+        skipped = {} if self._guard is None else {STEP_SKIPPED: self._guard.skipped()}
         return {
-            "train/CE loss": loss,
+            CE_LOSS: loss,
             **extra,
-            "optim/total grad norm": grad_norm,
-            "optim/lr": lr,
+            GRAD_NORM: grad_norm,
+            LR: lr,
             **self._group_rates(),
             **skipped,
-            "train/tokens": seen,
-            "train/labels": labels,
-            "train/attention pairs": pairs,
-            "train/sequence length": batches[0].max_seqlen,
+            TOKENS: seen,
+            LABELS: labels,
+            ATTENTION_PAIRS: pairs,
+            SEQUENCE_LENGTH: batches[0].max_seqlen,
             NON_FINITE: bad,
         }
 
@@ -370,7 +379,7 @@ class TransformerTrainModule(TrainModule):
         groups = self.optimizer.param_groups
         if len({group["peak_lr"] for group in groups}) == 1:
             return {}
-        return {f"optim/lr (group {number})": group["lr"] for number, group in enumerate(groups)}
+        return {lr_of_group(number): group["lr"] for number, group in enumerate(groups)}
 
 
 def _paired(

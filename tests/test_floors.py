@@ -22,6 +22,7 @@ FLOORS = {
         ("storage",),
         ("page",),
         ("order",),
+        ("run_log",),
         ("select",),
         ("tokenizer",),
         ("dataset",),

@@ -22,6 +22,7 @@ from olm_data.json_lines import LogEnd, json_lines, malformed_log
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import BatchSizeChange, StepSizes
 from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
 
 LOG, CONFIG = "metrics.jsonl", "config.json"
 
@@ -173,7 +174,7 @@ def read_steps(path: Path, end: LogEnd | None = None) -> Iterator[LoggedStep]:
 
 def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
     step, tokens, (first, end) = entry["step"], entry["tokens"], entry["rows"]
-    order, trained = entry.get("order"), entry.get("train/tokens")
+    order, trained = entry.get("order"), entry.get(TOKENS)
     if not all(type(value) is int for value in (step, tokens, first, end)) or not 0 <= first < end:
         raise ValueError("step, tokens and rows are not what a run writes")
     if order is not None and not isinstance(order, str):
@@ -183,5 +184,5 @@ def _step(number: int, entry: dict[str, Any]) -> LoggedStep:
     skipped = merge_ranges(entry.get("skipped", []))
     if clip_ranges(skipped, first, end) != skipped:
         raise ValueError("skipped rows are not among those of the step")
-    taken = not entry.get("optim/step skipped")
+    taken = not entry.get(STEP_SKIPPED)
     return LoggedStep(number, step, tokens, (first, end), skipped, order, trained, taken)

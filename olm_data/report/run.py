@@ -26,12 +26,20 @@ from olm_data.json_lines import LogEnd, json_lines, malformed_log
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
 from olm_data.progress import duration, scaled
 from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.run_log.metric_names import (
+    CE_LOSS,
+    DATA_WAIT_SHARE,
+    EVAL_CE_LOSS,
+    GRAD_NORM,
+    LR,
+    MFU,
+    TOKENS_PER_SECOND,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _LATEST = 1e11  # seconds since 1970
-LOSS, SPEED = "train/CE loss", "throughput/tokens per second"
 LINES = ("-", "--", ":", "-.")
 """One for each run; the colours are those of the held-out sets."""
 
@@ -98,10 +106,10 @@ class RunLog:
         for entry in self.evals:
             for name, metrics in entry["eval"].items():
                 # none: a set without a token, or a loss that overflowed
-                if metrics.get("CE loss") is not None:
+                if metrics.get(EVAL_CE_LOSS) is not None:
                     steps, losses = found.setdefault(name, ([], []))
                     steps.append(entry["step"])
-                    losses.append(metrics["CE loss"])
+                    losses.append(metrics[EVAL_CE_LOSS])
         return found
 
     @property
@@ -148,7 +156,7 @@ def _fault(entry: dict[str, Any]) -> str | None:
         return "its time is not a time"
     sets = entry.get("eval", {})
     if not isinstance(sets, dict) or not all(
-        isinstance(metrics, dict) and isinstance(metrics.get("CE loss"), int | float | None)
+        isinstance(metrics, dict) and isinstance(metrics.get(EVAL_CE_LOSS), int | float | None)
         for metrics in sets.values()
     ):
         return "an evaluation without a loss"
@@ -161,7 +169,7 @@ def headline(log: RunLog) -> list[tuple[str, str]]:
     for name, (_, losses) in log.held_out().items():
         facts.append((f"loss on held-out {name}", f"{losses[-1]:.3f}"))
         facts.append((f"perplexity on {name}", perplexity(losses[-1])))
-    _, losses = log.series(LOSS)
+    _, losses = log.series(CE_LOSS)
     if not facts and losses:
         last = np.mean([loss for loss in losses[-20:] if loss is not None] or [np.nan])
         facts.append((f"training loss, mean of the last {len(losses[-20:])} steps", f"{last:.3f}"))
@@ -206,14 +214,16 @@ def _lines(logs: Sequence[RunLog]) -> Iterator[tuple[str, str, RunLog]]:
 
 def training_section(logs: Sequence[RunLog]) -> str:
     """Return loss, validation, learning rate and gradient norm over the steps."""
-    if not any(log.series(LOSS)[0] for log in logs):
+    if not any(log.series(CE_LOSS)[0] for log in logs):
         return ""
     sets = list(dict.fromkeys(name for log in logs for name in log.held_out()))
     colour_of = dict(zip(sets, cycle(COLOURS), strict=False))
 
     def draw(axes: Axes) -> None:
         for style, label, log in _lines(logs):
-            axes.plot(*log.series(LOSS), style, color="#9aa3af", linewidth=1, label=f"{label}train")
+            axes.plot(
+                *log.series(CE_LOSS), style, color="#9aa3af", linewidth=1, label=f"{label}train"
+            )
             for name, (steps, losses) in log.held_out().items():
                 axes.plot(
                     *(steps, losses, style),
@@ -229,12 +239,12 @@ def training_section(logs: Sequence[RunLog]) -> str:
 
     said = []
     for _, label, log in _lines(logs):
-        _, losses = log.series(LOSS)
+        _, losses = log.series(CE_LOSS)
         told = [f"train from {losses[0]:.2f} to {losses[-1]:.2f}"] if losses else []
         told += [f"{name} ends at {ys[-1]:.3f}" for name, (_, ys) in log.held_out().items()]
         said.append(label + ", ".join(told))
-    small = _small(logs, "optim/lr", "learning rate", COLOURS[1])
-    small += _small(logs, "optim/total grad norm", "gradient norm", COLOURS[3], log_scale=True)
+    small = _small(logs, LR, "learning rate", COLOURS[1])
+    small += _small(logs, GRAD_NORM, "gradient norm", COLOURS[3], log_scale=True)
     rows = [
         (f"{label}{name}", f"{steps[-1]:,}", f"{losses[-1]:.4f}", perplexity(losses[-1]))
         for _, label, log in _lines(logs)
@@ -269,12 +279,18 @@ def _small(
 
 def speed_section(logs: Sequence[RunLog]) -> str:
     """Return tokens a second over the steps."""
-    if not any(log.series(SPEED)[0] for log in logs):
+    if not any(log.series(TOKENS_PER_SECOND)[0] for log in logs):
         return ""
 
     def draw(axes: Axes) -> None:
         for style, label, log in _lines(logs):
-            axes.plot(*log.series(SPEED), style, color=COLOURS[2], linewidth=1, label=label[:-2])
+            axes.plot(
+                *log.series(TOKENS_PER_SECOND),
+                style,
+                color=COLOURS[2],
+                linewidth=1,
+                label=label[:-2],
+            )
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step")
         axes.set_ylabel("tokens/s")
@@ -285,13 +301,13 @@ def speed_section(logs: Sequence[RunLog]) -> str:
 
     facts = []
     for _, label, log in _lines(logs):
-        _, speed = log.series(SPEED)
+        _, speed = log.series(TOKENS_PER_SECOND)
         if speed:
             facts.append((f"{label}tokens/s, median", f"{np.median(speed):,.0f}"))
-        _, wait = log.series("throughput/data wait share")
+        _, wait = log.series(DATA_WAIT_SHARE)
         if wait:
             facts.append((f"{label}time waiting for data", f"{100 * float(np.mean(wait)):.2f} %"))
-        _, mfu = log.series("throughput/MFU")
+        _, mfu = log.series(MFU)
         if mfu:
             facts.append((f"{label}MFU, median", f"{100 * float(np.median(mfu)):.1f} %"))
     alt = "Throughput over the steps: " + "; ".join(" ".join(fact) for fact in facts)

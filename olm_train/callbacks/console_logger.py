@@ -9,14 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from olm_data.errors import UsageError
-from olm_train.callbacks.base import Callback
-from olm_train.callbacks.speed_monitor import (
+from olm_data.run_log.metric_names import (
+    CE_LOSS,
     DATA_WAIT_SHARE,
+    EVAL_CE_LOSS,
+    EVAL_PERPLEXITY,
+    EVAL_TOKENS,
+    GRAD_NORM,
+    LR,
     MFU,
+    THROUGHPUT,
     TOKENS_PER_SECOND,
 )
+from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import step_of
-from olm_train.metrics import CE_LOSS, GRAD_NORM, LR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,7 @@ class ConsoleLoggerCallback(Callback):
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         trainer, sizes = self.trainer, self.trainer.data_loader.batch_sizes
-        self._speed |= {name: v for name, v in metrics.items() if name.startswith("throughput/")}
+        self._speed |= {name: v for name, v in metrics.items() if name.startswith(THROUGHPUT)}
         if any(step == first for first, _ in sizes.changes):
             trainer.say(f"the global batch is {sizes.size(step - 1):,} tokens from step {step:,}")
         last = step == trainer.stop_step
@@ -91,8 +97,8 @@ class ConsoleLoggerCallback(Callback):
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         for name, result in results.items():
             self.trainer.say(
-                f"evaluation at step {step:,}   {name}   CE loss {result['CE loss']:.4f}   "
-                f"PPL {result['PPL']:.2f}   ({int(result['tokens']):,} tokens)"
+                f"evaluation at step {step:,}   {name}   CE loss {result[EVAL_CE_LOSS]:.4f}   "
+                f"PPL {result[EVAL_PERPLEXITY]:.2f}   ({int(result[EVAL_TOKENS]):,} tokens)"
             )
 
     def post_checkpoint_saved(self, folder: str) -> None:

@@ -19,6 +19,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_data.json_lines import json_lines
 from olm_data.locate.run import LOG
 from olm_data.mixture.lock import Lock
+from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import Kind
 from olm_train.config import FilePath
@@ -152,7 +153,11 @@ class LMEvaluatorCallback(Callback):
                 total += torch.stack([loss_sum.double(), count.double()])
             loss_sum, count = world.sum(total).tolist()
             loss = loss_sum / count if count else math.nan
-            results[name] = {"CE loss": loss, "PPL": perplexity(loss), "tokens": int(count)}
+            results[name] = {
+                EVAL_CE_LOSS: loss,
+                EVAL_PERPLEXITY: perplexity(loss),
+                EVAL_TOKENS: int(count),
+            }
         return results
 
 

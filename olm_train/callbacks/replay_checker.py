@@ -21,10 +21,11 @@ from olm_data.audit.run_log import Start, read_starts
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.json_lines import json_lines, malformed_log
 from olm_data.locate.run import LOG
+from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
 from olm_train.checkpoint.resume import load_state
-from olm_train.metrics import CE_LOSS, GRAD_NORM, MetricsBuffer
+from olm_train.metrics import MetricsBuffer
 
 COMPARED = (CE_LOSS, GRAD_NORM)
 OTHERWISE = 1e-3

@@ -14,17 +14,17 @@ from typing import ClassVar
 import torch
 
 from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import (
+    ATTENTION_PAIRS,
+    DATA_WAIT_SECONDS,
+    DATA_WAIT_SHARE,
+    MFU,
+    SECONDS_PER_STEP,
+    TOKENS,
+    TOKENS_PER_SECOND,
+)
 from olm_train.callbacks.base import Callback
 from olm_train.estimate.flops import model_flops_utilisation
-
-TOKENS_PER_SECOND = "throughput/tokens per second"
-STEP_SECONDS = "throughput/seconds per step"
-DATA_WAIT_SECONDS = "throughput/data wait seconds"
-DATA_WAIT_SHARE = "throughput/data wait share"
-MFU = "throughput/MFU"
-
-PAIRS = "train/attention pairs"
-TOKENS = "train/tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class SpeedMonitorCallback(Callback):
             self._open_window()
 
     def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-        self._pairs += metrics.get(PAIRS, 0.0)
+        self._pairs += metrics.get(ATTENTION_PAIRS, 0.0)
         self._tokens += metrics.get(TOKENS, 0.0)
         if self._window is None or step != self.trainer.step or step == self._window[0]:
             return
@@ -81,7 +81,7 @@ class SpeedMonitorCallback(Callback):
         wait = self.trainer.data_loader.data_wait_seconds - waited
         tokens = self.trainer.tokens_at(step) - self.trainer.tokens_at(first)
         metrics[TOKENS_PER_SECOND] = tokens / seconds
-        metrics[STEP_SECONDS] = seconds / steps
+        metrics[SECONDS_PER_STEP] = seconds / steps
         metrics[DATA_WAIT_SECONDS] = wait
         metrics[DATA_WAIT_SHARE] = wait / seconds
         if wait > self.config.data_wait_alarm * seconds:

@@ -1,0 +1,1 @@
+"""What a run writes about itself, line by line, and the names of what it measures."""
