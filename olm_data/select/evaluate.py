@@ -1,23 +1,24 @@
-"""What a `--where` expression says of records: masks of columns, and of statistics.
+"""What a `--where` expression says of records: masks of columns, and of parquet statistics.
 
     columns (Arrow arrays of a table | lists of JSON values) + node -> bool mask
     a table's schema + node -> an error where a condition can never be decided
-    smallest, largest, nulls of a row group + node -> can any of its rows match?
+    footer of a parquet file + node -> the row groups that may hold a match
 
-Both kinds of columns and the statistics follow the one meaning that `where.py` states. Pure.
+`_where` builds all of it from `pyarrow.compute`: given arrays it computes the mask, given fields an
+expression for Arrow's own look at the statistics. `not` is moved down to the conditions ("which
+rows make it false?"), so unknown counts as "no" everywhere. Pure.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import ceil, floor, inf, nextafter
+from math import ceil, floor, inf
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from olm_data.arrow_values import as_numpy
 from olm_data.errors import InputError, printable
@@ -31,13 +32,11 @@ from olm_data.select.where import (
     Leaf,
     Node,
     Not,
+    columns,
     kind_of_value,
     leaves,
     wanted_kinds,
 )
-
-Three = bool | None
-"""True, false or unknown."""
 
 _KERNELS = {
     "==": pc.equal,
@@ -47,7 +46,6 @@ _KERNELS = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-
 _ARROW_TYPES = {
     str: pa.large_string(),
     bool: pa.bool_(),
@@ -57,30 +55,37 @@ _ARROW_TYPES = {
 _EXACT = 1 << 53  # integers up to here are doubles too
 
 
-def matches(node: Node, columns: Mapping[str, Any], rows: int) -> np.ndarray:
+def matches(node: Node, columns: Mapping[str, Any], rows: int) -> NDArray[np.bool_]:
     """Return bool [rows]: the expression is true.
 
     Args:
         columns: by name, each of `rows` values: an Arrow array, or a list of JSON values. A column
             that is not there is null.
     """
-    return as_numpy(pc.fill_null(_mask(node, columns, rows), False))
+    never = pc.is_valid(pa.nulls(rows))
+    present = {name: _as_array(values) for name, values in columns.items()}
+    typed = {name: (getattr(values, "type", None), values) for name, values in present.items()}
+    return as_numpy(pc.fill_null(_where(node, True, typed, pa.nulls(rows), never), False))
 
 
-def _mask(node: Node, columns: Mapping[str, Any], rows: int) -> pa.BooleanArray:
-    if isinstance(node, Not):
-        return pc.invert(_mask(node.part, columns, rows))
-    if isinstance(node, Joined):
-        join = pc.or_kleene if node.any else pc.and_kleene
-        result = _mask(node.parts[0], columns, rows)
-        for part in node.parts[1:]:
-            result = join(result, _mask(part, columns, rows))
-        return result
-    column = columns.get(node.column)
-    column = pa.nulls(rows) if column is None else _as_array(column)
-    if isinstance(column, pa.Array):
-        return _of_array(node, column)
-    return pa.array([decide(node, value) for value in column], pa.bool_())
+def matching_groups(node: Node, metadata: Any, schema: pa.Schema) -> set[int]:
+    """Return the row groups whose statistics do not exclude a match.
+
+    Of a column with nulls Arrow excludes nothing but what asks for nulls.
+
+    Args:
+        metadata: `pyarrow.parquet.FileMetaData`.
+        schema: of the table as it is read; names that the file lacks have no statistics.
+    """
+    import pyarrow.dataset as ds
+
+    footer = pa.BufferOutputStream()
+    metadata.write_metadata_file(footer)  # the footer is not read a second time
+    fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer.getvalue()))
+    used = pa.schema([schema.field(name) for name in columns(node) if name in schema.names])
+    fields = {field.name: (field.type, pc.field(field.name)) for field in used}
+    expression = _where(node, True, fields, pc.scalar(None), pc.scalar(False))
+    return {group.id for group in fragment.subset(expression, schema=used).row_groups}
 
 
 def _as_array(values: Any) -> Any:
@@ -97,8 +102,8 @@ def _as_array(values: Any) -> Any:
         return values
 
 
-def decide(leaf: Leaf, value: Any) -> Three:
-    """Return what a condition says of one JSON value."""
+def decide(leaf: Leaf, value: Any) -> bool | None:
+    """Return what a condition says of one JSON value; None is unknown."""
     if isinstance(leaf, IsNull):
         return value is None
     if isinstance(leaf, Flag):
@@ -156,198 +161,99 @@ def mismatch(leaf: Leaf, found: str, where: str) -> InputError:
     )
 
 
-# --- Arrow arrays ------------------------------------------------------------------------------
+# --- conditions on arrays, or on fields --------------------------------------------------------
 
 
-def _of_array(leaf: Leaf, column: pa.Array) -> pa.BooleanArray:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if column.type == pa.string_view():
-        column = column.cast(pa.large_string())
-    if isinstance(leaf, IsNull):
-        return pc.is_null(column)
-    kind = kind_of_type(column.type)
-    if isinstance(leaf, In) and not leaf.values:
-        return _constant(column, False)
-    if kind not in wanted_kinds(leaf):
-        return pa.nulls(len(column), pa.bool_())
-    if isinstance(leaf, Flag):
-        return column
-    if isinstance(leaf, In):
-        return _is_in(column, [value for value in leaf.values if kind_of_value(value) == kind])
-    if kind == "number":
-        return _number(column, leaf.op, leaf.value)
-    return _KERNELS[leaf.op](column, pa.scalar(leaf.value, column.type))
-
-
-def _is_in(column: pa.Array, values: list[Any]) -> pa.BooleanArray:
-    kind = column.type
-    if pa.types.is_integer(kind):
-        low, high = _integer_range(kind)
-        values = [int(v) for v in values if v == floor(v) and low <= v <= high]
-    elif pa.types.is_floating(kind):
-        column, kind = column.cast(pa.float64()), pa.float64()
-        values = [below for v in values for below, above in [_doubles(v)] if below == above]
-        values += [-0.0] if 0.0 in values else []  # the kernel tells the two zeros apart
-    found = pc.is_in(column, value_set=pa.array(values, kind))
-    return pc.if_else(column.is_valid(), found, pa.scalar(None, pa.bool_()))
-
-
-def _number(column: pa.Array, op: str, value: Any) -> pa.BooleanArray:
-    """Compare exactly: the literal is first replaced by its neighbour among the column's values."""
-    low: float
-    high: float
-    below: float
-    above: float
-    if pa.types.is_integer(column.type):
-        (low, high), below, above = _integer_range(column.type), floor(value), ceil(value)
-    else:
-        column, (low, high) = column.cast(pa.float64()), (-inf, inf)
-        below, above = _doubles(value)
-    if op in ("==", "!="):
-        if below != above or not low <= below <= high:
-            return _constant(column, op == "!=")
-        return _KERNELS[op](column, pa.scalar(below, column.type))
-    if below != above:  # no value of the column lies between its two neighbours
-        op = "<=" if op in ("<", "<=") else ">="
-    bound = below if op in ("<", "<=") else above
-    if not low <= bound <= high:
-        return _constant(column, (bound > high) == (op in ("<", "<=")))
-    return _KERNELS[op](column, pa.scalar(bound, column.type))
-
-
-def _integer_range(kind: pa.DataType) -> tuple[int, int]:
-    bits = kind.bit_width
-    return (-(1 << bits - 1), (1 << bits - 1) - 1) if _signed(kind) else (0, (1 << bits) - 1)
-
-
-def _signed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_signed_integer(kind))
-
-
-def _doubles(value: Any) -> tuple[float, float]:
-    """Return the largest double that is at most, and the smallest that is at least `value`."""
-    try:
-        near = float(value)
-    except OverflowError:
-        most = sys.float_info.max
-        return (most, inf) if value > 0 else (-inf, -most)
-    if near == value:
-        return near, near
-    return (near, nextafter(near, inf)) if near < value else (nextafter(near, -inf), near)
-
-
-def _constant(column: pa.Array, value: bool) -> pa.BooleanArray:
-    """Return `value` for each value of a column, unknown for its nulls."""
-    return pc.if_else(column.is_valid(), pa.scalar(value), pa.scalar(None, pa.bool_()))
-
-
-# --- statistics --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """What is known of a column's values in a row group.
-
-    Attributes:
-        kind: as `kind_of_value`; None where all values are null.
-        low, high: bounds of the values, not always reached; None where they are not known.
-        nulls: some values may be null.
-        nan: some values may be NaN, which no bound covers.
-    """
-
-    kind: str | None
-    low: Any = None
-    high: Any = None
-    nulls: bool = True
-    nan: bool = False
-
-
-def can_match(node: Node, spans: Mapping[str, Span]) -> bool:
-    """Return whether a row within the spans may match; false is certain, true is not.
+def _where(
+    node: Node,
+    want: bool,
+    columns: Mapping[str, tuple[pa.DataType | None, Any]],
+    nulls: Any,
+    never: Any,
+) -> Any:
+    """Return where an expression is `want`; null is no, too.
 
     Args:
-        spans: of the columns there are; a column without one is null in every row.
+        columns: name -> its type, None of a list of JSON values, and the array or field.
+        nulls: what stands for a column that is not there.
+        never: false in each row.
     """
-    return True in _outcomes(node, spans)
-
-
-def _outcomes(node: Node, spans: Mapping[str, Span]) -> frozenset[Three]:
     if isinstance(node, Not):
-        return frozenset(_not(one) for one in _outcomes(node.part, spans))
+        return _where(node.part, not want, columns, nulls, never)
     if isinstance(node, Joined):
-        join = _or if node.any else _and
-        result = _outcomes(node.parts[0], spans)
+        join = pc.or_kleene if node.any == want else pc.and_kleene
+        result = _where(node.parts[0], want, columns, nulls, never)
         for part in node.parts[1:]:
-            more = _outcomes(part, spans)
-            result = frozenset(join(a, b) for a in result for b in more)
+            result = join(result, _where(part, want, columns, nulls, never))
         return result
-    span = spans.get(node.column, Span(kind=None))
-    if isinstance(node, IsNull):
-        return frozenset({True} if span.kind is None else {True, False} if span.nulls else {False})
-    unknown: set[Three] = {None} if span.nulls or span.kind is None else set()
-    if span.kind is None:
-        return frozenset(unknown)
-    if span.kind not in wanted_kinds(node) or span.low is None:
-        return frozenset({True, False, None})
-    return frozenset(_of_span(node, span) | unknown)
+    kind, column = columns.get(node.column, (pa.null(), nulls))
+    if kind is None:
+        return pa.array([decide(node, value) is want for value in column], pa.bool_())
+    return _of_column(node, want, kind, column, never)
 
 
-def _of_span(leaf: Compare | In | Flag, span: Span) -> set[Three]:
-    low, high = span.low, span.high
+def _of_column(leaf: Leaf, want: bool, kind: pa.DataType, column: Any, never: Any) -> Any:
+    if isinstance(leaf, IsNull):
+        return pc.is_null(column) if want else pc.is_valid(column)
+    if isinstance(leaf, In) and not leaf.values:
+        return never if want else pc.is_valid(column)
+    if kind_of_type(kind) not in wanted_kinds(leaf):
+        return never
+    if pa.types.is_dictionary(kind):
+        kind, column = kind.value_type, column.cast(kind.value_type)
+    if kind in (pa.string_view(), pa.float16()):  # no kernels in all versions
+        kind = pa.float32() if kind == pa.float16() else pa.large_string()
+        column = column.cast(kind)
     if isinstance(leaf, Flag):
-        return {low, high}
-    values = leaf.values if isinstance(leaf, In) else (leaf.value,)
-    values = tuple(value for value in values if kind_of_value(value) == span.kind)
-    if isinstance(leaf, Compare) and leaf.op not in ("==", "!="):
-        # the order of the bounds decides: if both agree, so does all that lies between them
-        decided: set[Three] = {OPERATORS[leaf.op](bound, leaf.value) for bound in (low, high)}
-        return decided | ({False} if span.nan else set())
-    inside: set[Three] = {False} if span.nan else set()
-    if any(low <= value <= high for value in values):
-        inside.add(True)
-    if not (low == high and low in values):
-        inside.add(False)
-    unequal = isinstance(leaf, Compare) and leaf.op == "!="
-    return {_not(one) for one in inside} if unequal else inside
+        return column if want else pc.invert(column)
+    if isinstance(leaf, In):
+        result, unequal = _in(leaf, want, kind, column), False
+    else:
+        result, unequal = _compare(leaf, want, kind, column, never), leaf.op == "!="
+    if pa.types.is_floating(kind) and unequal == want:
+        result = pc.or_kleene(result, pc.is_nan(column))  # which statistics do not count
+    return result
 
 
-def span_of(kind: pa.DataType, statistics: Any, rows: int) -> Span:
-    """Return what the statistics of a parquet column chunk tell; None tell nothing.
+def _in(leaf: In, want: bool, kind: pa.DataType, column: Any) -> Any:
+    same = [value for value in leaf.values if kind_of_value(value) == kind_of_type(kind)]
+    values = [low for low, high in (_neighbours(value, kind) for value in same) if low == high]
+    if pa.types.is_floating(kind) and 0.0 in values:
+        values.append(-0.0)  # the kernel tells the two zeros apart
+    found = pc.is_in(column, value_set=pa.array(values, kind))
+    return found if want else pc.and_kleene(pc.is_valid(column), pc.invert(found))
 
-    Args:
-        kind: Arrow type of the column.
-        statistics: `pyarrow.parquet.Statistics`, or None.
+
+def _compare(leaf: Compare, want: bool, kind: pa.DataType, column: Any, never: Any) -> Any:
+    op, (below, above) = leaf.op, _neighbours(leaf.value, kind)
+    bound = below if op in ("<", "<=") else above
+    if below != above:  # no value of the column lies between the two neighbours
+        if op in ("==", "!=") or bound is None:
+            return pc.is_valid(column) if (op == "!=") == want else never
+        op = "<=" if op in ("<", "<=") else ">="
+    result = _KERNELS[op](column, pa.scalar(bound, kind))
+    return result if want else pc.invert(result)
+
+
+def _neighbours(value: Any, kind: pa.DataType) -> tuple[Any, Any]:
+    """Return the largest value of a type that is at most, and the smallest at least `value`.
+
+    So that comparisons are exact: Arrow would round a literal to the column's type, or the column
+    to the literal's. None where the type has no such number.
     """
-    name = kind_of_type(kind)
-    if name is None or statistics is None:
-        return Span(kind=name)
-    nulls = not statistics.has_null_count or statistics.null_count > 0
-    if statistics.has_null_count and statistics.null_count == rows:
-        return Span(kind=None)
-    nan = bool(pa.types.is_floating(kind))
-    ordered = name == "string" or name == "bool" or _signed(kind) or nan
-    if not statistics.has_min_max or not ordered or kind == pa.float16():
-        return Span(kind=name, nulls=nulls, nan=nan)
-    try:
-        low, high = statistics.min, statistics.max
-    except UnicodeDecodeError:  # a bound that was cut inside a character
-        return Span(kind=name, nulls=nulls, nan=nan)
-    told = all(kind_of_value(bound) == name and bound == bound for bound in (low, high))
-    if not told:
-        return Span(kind=name, nulls=nulls, nan=nan)
-    return Span(kind=name, low=low, high=high, nulls=nulls, nan=nan)
-
-
-def _not(value: Three) -> Three:
-    return None if value is None else not value
-
-
-def _and(left: Three, right: Three) -> Three:
-    if left is False or right is False:
-        return False
-    return None if left is None or right is None else True
-
-
-def _or(left: Three, right: Three) -> Three:
-    return _not(_and(_not(left), _not(right)))
+    if pa.types.is_integer(kind):
+        limits = np.iinfo(kind.to_pandas_dtype())
+        low, high = int(limits.min), int(limits.max)
+        below = min(floor(value), high) if value >= low else None
+        return below, max(ceil(value), low) if value <= high else None
+    if not pa.types.is_floating(kind):
+        return value, value
+    number = kind.to_pandas_dtype()
+    with np.errstate(over="ignore"):
+        try:
+            near = number(value)
+        except OverflowError:  # a whole number beyond all doubles
+            near = number(inf if value > 0 else -inf)
+        below = near if float(near) <= value else np.nextafter(near, number(-inf))
+        above = near if float(near) >= value else np.nextafter(near, number(inf))
+    return float(below), float(above)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olm_data.errors import InputError
-from olm_data.select.evaluate import Span, can_match, span_of
+from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
 from olm_data.sources.buffers import skipped_batch
@@ -76,14 +76,18 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         columns = [name for name in dict.fromkeys(wanted) if name in found.names]
         sizes = _text_bytes(file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
+        possible = None
+        if options.condition is not None:
+            with reading(input):
+                possible = matching_groups(options.condition, file.metadata, found)
         for group in range(unit.start, unit.stop):
             rows = file.metadata.row_group(group).num_rows
             if input.until is not None and row > input.until:
                 break
             chosen = None
-            if options.where is not None:
+            if possible is not None:
                 with reading(input):
-                    chosen = _chosen(file, found, group, options)
+                    chosen = _chosen(file, found, group, options, group in possible)
                 if not chosen.any():
                     past = 0 if input.until is None else max(row + rows - 1 - input.until, 0)
                     row += rows
@@ -153,26 +157,17 @@ def _rows_at_once(raw: Any, chunk: Any) -> int:
     return MAX_BATCH_BYTES // max(dictionary_bytes(raw.read(16)), 1)
 
 
-def _chosen(file: pq.ParquetFile, found: pa.Schema, group: int, options: ReadOptions) -> np.ndarray:
+def _chosen(
+    file: pq.ParquetFile, found: pa.Schema, group: int, options: ReadOptions, possible: bool
+) -> np.ndarray:
     """Return bool[rows]: which rows of a group meet the condition, from as little as tells it."""
     assert options.condition is not None
-    rows = file.metadata.row_group(group).num_rows
+    if not possible:
+        return np.zeros(file.metadata.row_group(group).num_rows, bool)
     wanted = [name for name in columns_of(options.condition) if name in found.names]
-    spans = {name: _span(file, found, group, name) for name in wanted}
-    if not can_match(options.condition, spans):
-        return np.zeros(rows, bool)
     batches = file.iter_batches(row_groups=[group], columns=wanted, use_threads=False)
     masks = [chosen_rows(batch, options) for batch in batches]
     return np.concatenate(masks) if masks else np.zeros(0, bool)
-
-
-def _span(file: pq.ParquetFile, found: pa.Schema, group: int, name: str) -> Span:
-    kind, metadata = found.field(name).type, file.metadata
-    if name not in file.schema_arrow.names:  # where a struct is null, its fields count otherwise
-        return span_of(kind, None, metadata.row_group(group).num_rows)
-    paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
-    chunk = metadata.row_group(group).column(paths.index(name)) if name in paths else None
-    return span_of(kind, chunk and chunk.statistics, metadata.row_group(group).num_rows)
 
 
 def _group_rows(file: pq.ParquetFile) -> list[int]:

@@ -15,8 +15,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import InputError, UsageError
-from olm_data.select.evaluate import can_match, check_types, matches, span_of
-from olm_data.select.where import MOST_CHARACTERS, columns, parse
+from olm_data.select.evaluate import check_types, matches, matching_groups
+from olm_data.select.where import MOST_CHARACTERS, Node, columns, parse
 
 # --- a reference: one value at a time, written from the documented rules ------------------------
 
@@ -154,22 +154,18 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
         pa.table({n: pa.array([row[n] for row in rows], ARROW[n]) for n in SMALL}),
         pa.table({n: pa.array([row[n] for row in more], ARROW[n]) for n in ("f", "s")}),
     ):
-        file = BytesIO()
-        pq.write_table(table, file)
-        group = pq.ParquetFile(file).metadata
-        if not group.num_row_groups:
+        if not len(table):
             continue
-        spans = {
-            name: span_of(
-                table.schema.field(name).type,
-                group.row_group(0).column(k).statistics,
-                table.num_rows,
-            )
-            for k, name in enumerate(table.column_names)
-        }
         columns = {name: table[name].combine_chunks() for name in table.column_names}
         if matches(node, columns, table.num_rows).any():
-            assert can_match(node, spans)
+            assert groups_left(node, table) == {0}
+
+
+def groups_left(node: Node, table: pa.Table) -> set[int]:
+    file = BytesIO()
+    pq.write_table(table, file)
+    read = pq.ParquetFile(file)
+    return matching_groups(node, read.metadata, read.schema_arrow)
 
 
 @pytest.mark.parametrize(
@@ -177,6 +173,10 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
     [
         ("i > 9", True),
         ("i > 8", False),
+        ("half > 9.3", True),
+        ("half < 9", False),
+        ("u == 2 and u != 2.5", False),
+        ("u < 0 or u == 2.5 or u >= 10", True),
         ("not i <= 9", True),
         ("i in [10, 11]", True),
         ("s == 'z'", True),
@@ -189,15 +189,19 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
     ],
 )
 def test_statistics_spare_what_cannot_match(text: str, skipped: bool) -> None:
-    file = BytesIO()
     table = pa.table({"i": list(range(10)), "s": list("abcdefghij")})
-    pq.write_table(table, file)
-    group = pq.ParquetFile(file).metadata.row_group(0)
-    spans = {
-        name: span_of(table.schema.field(name).type, group.column(k).statistics, 10)
-        for k, name in enumerate(table.column_names)
-    }
-    assert can_match(parse(text), spans) is not skipped
+    table = table.append_column("half", table["i"].cast(pa.float32()))
+    table = table.append_column("u", table["i"].cast(pa.uint16()))
+    assert groups_left(parse(text), table) == (set() if skipped else {0})
+
+
+def test_each_row_group_is_judged_by_its_own_statistics() -> None:
+    file = BytesIO()
+    pq.write_table(pa.table({"i": list(range(10))}), file, row_group_size=3)
+    metadata, schema = pq.read_metadata(file), pa.schema([("i", pa.int64()), ("a.b", pa.int64())])
+    assert matching_groups(parse("i in [4, 9]"), metadata, schema) == {1, 3}
+    assert matching_groups(parse("`a.b` == 1"), metadata, schema) == {0, 1, 2, 3}
+    assert matching_groups(parse("`a.b` == 1 and i < 3"), metadata, schema) == {0}
 
 
 @given(EXPRESSIONS)
