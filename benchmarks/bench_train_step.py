@@ -42,15 +42,17 @@ from torch import Tensor, nn
 
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
-from olm_train.estimate.flops import device_peak_flops, num_flops_per_token
+from olm_train.estimate.flops import num_flops_per_token
+from olm_train.estimate.gpus import device_peak_flops
 from olm_train.model.attention import ATTENTION_BACKENDS
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import NAMES as LOSSES
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 GPU_SIZES = ("olm-125m", "olm-350m", "olm-1b")
 GPU_LENGTHS = (2048, 4096)
@@ -139,13 +141,14 @@ def random_batch(rows: int, length: int, vocab: int, document: int, world: World
 
 def our_step(args: argparse.Namespace, config: DecoderConfig, world: World, batches: list[Batch]):  # type: ignore[no-untyped-def]
     """A function that takes one of our steps."""
-    module = TransformerTrainModuleConfig(
+    options = TransformerTrainModuleConfig(
         rank_microbatch_size=args.rows * args.sequence_length,
         loss=LossConfig(name=args.loss),
         optim=AdamWConfig(lr=1e-4),
         dp_config=DataParallelConfig(param_dtype=args.param_dtype),
         compile_model=args.compile,
-    ).build(config, seed=0, world=world)
+    )
+    module = TransformerTrainModule(options, config, seed=0, world=world)
     return lambda: module.train_step(batches, 1, 1)
 
 

@@ -29,7 +29,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 VOCABULARY, WIDTH, LAYERS, HEADS, LENGTH = 96, 64, 4, 4, 96
@@ -201,7 +202,7 @@ def other_weights(
 
 def our_logits(config: DecoderConfig, weights: dict[str, Tensor], ids: Tensor) -> Tensor:
     """Logits of our decoder with these weights; rows that pad the vocabulary are zeros."""
-    model = config.build(dtype=torch.float32)
+    model = Decoder(config, dtype=torch.float32)
     own = dict(model.named_parameters())
     assert own.keys() == weights.keys(), own.keys() ^ weights.keys()
     for name, parameter in own.items():

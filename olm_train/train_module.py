@@ -11,15 +11,14 @@ how evenly the valid labels fall on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import ValidationError
 from olm_data.run_log.metric_names import (
     ATTENTION_PAIRS,
     CE_LOSS,
@@ -36,116 +35,54 @@ from olm_data.run_log.metric_names import (
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.head import Head
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid
 from olm_train.model.loss_chunked import by_label_chunked
-from olm_train.model.loss_config import LossConfig
 from olm_train.model.shards import assign
-from olm_train.optim import AnyOptim
-from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
-from olm_train.optim.lr_scaling import LRScaling
 from olm_train.optim.muon import Muon
-from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.skip_step import StepGuard
 from olm_train.optim.state import make_room, set_values, state_of
-from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
-from olm_train.parallel.compiling import CompileConfig
-from olm_train.parallel.config import DataParallelConfig
 from olm_train.stability import FiniteGate, NonFinite, take_step
 from olm_train.train_module_base import TrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 if TYPE_CHECKING:
     from olm_train.data.batch import Batch
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformerTrainModuleConfig:
-    """Everything about a step but the model's shape and the data.
-
-    Attributes:
-        rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
-            of the mixture's sequence length.
-        optim: the optimiser.
-        scheduler: learning-rate schedule; default: the peak rate throughout.
-        lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
-            schedule](#batch-size-schedules): `none`: not; with its root; or in proportion to it.
-        max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
-        dp_config: data parallelism and precision.
-        loss: cross entropy, its implementation and the z-loss.
-        ac_config: activation checkpointing.
-        compile_model: `torch.compile` for each block, static shapes, and for the loss if
-            `loss.name` is `auto`; auto: [on CUDA](#what-auto-stands-for).
-        compile_config: how blocks are compiled.
-        float32_matmul_precision: of matrix products of fp32 tensors: "highest" is fp32, "high"
-            allows TF32, "medium" bf16, where the device has them; auto: [high on
-            CUDA](#what-auto-stands-for). A setting of the process.
-        non_finite: what happens where loss or gradient norm is NaN or infinite, see
-            [below](#when-loss-or-gradient-is-not-finite).
-    """
-
-    rank_microbatch_size: int
-    optim: AnyOptim = field(default_factory=AdamWConfig)
-    scheduler: AnySchedule = field(default_factory=Constant)
-    lr_batch_scaling: LRScaling = LRScaling.none
-    max_grad_norm: float | None = 1.0
-    dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
-    compile_model: bool | Literal["auto"] = "auto"
-    compile_config: CompileConfig = field(default_factory=CompileConfig)
-    float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
-    non_finite: NonFinite = NonFinite.halt
-
-    def __post_init__(self) -> None:
-        self.ac_config.check(compiling=bool(self.compile_model))
-        if not self.compile_model and self.compile_config != CompileConfig():
-            raise UsageError(
-                "compile_config has no effect without compile_model",
-                where="train_module.compile_config",
-                fix="set compile_model: true, or leave it out",
-            )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise UsageError(
-                f"max_grad_norm: {self.max_grad_norm} is not positive",
-                where="train_module.max_grad_norm",
-                fix="use null to switch clipping off",
-            )
-
-    def build(
-        self, model: DecoderConfig, *, seed: int, world: World | None = None, draw: bool = True
-    ) -> TransformerTrainModule:
-        """Build model and optimiser on this process.
-
-        Args:
-            model: shape of the model.
-            seed: with each parameter's name decides its initial value.
-            world: the processes that train together; None: this one alone, on the CPU.
-            draw: give the weights their initial values now; False: not before `ensure_weights`, and
-                not at all where a state is loaded.
-        """
-        module = TransformerTrainModule(self, model, seed=seed, world=world or World())
-        if draw:
-            module.ensure_weights()
-        return module
-
-
 class TransformerTrainModule(TrainModule):
-    """A decoder with its optimiser. Its weights are undefined until drawn or loaded.
+    """A decoder with its optimiser.
+
+    Args:
+        config: options of the step.
+        model: shape of the decoder.
+        seed: with each parameter's name decides its initial value.
+        world: the processes that train together; None: this one alone, on the CPU.
+        draw: give the weights their initial values now; False: not before `ensure_weights`, and
+            not at all where a state is loaded.
 
     Attributes:
-        config, seed, world: what it was built from.
+        config, seed, world: as given, `auto` replaced by what it is on this device.
         model: the decoder, its parameters possibly sharded.
         optimizer: over the parameters of `model`.
         loss: the loss that was chosen.
     """
 
     def __init__(
-        self, config: TransformerTrainModuleConfig, model: DecoderConfig, *, seed: int, world: World
+        self,
+        config: TransformerTrainModuleConfig,
+        model: DecoderConfig,
+        *,
+        seed: int,
+        world: World | None = None,
+        draw: bool = True,
     ) -> None:
+        world = world or World()
         model, config, _ = resolve(model, config, Capability.of(world.device))
         compiling = config.compile_model is True
         self.config, self.seed, self.world = config, seed, world
@@ -155,7 +92,7 @@ class TransformerTrainModule(TrainModule):
             model, microbatch=config.rank_microbatch_size, compiling=compiling
         )
         self._loss = self.loss.build()
-        self.model: Decoder = model.build(device="meta", dtype=torch.float32)
+        self.model: Decoder = Decoder(model, device="meta", dtype=torch.float32)
         self._forward = parallelize(
             self.model,
             config.dp_config,
@@ -168,6 +105,8 @@ class TransformerTrainModule(TrainModule):
             self.optimizer.world = world
         self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)
         self._gate = FiniteGate(config.non_finite, world.device)
+        if draw:
+            self.ensure_weights()
 
     @property
     def num_params(self) -> int:

@@ -24,7 +24,7 @@ from olm_data.run_log.metric_names import (
     TOKENS_PER_SECOND,
 )
 from olm_train.callbacks.base import Callback
-from olm_train.estimate.flops import model_flops_utilisation
+from olm_train.estimate.gpus import model_flops_utilisation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ def _built(exported: Exported) -> Decoder:
         parse_model({"model": exported.about.model}, where), attention="sdpa", vocab_multiple=1
     )
     refuse_size(config, sum(value.numel() for value in exported.weights.values()), where)
-    model = config.build(dtype=torch.float32)
+    model = Decoder(config, dtype=torch.float32)
     wanted = {name: value.data for name, value in model.named_parameters()}
     if {n: v.shape for n, v in wanted.items()} != {n: v.shape for n, v in exported.weights.items()}:
         raise ValidationError("the weights are not those of the model in config.json", where=where)

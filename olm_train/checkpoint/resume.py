@@ -33,7 +33,7 @@ from olm_train.checkpoint.saved_config import relative_path
 from olm_train.checkpoint.state import flatten
 from olm_train.checkpoint.weights import model_config, padded
 from olm_train.config import Values, as_dict, differences, parse
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.optim.state import create_state, make_room
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.config import Values, parse
 from olm_train.distributed.world import World
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import VOCABULARY_TABLES
 
 
@@ -60,7 +61,7 @@ def load_model(checkpoint: Checkpoint) -> Decoder:
     held = sum(entry.elements for name, entry in entries if name.startswith("model."))
     refuse_size(config, held, checkpoint.folder)
     # Every back-end computes the same function of the weights; this one runs in fp32 on a CPU.
-    model = replace(config, attention="sdpa").build(dtype=torch.float32)
+    model = Decoder(replace(config, attention="sdpa"), dtype=torch.float32)
     tensors = {"model": {name: value.data for name, value in model.named_parameters()}}
     checkpoint.load_tensors(tensors, World())
     return model.eval()

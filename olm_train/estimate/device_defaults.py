@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
 from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.attention_backend import Use
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.parallel.config import DTYPES
-
-if TYPE_CHECKING:
-    from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 AUTO = "auto"
 BY_SPEED = ("varlen", "flash", "flex", "sdpa")

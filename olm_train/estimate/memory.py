@@ -17,23 +17,19 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from olm_train.estimate.device_defaults import Capability, resolve
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
+from olm_train.model.loss import LOGITS_BYTES
 from olm_train.optim.base import OptimConfig
-
-if TYPE_CHECKING:
-    from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 _FP32 = 4
-LOGITS_BYTES = 12
-"""Peak of the plain loss, bytes a logit: in the backward pass the fp32 log-probabilities, their
-gradient and the gradient of the logits, each fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +85,7 @@ class TrainingTensors:
     @classmethod
     def count(cls, model: DecoderConfig, optim: OptimConfig) -> TrainingTensors:
         """Build model and optimiser on the meta device and count; 70B takes about a second."""
-        decoder = model.build(device="meta", dtype=torch.float32)
+        decoder = Decoder(model, device="meta", dtype=torch.float32)
         optimizer = optim.build(decoder)
         state = {}
         for name, parameter in decoder.named_parameters():

@@ -23,13 +23,13 @@ from olm_train.config import as_dict
 from olm_train.estimate.gpus import Gpu
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine, candidates
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 ATTENTION = "varlen"
 OLD_ATTENTION = "sdpa"

@@ -17,17 +17,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from olm_train.distributed.world import World
 from olm_train.estimate.memory import memory_of_step
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.parallel.config import DataParallelConfig
-
-if TYPE_CHECKING:
-    from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 CHOSEN = (
     *("name", "num_replicas", "shard_degree", "reshard_after_forward"),

@@ -21,6 +21,10 @@ from torch import Tensor
 from olm_train.model.head import Head
 from olm_train.model.precision import at_least_fp32
 
+LOGITS_BYTES = 12
+"""Peak of the plain loss, bytes a logit: in the backward pass the fp32 log-probabilities, their
+gradient and the gradient of the logits, each fp32."""
+
 IGNORE_INDEX = -100
 
 

@@ -16,11 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.errors import UsageError, suggest
-from olm_train.estimate.memory import LOGITS_BYTES
 from olm_train.model.compiled import CompiledByKind
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
-from olm_train.model.loss import IGNORE_INDEX, Loss, LossSums, loss_sums
+from olm_train.model.loss import IGNORE_INDEX, LOGITS_BYTES, Loss, LossSums, loss_sums
 from olm_train.model.loss_chunked import chunked_loss
 from olm_train.model.precision import at_least_fp32
 

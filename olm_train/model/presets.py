@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import UsageError, suggest
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import Llama3Scaling
 
 Fields = dict[str, Any]

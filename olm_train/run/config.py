@@ -36,10 +36,11 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.init import RULE
 from olm_train.model.presets import depth_fields, preset_fields
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
 
 
@@ -327,7 +328,9 @@ class RunConfig:
             return resolved.build(world)
         microbatch = self.train_module.rank_microbatch_size
         loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
-        module = self.train_module.build(self.model, seed=self.seed, world=world, draw=False)
+        module = TransformerTrainModule(
+            self.train_module, self.model, seed=self.seed, world=world, draw=False
+        )
         trainer = self.trainer
         return Trainer(
             train_module=module,

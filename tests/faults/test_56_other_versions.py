@@ -19,7 +19,8 @@ from olm_train.checkpoint.manifest import VERSION
 from olm_train.checkpoint.weights import model_config
 from olm_train.convert_checkpoint import main as convert
 from olm_train.distributed.world import World
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 VERSION_1 = "tests/olm_train/checkpoint/version-1/step00000002"
 """Written by the first program that wrote checkpoints; its config.json lacks what came later."""
@@ -44,7 +45,7 @@ def test_56_a_stored_checkpoint_of_version_1_is_refused_and_converted_gives_ever
     checkpoint = open_checkpoint(tmp_path / "new" / "step00000002", World())
     assert (checkpoint.manifest.version, checkpoint.step) == (VERSION, 2)
     config = TransformerTrainModuleConfig(rank_microbatch_size=16)
-    module = config.build(model_config(checkpoint), seed=8)
+    module = TransformerTrainModule(config, model_config(checkpoint), seed=8)
     tensors = module.state_dict()
     checkpoint.load_tensors(tensors, World())
     for part, expected in DIGESTS.items():

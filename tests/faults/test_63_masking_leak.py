@@ -13,7 +13,8 @@ from support.batches import make_batch
 from support.model_options import FAMILIES, stirred
 
 from olm_train.model.attention import ATTENTION_BACKENDS
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 
 CONFIG = DecoderConfig(vocab_size=64, d_model=32, n_layers=3, n_heads=4, n_kv_heads=2)
@@ -51,7 +52,7 @@ def logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
 def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
     backend: str, dtype: torch.dtype
 ) -> None:
-    model = replace(CONFIG, attention=backend).build()
+    model = Decoder(replace(CONFIG, attention=backend))
     init_parameters(model, seed=3)
     model.compute_dtype = dtype
     check_isolation(model, reach=96)
@@ -84,7 +85,7 @@ def test_the_check_sees_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ATTENTION_BACKENDS["sdpa"]
     leaking = replace(plain, prepare=lambda _layout: None)  # plain causal over the whole row
     monkeypatch.setitem(ATTENTION_BACKENDS, "leaking", leaking)
-    model = replace(CONFIG, attention="leaking").build()
+    model = Decoder(replace(CONFIG, attention="leaking"))
     init_parameters(model, seed=3)
     ids = make_batch(LENGTHS, vocab_size=64).input_ids
     changed = ids.clone()

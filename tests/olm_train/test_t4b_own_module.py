@@ -24,6 +24,7 @@ from olm_train import (
     World,
 )
 from olm_train.checkpoint.load import newest_checkpoint
+from olm_train.train_module import TransformerTrainModule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +143,12 @@ def test_t4b_subclasses_of_configurations_with_one_more_field_resume(
     shape = MoreFields(
         vocab_size=lock.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, hidden_size=16
     )
+    options = MoreOptions(rank_microbatch_size=64)
     for name, stops in (("whole", (4,)), ("stopped", (2, 4))):
         for stop in stops:
-            module = MoreOptions(rank_microbatch_size=64).build(shape, seed=1)
+            module = TransformerTrainModule(options, shape, seed=1)
             trainer(module, lock, tmp_path / name, stop).fit()
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
-    other = MoreOptions(rank_microbatch_size=64).build(replace(shape, note="other"), seed=1)
+    other = TransformerTrainModule(options, replace(shape, note="other"), seed=1)
     with pytest.raises(ValidationError, match=r"model\.note: 'mine' -> 'other'"):
         trainer(other, lock, tmp_path / "stopped", 5).fit()

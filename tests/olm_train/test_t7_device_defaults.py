@@ -14,14 +14,14 @@ from support.training import MODEL, build
 
 from olm_train.config import Values
 from olm_train.estimate.device_defaults import Capability, resolve
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.run.command import main
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 CPU = Capability()
 H100 = Capability(device="cuda", name="H100", modern=True, triton=True)

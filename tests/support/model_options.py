@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters, parameter_key
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
@@ -68,7 +69,7 @@ PADDED: list[dict[str, Any]] = [
 @torch.no_grad()
 def stirred(config: DecoderConfig, seed: int = 0) -> Decoder:
     """Build a model whose norms and biases are not at their start, where many have no effect."""
-    model = config.build()
+    model = Decoder(config)
     init_parameters(model, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:

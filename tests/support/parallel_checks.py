@@ -143,7 +143,7 @@ def _shares(world: World) -> dict[str, bool]:
     """How the parameters lie on this rank under FSDP2."""
     module = build("fsdp", world=world)
     sharded = [p for p in module.model.parameters() if isinstance(p, DTensor)]
-    model: Decoder = MODEL.build(device="meta")
+    model: Decoder = Decoder(MODEL, device="meta")
     wrapped = parallelize(model, build("ddp", world=world).config.dp_config, world)
     return {
         "all sharded": len(sharded) == len(list(module.model.parameters())),

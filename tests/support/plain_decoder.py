@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 

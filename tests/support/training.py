@@ -13,11 +13,12 @@ from torch.distributed.tensor import DTensor
 
 from olm_train.data.batch import Batch
 from olm_train.distributed.world import World
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import CosineWithWarmup
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.train_module import TransformerTrainModule, TransformerTrainModuleConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 MODEL = DecoderConfig(
     vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_size=48, qk_norm="head"
@@ -59,7 +60,7 @@ def build(
         ),
     }
     config = TransformerTrainModuleConfig(**{**defaults, **options})
-    return config.build(model, seed=5, world=world)
+    return TransformerTrainModule(config, model, seed=5, world=world)
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:

@@ -12,15 +12,11 @@ from support.batches import make_batch
 from support.model_options import CONFIG, OPTIONS
 from torch.utils.flop_counter import FlopCounterMode
 
-from olm_train.estimate.flops import (
-    attention_pairs,
-    device_peak_flops,
-    document_pairs,
-    model_flops_utilisation,
-    num_flops_per_token,
-)
+from olm_train.estimate.flops import attention_pairs, document_pairs, num_flops_per_token
+from olm_train.estimate.gpus import device_peak_flops, model_flops_utilisation
 from olm_train.model.attention import block_causal_mask
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.presets import preset
 
@@ -28,7 +24,7 @@ from olm_train.model.presets import preset
 @pytest.mark.parametrize("change", OPTIONS, ids=str)
 def test_matrix_work_equals_torchs_own_count(change: dict[str, Any]) -> None:
     config = replace(CONFIG, **{**change, "vocab_multiple": 1})
-    model = config.build()
+    model = Decoder(config)
     init_parameters(model, 0)
     batch = make_batch([[64]], vocab_size=50)
     with FlopCounterMode(display=False) as counter:

@@ -15,15 +15,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from olm_train.estimate.memory import LOGITS_BYTES, TrainingTensors, block_bytes, memory_of_step
-from olm_train.model.decoder import DecoderConfig
+from olm_train.estimate.memory import TrainingTensors, block_bytes, memory_of_step
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.model.loss import cross_entropy_sum
+from olm_train.model.loss import LOGITS_BYTES, cross_entropy_sum
 from olm_train.optim.adamw import AdamConfig, AdamWConfig
 from olm_train.optim.lion import LionConfig
 from olm_train.optim.muon import MuonConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 SHAPES = {
     "grouped": {"d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
@@ -50,9 +52,8 @@ def decoder(shape: str, **changes: Any) -> DecoderConfig:
 @pytest.mark.parametrize("optim", OPTIMISERS, ids=lambda optim: optim.name)
 def test_weights_gradients_and_optimiser_state_are_exact(shape: str, optim: Any) -> None:
     config = decoder(shape)
-    module = TransformerTrainModuleConfig(rank_microbatch_size=16, optim=optim).build(
-        config, seed=0
-    )
+    options = TransformerTrainModuleConfig(rank_microbatch_size=16, optim=optim)
+    module = TransformerTrainModule(options, config, seed=0)
     module.train_step([make_batch([[5, 11]], vocab_size=48)], 1, 2)
     estimate = TrainingTensors.count(config, optim).memory(microbatch=16, sequence_length=16)
     parameters = list(module.model.parameters())
@@ -65,7 +66,7 @@ def test_weights_gradients_and_optimiser_state_are_exact(shape: str, optim: Any)
 
 def kept_for_backward(config: DecoderConfig, dtype: torch.dtype, tokens: int) -> int:
     """Bytes of the storages autograd keeps in one micro-batch of one row, weights left out."""
-    model = config.build(device="cpu")
+    model = Decoder(config, device="cpu")
     init_parameters(model, 0)
     model.compute_dtype = dtype
     shapes = {tuple(p.shape) for p in model.parameters()}

@@ -24,7 +24,7 @@ from olm_train.parallel.config import DataParallelConfig
 from olm_train.presets import main, table
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import Plan, describe
-from olm_train.train_module import TransformerTrainModuleConfig
+from olm_train.train_module_config import TransformerTrainModuleConfig
 
 STATED = ("h100", "h200")
 

@@ -33,7 +33,8 @@ from olm_train.model.attention_varlen import (
     kernel_backend,
     varlen_kernel,
 )
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -241,7 +242,7 @@ def test_a_decoder_on_a_kernel_gives_the_logits_of_sdpa(
     batch, logits = make_batch(ROWS, vocab_size=64), []
     for name in ("sdpa", kernel):
         config = DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
-        model = replace(config, attention=name).build()
+        model = Decoder(replace(config, attention=name))
         init_parameters(model, seed=3)
         for layout in ({"doc_start": batch.doc_start, "cu_seqlens": batch.cu_seqlens}, {}):
             logits.append(model(batch.input_ids, **layout).detach())
@@ -276,7 +277,7 @@ def test_flash_is_refused_where_it_is_not_installed() -> None:
 
 def test_a_decoder_refuses_before_it_computes_and_takes_no_other_backend() -> None:
     config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, attention="varlen")
-    model = config.build()
+    model = Decoder(config)
     with pytest.raises(UsageError, match="varlen cannot run here"):
         model(make_batch(ROWS, vocab_size=64).input_ids)
 
@@ -311,7 +312,7 @@ def test_gpu_backend_agrees_with_sdpa(name: str, kv_heads: int, window: int | No
 def test_a_block_on_varlen_is_one_graph() -> None:
     """Traced without running: a block calls torch's operator, and nothing breaks the graph."""
     config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2)
-    model = replace(config, attention="varlen").build(dtype=torch.bfloat16)
+    model = Decoder(replace(config, attention="varlen"), dtype=torch.bfloat16)
     layout = layout_of(make_batch(ROWS, vocab_size=2))
     context = attention_backend("varlen").prepare(layout._replace(window=7))
     names: list[str] = []

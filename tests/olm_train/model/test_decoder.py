@@ -14,7 +14,8 @@ from support.model_options import CONFIG, GPT2, OPTIONS, PADDED, stirred
 from support.plain_decoder import plain_logits
 
 from olm_data.errors import UsageError
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid, cross_entropy_sum
 from olm_train.model.rope import PositionInterpolation
@@ -23,7 +24,7 @@ TABLES = ("embeddings.weight", "lm_head.weight")
 
 
 def build(config: DecoderConfig, seed: int = 0) -> Decoder:
-    model = config.build()
+    model = Decoder(config)
     init_parameters(model, seed)
     return model
 
@@ -73,7 +74,7 @@ def test_no_gradient_flows_from_one_document_to_another() -> None:
 @pytest.mark.parametrize("change", [*OPTIONS, *PADDED], ids=str)
 def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
     config = replace(CONFIG, **change)
-    model = config.build(device="meta")
+    model = Decoder(config, device="meta")
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     tables = {name: size for name, size in sizes.items() if name.endswith(TABLES)}
     assert sum(sizes.values()) - sum(tables.values()) == config.num_non_embedding_params

@@ -10,7 +10,8 @@ import torch
 from support.runs import build_trainer
 
 from olm_data.errors import UsageError
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import RULE, init_parameters, parameter_key
 from olm_train.model.normal import Workspace
 
@@ -20,7 +21,7 @@ CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_nor
 def weights(
     config: DecoderConfig, seed: int = 7, threads: int | None = None
 ) -> dict[str, torch.Tensor]:
-    model = config.build()
+    model = Decoder(config)
     init_parameters(model, seed, threads=threads)
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
@@ -106,7 +107,7 @@ def test_t3_an_error_in_a_thread_is_not_lost(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_t3_weights_of_another_dtype_are_the_fp32_ones_rounded() -> None:
     """As on another device, the values are drawn in fp32 on the CPU and then copied."""
-    model = CONFIG.build(dtype=torch.bfloat16)
+    model = Decoder(CONFIG, dtype=torch.bfloat16)
     init_parameters(model, 7)
     for name, value in weights(CONFIG).items():
         assert torch.equal(dict(model.named_parameters())[name], value.bfloat16())

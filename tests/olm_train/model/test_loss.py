@@ -17,7 +17,7 @@ from support.training import MODEL, ROWS, build, micro_batches, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from olm_data.errors import UsageError
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.loss import (
     LossSums,

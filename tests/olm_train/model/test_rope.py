@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
 from olm_train.config import Values, as_dict, parse
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import (
     Llama3Scaling,
     PositionInterpolation,

@@ -9,6 +9,7 @@ import torch
 from support.batches import make_batch
 from support.model_options import CONFIG
 
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import loss_sums
 from olm_train.model.loss_chunked import chunked_loss
@@ -17,7 +18,7 @@ from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScali
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_t11_gradients_in_fp64_equal_differences(chunked: bool) -> None:
-    model = replace(CONFIG, qk_norm="head").build(dtype=torch.float64)
+    model = Decoder(replace(CONFIG, qk_norm="head"), dtype=torch.float64)
     init_parameters(model, 0)
     batch = make_batch([[5, 3]], vocab_size=50)
 

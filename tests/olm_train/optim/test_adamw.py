@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from olm_data.errors import UsageError
-from olm_train.model.decoder import Decoder, DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.optim.adamw import AdamWConfig
 
@@ -14,7 +15,7 @@ CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=1, n_heads=4)
 
 
 def built(**options: object) -> tuple[Decoder, torch.optim.AdamW]:
-    model = CONFIG.build()
+    model = Decoder(CONFIG)
     init_parameters(model, 0)
     return model, AdamWConfig(**options).build(model)  # type: ignore[arg-type]
 
@@ -48,7 +49,7 @@ def test_state_is_complete_and_zero_before_the_first_step() -> None:
 
 def test_state_made_in_advance_steps_like_torchs_own() -> None:
     ours = stepped()
-    model = CONFIG.build()
+    model = Decoder(CONFIG)
     init_parameters(model, 0)
     groups = built()[1].param_groups
     decays = [{n for g in groups if g["weight_decay"] == d for n in g["names"]} for d in (0.1, 0)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.clip import clip_gradients, total_norm
@@ -15,7 +16,7 @@ CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4)
 
 def clipped(limit: float | None, *overrides: GroupOverride) -> dict[str, float]:
     """Norms of the gradients after clipping: of the embeddings, and of the rest."""
-    model = CONFIG.build()
+    model = Decoder(CONFIG)
     init_parameters(model, 0)
     optimizer = AdamWConfig(group_overrides=list(overrides)).build(model)
     for i, parameter in enumerate(model.parameters()):

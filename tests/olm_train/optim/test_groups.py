@@ -7,7 +7,8 @@ import torch
 from support.training import ROWS, STEPS, build, micro_batches
 
 from olm_data.errors import UsageError
-from olm_train.model.decoder import DecoderConfig
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.groups import GroupOverride, check_claims, parameter_groups
 
@@ -23,7 +24,7 @@ def decaying(model: torch.nn.Module, *, decay_embeddings: bool) -> set[str]:
 
 
 def test_matrices_decay_and_norms_and_embeddings_do_not() -> None:
-    model = CONFIG.build(device="meta")
+    model = Decoder(CONFIG, device="meta")
     names = decaying(model, decay_embeddings=False)
     expected = {name for name, p in model.named_parameters() if p.ndim == 2}
     assert names == expected - {"embeddings.weight"}
@@ -31,13 +32,13 @@ def test_matrices_decay_and_norms_and_embeddings_do_not() -> None:
 
 
 def test_embeddings_decay_where_asked() -> None:
-    model = CONFIG.build(device="meta")
+    model = Decoder(CONFIG, device="meta")
     both = decaying(model, decay_embeddings=True)
     assert both - decaying(model, decay_embeddings=False) == {"embeddings.weight"}
 
 
 def test_a_frozen_parameter_is_in_no_group() -> None:
-    model = CONFIG.build(device="meta")
+    model = Decoder(CONFIG, device="meta")
     model.embeddings.weight.requires_grad_(False)
     groups = parameter_groups(model, weight_decay=0.1, decay_embeddings=True)
     assert "embeddings.weight" not in [name for group in groups for name in group["names"]]
@@ -52,7 +53,7 @@ def test_a_frozen_parameter_is_in_no_group() -> None:
     ],
 )
 def test_a_parameter_claimed_by_none_or_twice_is_named(edit, message: str) -> None:  # type: ignore[no-untyped-def]
-    model = CONFIG.build(device="meta")
+    model = Decoder(CONFIG, device="meta")
     names = [name for name, _ in model.named_parameters()]
     check_claims(model, [{"names": names}])
     with pytest.raises(ValueError, match=message):
@@ -60,7 +61,7 @@ def test_a_parameter_claimed_by_none_or_twice_is_named(edit, message: str) -> No
 
 
 def groups_of(*overrides: GroupOverride) -> list[dict]:  # type: ignore[type-arg]
-    model = CONFIG.build(device="meta")
+    model = Decoder(CONFIG, device="meta")
     known = {"betas": (0.9, 0.95)}
     return parameter_groups(
         model, weight_decay=0.1, decay_embeddings=False, overrides=overrides, known=known

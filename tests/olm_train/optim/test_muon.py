@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support.training import MODEL, ROWS, build, train
 
 from olm_data.errors import UsageError
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.groups import GroupOverride
@@ -29,7 +30,7 @@ def test_singular_values_come_near_one(rows: int, columns: int, seed: int) -> No
 def stepped(
     config: MuonConfig | AdamWConfig,
 ) -> tuple[dict[str, torch.Tensor], torch.optim.Optimizer]:
-    model = MODEL.build()
+    model = Decoder(MODEL)
     init_parameters(model, 0)
     optimizer = config.build(model)
     for seed in range(2):
@@ -52,7 +53,7 @@ def test_matrices_of_blocks_take_muon_and_all_else_adamw() -> None:
 
 
 def test_queries_keys_and_values_are_orthogonal_each_by_itself() -> None:
-    model = MODEL.build()
+    model = Decoder(MODEL)
     init_parameters(model, 0)
     linear = model.blocks[0].attention.w_qkv
     optimizer = MuonConfig(lr=1.0, weight_decay=0.0, adjust_lr="none", nesterov=False).build(model)
@@ -87,7 +88,7 @@ def test_each_option_has_an_effect(option: dict[str, object]) -> None:
 def test_a_group_has_a_momentum_and_a_rate_of_its_own() -> None:
     override = GroupOverride(params=["blocks.0.*"], opts={"mu": 0.5, "lr": 0.0})
     weights, optimizer = stepped(MuonConfig(lr=1e-2, group_overrides=[override]))
-    model = MODEL.build()
+    model = Decoder(MODEL)
     init_parameters(model, 0)
     before = dict(model.named_parameters())
     moved = {name for name in weights if not torch.equal(weights[name], before[name])}

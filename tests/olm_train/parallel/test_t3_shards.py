@@ -19,6 +19,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.resume import restore
 from olm_train.distributed.world import World
 from olm_train.export import export
+from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.normal import Workspace
 
@@ -69,7 +70,7 @@ def first_weights() -> dict[str, Any]:
 def _by_columns(world: World) -> tuple[str, int, int]:
     """The same for matrices cut over their columns, and a model that is whole on some ranks."""
     mesh = init_device_mesh("cpu", (1, world.size), mesh_dim_names=("copies", "parts"))
-    model = MODEL.build()
+    model = Decoder(MODEL)
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             cut = distribute_tensor(

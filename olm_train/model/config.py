@@ -1,0 +1,236 @@
+"""The shape of a decoder: sizes, kinds of layers, positions; and what follows from them.
+
+Nothing here knows of tensors: what it costs to train a shape is found without building it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args, get_type_hints
+
+from olm_data.errors import UsageError, suggest
+from olm_train.model.attention import attention_backend
+from olm_train.model.rope import RopeScaling
+
+LARGEST = {
+    "vocab_size": 1 << 24, "vocab_multiple": 1 << 16, "d_model": 1 << 18, "n_layers": 1 << 13,
+    "n_heads": 1 << 13, "n_kv_heads": 1 << 13, "head_dim": 1 << 13, "hidden_size": 1 << 21,
+    "max_positions": 1 << 24, "no_rope_layer_interval": 1 << 13,
+}  # fmt: skip
+"""Sizes beyond every model's: a configuration from elsewhere cannot ask for all memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape of a decoder.
+
+    Attributes:
+        vocab_size: ids the model knows and predicts; not fewer than the tokenizer's. In train.yaml
+            the default is that of the lock.
+        vocab_multiple: the embedding table and the head get rows of zeros up to a multiple of this
+            (128: faster on GPUs). They are never looked up, predicted or trained, and no count has
+            them.
+        d_model: width of the residual stream.
+        n_layers: number of blocks.
+        n_heads: query heads of a block.
+        n_kv_heads: key and value heads; divides n_heads. Fewer share them (grouped queries), 1
+            shares it with all (multi-query). Default: n_heads.
+        head_dim: size of a head, even where it is rotated. Default: d_model / n_heads.
+        feed_forward: "swiglu", "geglu", or "gelu" without a gate. Both use the approximation of
+            GELU by tanh.
+        hidden_size: width of the feed-forward layer. Default: 8/3 d_model, rounded up to a
+            multiple of 64; with "gelu" 4 d_model.
+        bias: "qkv": of the query, key and value maps; "all": of every linear map in the blocks.
+        block: norms before attention and feed-forward, "pre_norm"; after them, "reordered_norm"
+            (OLMo 2); or both, "peri_norm" (Gemma 3).
+        norm: kind of all norms: "rms_norm" or "layer_norm".
+        norm_eps: added to the mean square, or variance, in each norm.
+        norm_bias: the layer norms have a bias.
+        qk_norm: normalise queries and keys: "head": each head (Qwen 3), "full": all heads at once
+            (OLMo 2).
+        positions: "rope": rotary, or "learned": a table added to the embeddings (GPT-2). Both
+            restart at each document.
+        max_positions: entries of the learned table: tokens of the longest document; not fewer than
+            the mixture's sequence length.
+        rope_theta: base of the rotary wave lengths; a larger one suits longer documents (ABF).
+        rope_scaling: how rotary waves are stretched for longer documents; see below.
+        rope_scaling_windowed: false: layers with a window keep the waves as they were (OLMo 3).
+        no_rope_layer_interval: n: every n-th layer has no positions at all; 4: the 4th, 8th, ...
+        sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
+            the layers, -1 is no limit: `[4096, 4096, 4096, -1]` (OLMo 3).
+        attention: attention back-end: sdpa, varlen, flex or flash, [see
+            below](#attention-back-ends); auto: [what fits the device](#what-auto-stands-for), and
+            sdpa for a model that is built by itself.
+        embed_scale: what the token embeddings are multiplied by (Gemma: sqrt of `d_model`).
+        tie_embeddings: use the embedding table as the head.
+        logit_softcap: logits are bent into (-this, this): this * tanh(logits / this) (Gemma 2: 30).
+        init_std: standard deviation of the initial weights.
+    """
+
+    vocab_size: int
+    vocab_multiple: int = 1
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int | None = None
+    head_dim: int | None = None
+    feed_forward: Literal["swiglu", "geglu", "gelu"] = "swiglu"
+    hidden_size: int | None = None
+    bias: Literal["qkv", "all"] | None = None
+    block: Literal["pre_norm", "reordered_norm", "peri_norm"] = "pre_norm"
+    norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
+    norm_eps: float = 1e-6
+    norm_bias: bool = False
+    qk_norm: Literal["head", "full"] | None = None
+    positions: Literal["rope", "learned"] = "rope"
+    max_positions: int | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    rope_scaling_windowed: bool = True
+    no_rope_layer_interval: int | None = None
+    sliding_window: tuple[int, ...] | None = None
+    attention: str = "auto"
+    embed_scale: float = 1.0
+    tie_embeddings: bool = False
+    logit_softcap: float | None = None
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name in ("feed_forward", "bias", "block", "norm", "qk_norm", "positions"):
+            self._check_choice(name)
+        for name, most in LARGEST.items():
+            value = getattr(self, name)
+            fits = value is None or 1 <= value <= most
+            _require(fits, name, f"must be at least 1 and at most {most:,}")
+        for name in ("norm_eps", "rope_theta", "embed_scale", "logit_softcap", "init_std"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, name, "must be more than 0")
+        _require(
+            self.head_dim is not None or self.d_model % self.n_heads == 0,
+            "n_heads",
+            f"{self.n_heads} heads do not divide d_model {self.d_model} and head_dim is not set",
+        )
+        _require(
+            self.kv_heads >= 1 and self.n_heads % self.kv_heads == 0,
+            "n_kv_heads",
+            f"{self.kv_heads} does not divide the {self.n_heads} query heads",
+        )
+        _require(
+            not self.norm_bias or self.norm == "layer_norm", "norm_bias", "an RMSNorm has no bias"
+        )
+        self._check_positions()
+        attention_backend(self.attention)
+
+    def _check_choice(self, name: str) -> None:
+        choices = [
+            choice
+            for kind in (get_type_hints(DecoderConfig)[name],)
+            for literal in (kind, *get_args(kind))
+            for choice in get_args(literal)
+            if isinstance(choice, str)
+        ]
+        value = getattr(self, name)
+        if value is not None and value not in choices:
+            raise UsageError(
+                f"model.{name}: unknown {value!r}",
+                where=f"model.{name}",
+                fix=suggest(str(value), choices),
+            )
+
+    def _check_positions(self) -> None:
+        windows = self.sliding_window
+        _require(
+            windows is None or (bool(windows) and all(w == -1 or w >= 1 for w in windows)),
+            "sliding_window",
+            "a window is at least 1 token, or -1 for all",
+        )
+        if self.positions == "learned":
+            _require(self.max_positions is not None, "max_positions", "learned positions need it")
+            for name in ("rope_scaling", "no_rope_layer_interval"):
+                _require(getattr(self, name) is None, name, "there is no RoPE: positions: learned")
+        else:
+            _require(self.max_positions is None, "max_positions", "is of positions: learned")
+            _require(self.head_size % 2 == 0, "head_dim", f"{self.head_size} is odd; RoPE pairs")
+            _require(self.rope_theta > 1, "rope_theta", "must be more than 1")
+        _require(
+            self.rope_scaling_windowed or bool(self.rope_scaling and windows),
+            "rope_scaling_windowed",
+            "has no effect without rope_scaling and sliding_window",
+        )
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Rows of the embedding table and of the head: vocab_size and the rows that pad it."""
+        return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+    @property
+    def kv_heads(self) -> int:
+        """Key and value heads, default filled in."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def head_size(self) -> int:
+        """Size of a head, default filled in."""
+        return self.d_model // self.n_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def ffn_size(self) -> int:
+        """Width of the feed-forward layer, default filled in."""
+        if self.hidden_size is not None:
+            return self.hidden_size
+        if self.feed_forward == "gelu":
+            return 4 * self.d_model
+        return -(-8 * self.d_model // (3 * 64)) * 64
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Each layer's window, None where there is no limit."""
+        pattern = self.sliding_window or (-1,)
+        repeated = (pattern[layer % len(pattern)] for layer in range(self.n_layers))
+        return tuple(None if window == -1 else window for window in repeated)
+
+    @property
+    def ropes(self) -> tuple[Literal["scaled", "plain"] | None, ...]:
+        """Each layer's rotary positions: scaled (if at all), plain, or none."""
+        every = self.no_rope_layer_interval
+        return tuple(
+            None
+            if self.positions != "rope" or (every is not None and (layer + 1) % every == 0)
+            else ("plain" if window is not None and not self.rope_scaling_windowed else "scaled")
+            for layer, window in enumerate(self.windows)
+        )
+
+    @property
+    def num_matrix_params(self) -> int:
+        """Entries of the blocks' matrices: what a token is multiplied with, but for the head."""
+        heads = self.n_heads + self.kv_heads  # w_qkv and w_out together: 2 H + 2 K
+        attention = 2 * self.d_model * heads * self.head_size
+        matrices = 2 if self.feed_forward == "gelu" else 3
+        return self.n_layers * (attention + matrices * self.d_model * self.ffn_size)
+
+    @property
+    def num_non_embedding_params(self) -> int:
+        """Parameters outside the embedding tables and the head."""
+        heads = self.n_heads + 2 * self.kv_heads
+        norms = (4 if self.block == "peri_norm" else 2) * self.d_model
+        if self.qk_norm == "head":
+            norms += 2 * self.head_size
+        elif self.qk_norm == "full":
+            norms += (self.n_heads + self.kv_heads) * self.head_size
+        biases = heads * self.head_size if self.bias else 0
+        if self.bias == "all":
+            biases += 2 * self.d_model + (1 if self.feed_forward == "gelu" else 2) * self.ffn_size
+        of_a_norm = 2 if self.norm_bias else 1
+        vectors = of_a_norm * (self.n_layers * norms + self.d_model) + self.n_layers * biases
+        return self.num_matrix_params + vectors
+
+    @property
+    def num_params(self) -> int:
+        """All parameters; a tied head is counted once, rows that pad the vocabulary never."""
+        tables = (1 if self.tie_embeddings else 2) * self.vocab_size
+        return self.num_non_embedding_params + (tables + (self.max_positions or 0)) * self.d_model
+
+
+def _require(condition: bool, field: str, what: str) -> None:
+    if not condition:
+        raise UsageError(f"model.{field}: {what}", where=f"model.{field}")

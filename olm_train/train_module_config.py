@@ -1,0 +1,71 @@
+"""Options of a step: everything but the model's shape and the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from olm_data.errors import UsageError
+from olm_train.model.loss_config import LossConfig
+from olm_train.optim import AnyOptim
+from olm_train.optim.adamw import AdamWConfig
+from olm_train.optim.lr_scaling import LRScaling
+from olm_train.optim.schedule import AnySchedule, Constant
+from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
+from olm_train.parallel.compiling import CompileConfig
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.stability import NonFinite
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerTrainModuleConfig:
+    """Everything about a step but the model's shape and the data.
+
+    Attributes:
+        rank_microbatch_size: tokens a rank takes through forward and backward at once; a multiple
+            of the mixture's sequence length.
+        optim: the optimiser.
+        scheduler: learning-rate schedule; default: the peak rate throughout.
+        lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
+            schedule](#batch-size-schedules): `none`: not; with its root; or in proportion to it.
+        max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
+        dp_config: data parallelism and precision.
+        loss: cross entropy, its implementation and the z-loss.
+        ac_config: activation checkpointing.
+        compile_model: `torch.compile` for each block, static shapes, and for the loss if
+            `loss.name` is `auto`; auto: [on CUDA](#what-auto-stands-for).
+        compile_config: how blocks are compiled.
+        float32_matmul_precision: of matrix products of fp32 tensors: "highest" is fp32, "high"
+            allows TF32, "medium" bf16, where the device has them; auto: [high on
+            CUDA](#what-auto-stands-for). A setting of the process.
+        non_finite: what happens where loss or gradient norm is NaN or infinite, see
+            [below](#when-loss-or-gradient-is-not-finite).
+    """
+
+    rank_microbatch_size: int
+    optim: AnyOptim = field(default_factory=AdamWConfig)
+    scheduler: AnySchedule = field(default_factory=Constant)
+    lr_batch_scaling: LRScaling = LRScaling.none
+    max_grad_norm: float | None = 1.0
+    dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
+    compile_model: bool | Literal["auto"] = "auto"
+    compile_config: CompileConfig = field(default_factory=CompileConfig)
+    float32_matmul_precision: Literal["auto", "highest", "high", "medium"] = "auto"
+    non_finite: NonFinite = NonFinite.halt
+
+    def __post_init__(self) -> None:
+        self.ac_config.check(compiling=bool(self.compile_model))
+        if not self.compile_model and self.compile_config != CompileConfig():
+            raise UsageError(
+                "compile_config has no effect without compile_model",
+                where="train_module.compile_config",
+                fix="set compile_model: true, or leave it out",
+            )
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise UsageError(
+                f"max_grad_norm: {self.max_grad_norm} is not positive",
+                where="train_module.max_grad_norm",
+                fix="use null to switch clipping off",
+            )
