@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 
 import msgspec
@@ -26,12 +25,9 @@ from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhaus
 from olm_data.mixture.lock import FORMAT, VERSION, Lock
 from olm_data.mixture.lock_format import LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
-from olm_data.mixture.order_spec import WindowedOrder
 from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.view import ViewInfo
-from olm_data.order.olmo_core import MOST_ROWS, OlmoCore
-from olm_data.order.schedule import VERSION as ORDER
-from olm_data.order.windowed import Windowed
+from olm_data.order.base import Order, SourceSize
 from olm_data.packing.packing import PLANNED, rows_in
 from olm_data.storage.store import is_remote
 
@@ -94,7 +90,6 @@ def compile_lock(
     lock = Lock(
         format=FORMAT,
         version=VERSION,
-        order=ORDER,
         seed=mixture.seed,
         sequence_length=mixture.sequence_length,
         packing=mixture.packing,
@@ -114,8 +109,7 @@ def compile_lock(
         tools={"olm": __version__},
         digest="",
         folder=folder,
-        windowed=_windowed(mixture, sources, datasets),
-        olmo_core=_olmo_core(mixture, sources),
+        order=_compile_order(mixture, sources, datasets),
     )
     return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
@@ -175,33 +169,23 @@ def _compile_source(
     )
 
 
-def _windowed(
+def _compile_order(
     mixture: Mixture, sources: Sequence[LockSource], datasets: Mapping[str, Dataset]
-) -> Windowed | None:
-    """Return the chunks of each source: by default, of the tokens of an average shard."""
-    if not isinstance(mixture.order, WindowedOrder):
-        return None
-    chunks = []
-    for source in sources:
-        shards = len(datasets[source.name].manifest.shards)
-        tokens = mixture.order.chunk_tokens or source.tokens // shards
-        wanted = round(Fraction(tokens * source.rows, source.tokens))
-        chunks.append(min(source.rows, max(1, wanted)))
-    return Windowed(window_chunks=mixture.order.window_chunks, chunk_rows=tuple(chunks))
-
-
-def _olmo_core(mixture: Mixture, sources: Sequence[LockSource]) -> OlmoCore | None:
-    order = mixture.order
-    if not isinstance(order, OlmoCore):
-        return None
-    if not order.fits([source.rows for source in sources], mixture.seed):
-        raise UsageError(
-            f"the source has {sources[0].rows:,} rows, not 1 batch of {order.batch_rows:,} to "
-            f"{MOST_ROWS:,}",
-            where=mixture.where("order"),
-            fix="write the batch_rows of the run: its global batch in instances",
+) -> Order:
+    sizes = [
+        SourceSize(
+            rows=source.rows,
+            tokens=source.tokens,
+            shards=len(datasets[source.name].manifest.shards),
         )
-    return order
+        for source in sources
+    ]
+    try:
+        return mixture.order.compile(sizes, mixture.seed)
+    except UsageError as error:
+        raise UsageError(
+            error.what, where=mixture.where("order"), why=error.why, fix=error.fix
+        ) from None
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:

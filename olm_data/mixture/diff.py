@@ -20,6 +20,7 @@ import numpy as np
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockSource
 from olm_data.mixture.whole_stage import WholeStage, whole_stages
+from olm_data.order.base import Order
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def diff(old: Lock, new: Lock) -> Difference:
             ("sequence_length", old.sequence_length, new.sequence_length),
             ("packing", old.packing, new.packing),
             ("tokenizer", old.tokenizer.sha256[:12], new.tokenizer.sha256[:12]),
-            ("order", old.windowed, new.windowed),
+            ("order", old.order, new.order),
         )
         if was != now
     ]
@@ -58,7 +59,7 @@ def same_rows(old: Lock, new: Lock) -> int:
     """Return how many first rows of two runs are the same tokens in the same order and length."""
     if any(
         getattr(old, key) != getattr(new, key)
-        for key in ("order", "seed", "sequence_length", "packing", "tokenizer")
+        for key in ("seed", "sequence_length", "packing", "tokenizer")
     ):
         return 0
     common = {key: index for index, key in enumerate(set(_keys(old)) & set(_keys(new)))}
@@ -87,8 +88,9 @@ def _keys(lock: Lock) -> list[bytes]:
     """Return what the rows of each source depend on, for each source."""
     keys = []
     for index, source in enumerate(lock.sources):
-        windows = lock.windowed and (lock.windowed.window_chunks, lock.windowed.chunk_rows[index])
-        keys.append(msgspec.json.encode([msgspec.structs.replace(source, max_epochs=""), windows]))
+        order = lock.order.for_source(index)
+        drawn_on = msgspec.structs.replace(source, max_epochs="")
+        keys.append(msgspec.json.encode([drawn_on, order.name, order]))
     return keys
 
 
@@ -148,6 +150,9 @@ def _drawn(lock: Lock, stage: WholeStage) -> dict[str, tuple[Fraction, int]]:
 def _shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, Order):
+        fields = msgspec.json.encode(value).decode()
+        return value.name if fields == "{}" else f"{value.name} {fields}"
     if isinstance(value, msgspec.Struct):
         return msgspec.json.encode(value).decode()
     return value[:12] if isinstance(value, str) else "none" if value is None else str(value)

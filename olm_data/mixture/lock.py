@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,6 +26,8 @@ from olm_data.dataset.shard import Verify
 from olm_data.errors import ConflictError, InputError, ValidationError, printable
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.mixture.lock_format import LockFile, is_consistent
+from olm_data.order.base import Order
+from olm_data.order.orders import from_lock, to_lock
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.row_plan import RowPlan
@@ -47,13 +49,13 @@ class Lock(LockFile, frozen=True, kw_only=True):
         sources: in order of their names.
         stages: in the order of the run.
         locations: source name -> path of the dataset relative to `folder`, absolute path or URL.
-        windowed: chunks and windows where the order is windowed, else None.
         extends: older locks whose rows are the first ones of this, the oldest first.
-        olmo_core: batch and chunk where the order is OLMo-core's, else None.
         digest: names this mixture everywhere else.
+        order: of the rows of each source in an epoch.
         folder: local path or URL that relative locations start from.
     """
 
+    order: Order
     folder: str
 
     def __repr__(self) -> str:
@@ -78,8 +80,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             self.seed,
             [(source.name, source.rows) for source in self.sources],
             [Stage(stage.rows, stage.counts, stage.rows_by_source) for stage in self.stages],
-            self.windowed,
-            self.olmo_core,
+            self.order,
         )
 
     def location(self, name: str) -> str:
@@ -188,16 +189,21 @@ class Lock(LockFile, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
-        content = msgspec.to_builtins(self)
-        del content["folder"]
+        content = self._content()
         return msgspec.json.format(msgspec.json.encode(content, order="sorted"), indent=1) + b"\n"
 
     def compute_digest(self) -> str:
         """Return the sha256 that `digest` must be."""
-        content = msgspec.to_builtins(self)
-        for key in (*UNDIGESTED, "folder"):
+        content = self._content()
+        for key in UNDIGESTED:
             del content[key]
         return canonical_digest(content)
+
+    def _content(self) -> dict[str, Any]:
+        """Return the object of the file."""
+        content = msgspec.to_builtins(self)
+        del content["folder"]
+        return content | {"order": ORDER} | to_lock(self.order)
 
     def write(
         self, path: str | os.PathLike[str], *, overwrite: bool = False
@@ -273,12 +279,14 @@ class Lock(LockFile, frozen=True, kw_only=True):
                     where=path,
                     fix="give the lock that olm-data mix wrote, or use the release that wrote it",
                 )
+            del head["order"]
+            order = from_lock(head)
             content = msgspec.convert(head, LockFile)
         except (MalformedJson, msgspec.ValidationError) as error:
             raise _no_lock(path, str(error)) from None
         fields = {name: getattr(content, name) for name in content.__struct_fields__}
-        lock = cls(folder=split(path)[0], **fields)
-        if lock.digest != lock.compute_digest() or not is_consistent(lock):
+        lock = cls(folder=split(path)[0], order=order, **fields)
+        if lock.digest != lock.compute_digest() or not is_consistent(lock, order):
             raise ValidationError(
                 "the lock was changed after it was written: its digest does not match",
                 where=path,

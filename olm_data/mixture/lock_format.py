@@ -19,9 +19,8 @@ from olm_data.mixture.extended import Extended
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
 from olm_data.mixture.pack import PlanInfo
 from olm_data.mixture.view import ViewInfo
-from olm_data.order.olmo_core import OlmoCore
+from olm_data.order.base import Order
 from olm_data.order.slots import MAX_BLOCK
-from olm_data.order.windowed import Windowed
 from olm_data.packing.packing import PACKINGS, PLANNED, rows_in
 from olm_data.packing.row_plan import FILES
 from olm_data.storage.names import acts, is_mixture_name
@@ -105,11 +104,14 @@ class LockStage(
 class LockFile(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The keys of `mixture.lock.json`; one with a default is left out where it is not used."""
+    """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
+
+    Beside them stand `order`, which is the version of the schedule, and the order of the rows under
+    a key of its own (`orders.to_lock`).
+    """
 
     format: str
     version: int
-    order: str
     seed: Seed
     sequence_length: Size
     packing: str
@@ -119,12 +121,10 @@ class LockFile(
     locations: dict[str, str]
     tools: dict[str, str]
     digest: str
-    windowed: Windowed | None = None
     extends: tuple[Extended, ...] = ()
-    olmo_core: OlmoCore | None = None
 
 
-def is_consistent(lock: LockFile) -> bool:
+def is_consistent(lock: LockFile, order: Order) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
     names = [source.name for source in lock.sources]
     return (
@@ -135,18 +135,11 @@ def is_consistent(lock: LockFile) -> bool:
         and sum(stage.rows for stage in lock.stages) <= MAX_COUNT
         and all(s.max_documents_per_row <= lock.sequence_length + 1 for s in lock.sources)
         and lock.packing in PACKINGS
-        and (lock.windowed is None or lock.windowed.fits([s.rows for s in lock.sources]))
-        and (
-            lock.olmo_core is None
-            or (
-                lock.windowed is None
-                and lock.packing == "concat"
-                and lock.olmo_core.fits([s.rows for s in lock.sources], lock.seed)
-            )
-        )
+        and order.fits([s.rows for s in lock.sources], lock.seed)
+        and (order.shard_rows is None or lock.packing == "concat")
         and all(
             (s.plan is not None)
-            == (lock.packing in PLANNED or s.view is not None or lock.olmo_core is not None)
+            == (lock.packing in PLANNED or s.view is not None or order.shard_rows is not None)
             for s in lock.sources
         )
         and all(

@@ -25,9 +25,9 @@ from olm_data.mixture.manifest_values import (
     number_at,
     value_at,
 )
-from olm_data.mixture.order_spec import WindowedOrder, parse_order
+from olm_data.mixture.order_spec import parse_order
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_groups, parse_stages
-from olm_data.order.olmo_core import OlmoCore
+from olm_data.order.base import OrderKeys
 from olm_data.packing.packing import PACKINGS
 from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
@@ -53,6 +53,11 @@ class SourceSpec:
     where: str | None = None
     exclude_ids: str | None = None
 
+    @property
+    def view(self) -> bool:
+        """Whether it draws on some of the documents only."""
+        return self.where is not None or self.exclude_ids is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
@@ -66,7 +71,7 @@ class Mixture:
     sources: tuple[SourceSpec, ...]
     stages: tuple[StageSpec, ...]
     on_exhausted: str
-    order: WindowedOrder | OlmoCore | None
+    order: OrderKeys
     document: Document = field(repr=False, compare=False)
 
     def where(self, *keys: str | int) -> str:
@@ -150,7 +155,7 @@ def _mixture(document: Document, folder: str) -> Mixture:
         sources=sources,
         stages=parse_stages(document, folder, names, parse_groups(document, names)),
         on_exhausted=choice_at(document, "on_exhausted", ON_EXHAUSTED),
-        order=parse_order(document, packing),
+        order=parse_order(document, packing, [s.view for s in sources]),
         document=document,
     )
 

@@ -28,7 +28,6 @@ from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.pack import write_plan
 from olm_data.mixture.view import open_views
 from olm_data.mixture.whole_stage import whole_stages
-from olm_data.order.olmo_core import OlmoCore
 from olm_data.order.slots import TOLERANCE
 from olm_data.packing.packing import PLANNED, unused_tail
 from olm_data.storage.disk import io_errors, make_folder
@@ -68,8 +67,8 @@ def mix(
     mixture = read_mixture(manifest)
     datasets, folder = open_sources(mixture), split(path)[0]
     views = open_views(mixture)
-    of_olmo_core = mixture.order if isinstance(mixture.order, OlmoCore) else None
-    planned = list(datasets) if mixture.packing in PLANNED or of_olmo_core else list(views)
+    shard_rows = getattr(mixture.order, "shard_rows", None)
+    planned = list(datasets) if mixture.packing in PLANNED or shard_rows else list(views)
     if not planned:
         lock = compile_lock(mixture, datasets, folder)
         return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
@@ -88,7 +87,7 @@ def mix(
                 made,
                 min_tail=mixture.min_tail,
                 view=views.get(name),
-                olmo_core=of_olmo_core,
+                shard_rows=shard_rows,
             )
             if name in views:
                 views[name].refuse_nothing(f"source {name!r}", datasets[name])
@@ -226,11 +225,7 @@ def plan(lock: Lock) -> dict[str, Any]:
         "sequence_length": length,
         "rows": lock.total_rows,
         "tokens": lock.total_rows * length,
-        "order": "olmo-core"
-        if lock.olmo_core is not None
-        else "global"
-        if lock.windowed is None
-        else "windowed",
+        "order": lock.order.name,
         "stages": stages,
         "sources": sources,
         "warnings": warnings(lock),
@@ -296,22 +291,11 @@ def _remote_warnings(lock: Lock) -> list[str]:
         ):
             continue
         size = np.dtype(source.dtype).itemsize
-        total = source.tokens * size
-        if lock.windowed is None:
-            found.append(
-                f"source {source.name!r} is remote and the order is global: any step may need any "
-                f"of its shards, so the training cache must hold all of them "
-                f"({total / 1e9:,.1f} GB); with order: windowed a part is enough"
-            )
-            continue
-        chunk = lock.windowed.chunk_rows[index] * lock.sequence_length * size
-        window = min(total, 2 * lock.windowed.window_chunks * chunk)
-        if window == total and lock.windowed.chunk_rows[index] * 2 < source.rows:
-            found.append(
-                f"source {source.name!r} is remote and one window of {lock.windowed.window_chunks} "
-                f"chunks may touch all of its shards ({total / 1e9:,.1f} GB): a smaller "
-                "window_chunks would need less room in the training cache"
-            )
+        warning = lock.order.cache_warning(
+            index, source.rows, lock.sequence_length * size, source.tokens * size
+        )
+        if warning is not None:
+            found.append(f"source {source.name!r} is remote and {warning}")
     return found
 
 

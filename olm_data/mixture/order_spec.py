@@ -1,89 +1,73 @@
-"""`order` of a manifest: global, windowed with chunk and window, or olmo-core with its batch."""
+"""`order` of a manifest, and the keys that go with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
-from olm_data.counts import parse_count
+import msgspec
+
+from olm_data.counts import MAX_COUNT, parse_count
 from olm_data.errors import UsageError
 from olm_data.mixture.manifest_values import choice_at, integer_at
-from olm_data.order.olmo_core import MOST_ROWS, OlmoCore
-from olm_data.order.windowed import DEFAULT_WINDOW_CHUNKS, MOST_WINDOW_CHUNKS
+from olm_data.order.base import OrderKeys
+from olm_data.order.orders import ORDERS, keys_of
 from olm_data.strict_yaml import Document
 
-ORDERS = ("global", "windowed", "olmo-core")
 
-_KEYS = {"windowed": ("window_chunks", "chunk_tokens"), "olmo-core": ("batch_rows", "chunk_rows")}
+def parse_order(document: Document, packing: str, views: Sequence[bool]) -> OrderKeys:
+    """Read the key `order` and those that go with it.
 
-
-@dataclass(frozen=True, kw_only=True)
-class WindowedOrder:
-    """`order: windowed`; `chunk_tokens` None: as many as a shard of the source has on average."""
-
-    window_chunks: int
-    chunk_tokens: int | None
-
-
-def parse_order(document: Document, packing: str) -> WindowedOrder | OlmoCore | None:
-    """Read the key `order` and those that go with it; None for the global order.
+    Args:
+        packing: name of the packing.
+        views: of each source, whether it is a view.
 
     Raises:
         UsageError: a value or combination is refused; the message has its line.
     """
-    top, order = document.value, choice_at(document, "order", ORDERS)
-    for other, keys in _KEYS.items():
-        for key in keys:
-            if key in top and order != other:
+    name = choice_at(document, "order", tuple(ORDERS))
+    order = keys_of(name)
+    for other in ORDERS:
+        for key in keys_of(other).__struct_fields__:
+            if key in document.value and key not in order.__struct_fields__:
                 raise UsageError(
-                    f"{key} has no meaning with order: {order}",
+                    f"{key} has no meaning with order: {name}",
                     where=document.where(key),
                     fix=f"leave it out, or write order: {other}",
                 )
-    if order == "global":
-        return None
-    if order == "olmo-core":
-        return _olmo_core(document, packing)
-    if packing == "best_fit":
+    try:
+        order.check(packing, views)
+    except UsageError as error:
         raise UsageError(
-            "order: windowed does not go with packing: best_fit",
-            where=document.where("order"),
-            why="a row of best_fit takes its documents from millions around, so neighbouring rows "
-            "need data from everywhere and a small cache would not do",
-            fix="write packing: concat or packing: document, or leave order out",
-        )
-    chunks, tokens = DEFAULT_WINDOW_CHUNKS, None
-    if "window_chunks" in top:
-        chunks = integer_at(document, ("window_chunks",), 1, MOST_WINDOW_CHUNKS)
-    if "chunk_tokens" in top:
-        tokens = parse_count(top["chunk_tokens"], document.where("chunk_tokens"))
-    return WindowedOrder(window_chunks=chunks, chunk_tokens=tokens)
+            error.what, where=document.where("order"), why=error.why, fix=error.fix
+        ) from None
+    return order(**_values(document, order))
 
 
-def _olmo_core(document: Document, packing: str) -> OlmoCore:
-    top = document.value
-    sources = top["sources"]
-    refused = None
-    if packing != "concat":
-        refused = f"packing: {packing}"
-    elif len(sources) != 1:
-        refused = f"{len(sources)} sources"
-    elif {"where", "exclude_ids"} & set(*(spec for spec in sources.values())):
-        refused = "a view"
-    if refused:
-        raise UsageError(
-            f"order: olmo-core does not go with {refused}",
-            where=document.where("order"),
-            why="it gives the rows of one list of token files in the order of OLMo-core",
-            fix="import the files of the run as one source, in the order of its paths",
-        )
-    if "batch_rows" not in top:
-        raise UsageError(
-            "the key 'batch_rows' is missing",
-            where=document.where("order"),
-            why="an epoch of OLMo-core ends with its last whole batch",
-            fix="batch_rows: its global_batch_size divided by its sequence_length",
-        )
-    chunk = integer_at(document, ("chunk_rows",), 1, MOST_ROWS) if "chunk_rows" in top else 1
-    return OlmoCore(
-        batch_rows=integer_at(document, ("batch_rows",), 1, MOST_ROWS), chunk_rows=chunk
-    )
+def _values(document: Document, order: type[OrderKeys]) -> dict[str, Any]:
+    """Return the values of the keys of an order, by the annotations of its fields."""
+    values = {}
+    keys = msgspec.inspect.type_info(order)
+    assert isinstance(keys, msgspec.inspect.StructType)
+    for field in keys.fields:
+        key = field.name
+        kind: Any = field.type
+        notes: dict[str, Any] = {}
+        if isinstance(kind, msgspec.inspect.UnionType):
+            (kind,) = (one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+        if isinstance(kind, msgspec.inspect.Metadata):
+            kind, notes = kind.type, {**(kind.extra_json_schema or {}), **(kind.extra or {})}
+        if key not in document.value:
+            if field.required:
+                raise UsageError(
+                    f"the key {key!r} is missing",
+                    where=document.where("order"),
+                    why=notes.get("description"),
+                    fix=f"{key}: {notes['examples'][0]}",
+                )
+        elif notes.get("written") == "count":
+            values[key] = parse_count(document.value[key], document.where(key))
+        else:
+            low, high = kind.ge or 0, MAX_COUNT if kind.le is None else kind.le
+            values[key] = integer_at(document, (key,), low, high)
+    return values

@@ -21,7 +21,6 @@ from olm_data.bounded_json import Size
 from olm_data.canonical import digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.view import View
-from olm_data.order.olmo_core import OlmoCore
 from olm_data.packing.best_fit import Int64
 from olm_data.packing.instances import instances
 from olm_data.packing.row_plan import (
@@ -143,12 +142,12 @@ def write_plan(
     *,
     min_tail: int = 1,
     view: View | None = None,
-    olmo_core: OlmoCore | None = None,
+    shard_rows: int | None = None,
 ) -> PlanInfo:
     """Write the row plan of a dataset, or of a view of it, into an existing local folder.
 
     Args:
-        olmo_core: the rows are OLMo-core's instances, whatever the packing.
+        shard_rows: cut as OLMo-core's instances, so many rows together, whatever the packing.
     """
     waste, most = Waste(), 0
     pack = packer(dataset, packing, sequence_length, min_tail=min_tail, waste=waste)
@@ -156,14 +155,14 @@ def write_plan(
     def watched() -> Iterator[PackedRows]:
         nonlocal most
         parts: Iterator[PackedRows]
-        if olmo_core is None:
+        if shard_rows is None:
             parts = (
                 part
                 for starts, lengths in documents(dataset, view=view)
                 for part in pack(starts, lengths)
             )
         else:
-            parts = instances(dataset, sequence_length, olmo_core.chunk_rows, waste)
+            parts = instances(dataset, sequence_length, shard_rows, waste)
         for part in parts:
             most = max(most, int(part.counts.max(initial=0)))
             yield part

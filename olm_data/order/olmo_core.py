@@ -4,27 +4,29 @@
 
 So that a run that began there goes on here. It is a table of 4 bytes a row and epoch, made when the
 epoch is first touched, as the shuffle is one pass over all of them. Source: `data_loader.py` of
-allenai/OLMo-core 3.0. The rows themselves are made by `instances.py`. The specification is in
+allenai/OLMo-core 3.0. The rows are cut by `packing/instances.py`. The specification is in
 docs/reference/mixture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.bounded_json import Size
+from olm_data.errors import UsageError
+from olm_data.order.base import Int64, Order, SourceEpochs, SourceSize
 
 MOST_ROWS = (1 << 32) - 2
 """OLMo-core counts instances in 32 bits, and so does this order."""
 
 
-class OlmoCore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the order depends on beside the seed.
+class OlmoCore(Order, frozen=True):
+    """OLMo-core's order, of one source.
 
     Attributes:
         batch_rows: rows of OLMo-core's global batch; an epoch has whole batches only.
@@ -32,15 +34,65 @@ class OlmoCore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             by the sequence length.
     """
 
-    batch_rows: Size
-    chunk_rows: Size
+    name: ClassVar[str] = "olmo-core"
 
-    def epoch_rows(self, rows: int) -> int:
-        """Return how many of a source's rows an epoch has."""
+    batch_rows: Annotated[
+        int,
+        msgspec.Meta(
+            ge=1,
+            le=MOST_ROWS,
+            description="an epoch of OLMo-core ends with its last whole batch",
+            examples=["its global_batch_size divided by its sequence_length"],
+        ),
+    ]
+    chunk_rows: Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)] = 1
+
+    @classmethod
+    def check(cls, packing: str, views: Sequence[bool]) -> None:
+        """Refuse all but the rows of one list of token files."""
+        refused = None
+        if packing != "concat":
+            refused = f"packing: {packing}"
+        elif len(views) != 1:
+            refused = f"{len(views)} sources"
+        elif views[0]:
+            refused = "a view"
+        if refused:
+            raise UsageError(
+                f"order: olmo-core does not go with {refused}",
+                why="it gives the rows of one list of token files in the order of OLMo-core",
+                fix="import the files of the run as one source, in the order of its paths",
+            )
+
+    def compile(self, sources: Sequence[SourceSize], seed: int) -> Order:
+        """Return the order, if the source has a batch."""
+        if not self.fits([source.rows for source in sources], seed):
+            raise UsageError(
+                f"the source has {sources[0].rows:,} rows, not 1 batch of {self.batch_rows:,} to "
+                f"{MOST_ROWS:,}",
+                fix="write the batch_rows of the run: its global batch in instances",
+            )
+        return self
+
+    @property
+    def shard_rows(self) -> int | None:
+        """Rows are cut as `NumpyFSLDataset` does, whole chunks of each token file."""
+        return self.chunk_rows
+
+    def rows_at(self, positions: Int64, epochs: SourceEpochs) -> Int64:
+        """Return the rows at positions of an epoch, from its table."""
+        return self._look_up(shuffled, positions, epochs)
+
+    def positions_of(self, rows: Int64, epochs: SourceEpochs) -> Int64:
+        """Return where rows stand in an epoch; those behind the last batch are left out of it."""
+        return self._look_up(shuffled_positions, rows, epochs)
+
+    def epoch_rows(self, rows: Int64) -> Int64:
+        """Return how many rows an epoch of each source has: whole batches."""
         return rows // self.batch_rows * self.batch_rows
 
     def fits(self, rows: Sequence[int], seed: int) -> bool:
-        """Whether this can be the order of sources with so many rows each."""
+        """Whether there is one source, of whole chunks and at least a batch."""
         return (
             len(rows) == 1
             and rows[0] <= MOST_ROWS
@@ -49,6 +101,19 @@ class OlmoCore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             and rows[0] % self.chunk_rows == 0
             and seed >= 0
         )
+
+    def _look_up(
+        self,
+        table: Callable[[int, int, int, int], NDArray[np.uint32]],
+        index: Int64,
+        epochs: SourceEpochs,
+    ) -> Int64:
+        found = np.empty(index.shape, dtype=np.int64)
+        for epoch in np.unique(epochs.epoch).tolist():
+            here = epochs.epoch == epoch
+            rows = int(epochs.rows[here][0])
+            found[here] = table(epochs.seed, epoch, rows, self.chunk_rows)[index[here]]
+        return found
 
 
 def shuffled(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
@@ -64,7 +129,7 @@ def shuffled(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.ui
     return _tables(seed, epoch, rows, chunk_rows)
 
 
-def places(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
+def shuffled_positions(seed: int, epoch: int, rows: int, chunk_rows: int) -> NDArray[np.uint32]:
     """Return where each row stands in an epoch: the inverse of `shuffled`."""
     order = shuffled(seed, epoch, rows, chunk_rows)
     inverse = np.empty_like(order)

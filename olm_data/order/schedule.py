@@ -1,11 +1,9 @@
 """Order `prp1`: which row of which source stands at row i of the run, as a pure function.
 
-    row i -> stage -> block, slot -> source and rank                        (slot table, mixing.py)
+    row i -> stage -> block, slot -> source and rank                        (slot table, slots.py)
     ordinal = rows of the source in earlier stages + block * count + rank
     epoch, k = divmod(ordinal, rows of the source)
-    row in source = permute(k; n = rows of the source, keys = round_keys(seed, name, epoch))
-                    or, in a windowed order, permute_windowed of the same
-                    or, in OLMo-core's, entry k of the epoch's table (olmo_core.py)
+    row in source = order.rows_at(k; seed, name, epoch)                      (orders.py)
 
 Everything is vectorised and exact in 64-bit integers, and nothing has the size of a dataset: the
 largest table is one block of slots a stage, built when the stage is first touched. Never: files,
@@ -15,17 +13,16 @@ tests/olm_data/golden freeze it. A change here is a new order version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from olm_data.order.olmo_core import OlmoCore, shuffled
-from olm_data.order.olmo_core import places as olmo_core_places
-from olm_data.order.prp import MAX_ROWS, ROUNDS, key_bytes, permute, unpermute
+from olm_data.order.base import Order, SourceEpochs
+from olm_data.order.prp import MAX_ROWS
+from olm_data.order.shuffled import Shuffled
 from olm_data.order.slots import SlotTable, slot_table
-from olm_data.order.windowed import Windowed, permute_windowed, unpermute_windowed
 
 VERSION = "prp1"
 
@@ -70,12 +67,11 @@ class Schedule:
         seed: any integer; with a source's name and the epoch it keys the permutation.
         sources: (name, rows) of each source; a source that is drawn has at least one row.
         stages: in the order of the run.
-        windowed: chunks and windows of each source; None where each row may come from anywhere.
-        olmo_core: batch and chunk where the order is OLMo-core's, of one source.
+        order: of the rows of each source in an epoch.
 
     Raises:
-        ValueError: counts or chunks that do not fit the sources, a drawn source without rows, or a
-            total beyond 2^62 rows.
+        ValueError: counts or an order that do not fit the sources, a drawn source without rows, or
+            a total beyond 2^62 rows.
     """
 
     def __init__(
@@ -83,21 +79,15 @@ class Schedule:
         seed: int,
         sources: Sequence[tuple[str, int]],
         stages: Sequence[Stage],
-        windowed: Windowed | None = None,
-        olmo_core: OlmoCore | None = None,
+        order: Order = Shuffled(),  # noqa: B008 - frozen
     ) -> None:
-        if windowed is not None and not windowed.fits([rows for _, rows in sources]):
-            raise ValueError("each source has chunks of 1 to all its rows, a window 1 to 65,536")
-        if olmo_core is not None and not olmo_core.fits([rows for _, rows in sources], seed):
-            raise ValueError("OLMo-core's order is of one source, of whole chunks and a batch")
-        self.seed, self.windowed, self.olmo_core = seed, windowed, olmo_core
+        if not order.fits([rows for _, rows in sources], seed):
+            raise ValueError(f"order {order.name} does not fit these sources")
+        self.seed, self.order = seed, order
         self.names = tuple(name for name, _ in sources)
         self.source_rows = np.array([rows for _, rows in sources], dtype=np.int64)
         # rows of each source in one epoch
-        self.epoch_rows = self.source_rows
-        if olmo_core is not None:
-            self.epoch_rows = np.array([olmo_core.epoch_rows(sources[0][1])], dtype=np.int64)
-        self._chunk_rows = np.array(windowed.chunk_rows if windowed else (), dtype=np.int64)
+        self.epoch_rows = order.epoch_rows(self.source_rows)
         self.stages = tuple(stages)
         self._tables: dict[tuple[int, ...], SlotTable] = {}
         for stage in self.stages:
@@ -177,17 +167,8 @@ class Schedule:
             IndexError: a row outside the run.
         """
         stage, source, ordinal = self.ordinal(rows)
-        size = self.source_rows[source]
-        epoch, k = np.divmod(ordinal, self.epoch_rows[source])
-        keys = self._keys(source, epoch)
-        if self.olmo_core is not None:
-            row = self._of_olmo_core(shuffled, k, epoch)
-        elif self.windowed is None:
-            row = permute(k, size, keys)
-        else:
-            row = permute_windowed(
-                k, size, self._chunk_rows[source], self.windowed.window_chunks, keys
-            )
+        epoch, position = np.divmod(ordinal, self.epoch_rows[source])
+        row = self.order.rows_at(position, self._epochs(source, epoch))
         return RowPlace(stage, source, epoch, row)
 
     def rows_of(self, source: int, row: int) -> np.ndarray:
@@ -219,18 +200,9 @@ class Schedule:
         wanted = np.tile(wanted, epochs.size // max(wanted.size, 1))
         if not epochs.size:
             return epochs, wanted
-        keys = self._keys(np.full(epochs.shape, source), epochs)
-        if self.olmo_core is not None:
-            places = self._of_olmo_core(olmo_core_places, wanted, epochs)
-            there = places < turn  # the others are in the batch that is not full
-            epochs, wanted, places = epochs[there], wanted[there], places[there]
-        elif self.windowed is None:
-            places = unpermute(wanted, size, keys)
-        else:
-            places = unpermute_windowed(
-                wanted, size, self._chunk_rows[source], self.windowed.window_chunks, keys
-            )
-        ordinals = epochs * turn + places
+        which = self._epochs(np.full(epochs.shape, source), epochs)
+        positions = self.order.positions_of(wanted, which)
+        ordinals = np.where(positions < turn, epochs * turn + positions, drawn)
         wanted, ordinals = wanted[ordinals < drawn], ordinals[ordinals < drawn]
         stages = np.searchsorted(self._drawn_ends[:, source], ordinals, side="right")
         found = np.empty(ordinals.shape, dtype=np.int64)
@@ -245,27 +217,8 @@ class Schedule:
         order = np.argsort(found)
         return found[order], wanted[order]
 
-    def _of_olmo_core(
-        self,
-        table: Callable[[int, int, int, int], np.ndarray],
-        index: np.ndarray,
-        epoch: np.ndarray,
-    ) -> np.ndarray:
-        """Look `index` up in the table of each element's epoch."""
-        assert self.olmo_core is not None
-        found = np.empty(index.shape, dtype=np.int64)
-        for number in np.unique(epoch).tolist():
-            here, rows = epoch == number, int(self.source_rows[0])
-            found[here] = table(self.seed, number, rows, self.olmo_core.chunk_rows)[index[here]]
-        return found
-
-    def _keys(self, source: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        """Return uint64[m, 6] round keys of m (source, epoch) pairs."""
-        epochs, which = np.unique(epoch, return_inverse=True)
-        pairs, index = np.unique(source * np.int64(epochs.size) + which, return_inverse=True)
-        each = [(p // epochs.size, int(epochs[p % epochs.size])) for p in pairs.tolist()]
-        keys = b"".join([key_bytes(self.seed, self.names[s], e) for s, e in each])
-        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)[index]
+    def _epochs(self, source: np.ndarray, epoch: np.ndarray) -> SourceEpochs:
+        return SourceEpochs(self.seed, self.names, source, self.source_rows[source], epoch)
 
 
 def rows_by_source(stage: Stage, table: SlotTable) -> tuple[int, ...]:

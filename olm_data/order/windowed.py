@@ -11,21 +11,57 @@ docs/reference/mixture.md is the specification. Never: a table of the dataset's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from fractions import Fraction
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import Size
+from olm_data.errors import UsageError
+from olm_data.order.base import Int64, Order, OrderKeys, SourceEpochs, SourceSize, Tokens
 from olm_data.order.prp import ROUNDS, mix64, permute, unpermute
 
-Int64 = NDArray[np.int64]
 DEFAULT_WINDOW_CHUNKS = 16
 MOST_WINDOW_CHUNKS = 1 << 16
 
 
-class Windowed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WindowedKeys(OrderKeys, frozen=True):
+    """`order: windowed` in a manifest.
+
+    Attributes:
+        window_chunks: chunks of a window.
+        chunk_tokens: tokens of a chunk; None: as many as a shard of the source has on average.
+    """
+
+    name: ClassVar[str] = "windowed"
+
+    window_chunks: Annotated[int, msgspec.Meta(ge=1, le=MOST_WINDOW_CHUNKS)] = DEFAULT_WINDOW_CHUNKS
+    chunk_tokens: Tokens | None = None
+
+    @classmethod
+    def check(cls, packing: str, views: Sequence[bool]) -> None:
+        """Refuse rows whose documents come from everywhere."""
+        if packing == "best_fit":
+            raise UsageError(
+                "order: windowed does not go with packing: best_fit",
+                why="a row of best_fit takes its documents from millions around, so neighbouring "
+                "rows need data from everywhere and a small cache would not do",
+                fix="write packing: concat or packing: document, or leave order out",
+            )
+
+    def compile(self, sources: Sequence[SourceSize], seed: int) -> Windowed:
+        """Return the order with the chunks of each source."""
+        chunks = []
+        for source in sources:
+            tokens = self.chunk_tokens or source.tokens // source.shards
+            wanted = round(Fraction(tokens * source.rows, source.tokens))
+            chunks.append(min(source.rows, max(1, wanted)))
+        return Windowed(window_chunks=self.window_chunks, chunk_rows=tuple(chunks))
+
+
+class Windowed(Order, frozen=True):
     """How far apart the rows of a window may lie.
 
     Attributes:
@@ -33,20 +69,67 @@ class Windowed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         chunk_rows: c of each source, in the order of the lock's sources; at most its rows.
     """
 
+    name: ClassVar[str] = "windowed"
+    keys: ClassVar[type[OrderKeys] | None] = WindowedKeys
+    partial_cache: ClassVar[bool] = True
+
     window_chunks: Size
     chunk_rows: tuple[Size, ...]
 
-    def fits(self, rows: Sequence[int]) -> bool:
-        """Whether this can be an order of sources with so many rows each."""
+    def rows_at(self, positions: Int64, epochs: SourceEpochs) -> Int64:
+        """Return the rows at positions of an epoch."""
+        return permute_windowed(positions, epochs.rows, *self._sizes(epochs), epochs.keys())
+
+    def positions_of(self, rows: Int64, epochs: SourceEpochs) -> Int64:
+        """Return where rows stand in an epoch."""
+        return unpermute_windowed(rows, epochs.rows, *self._sizes(epochs), epochs.keys())
+
+    def fits(self, rows: Sequence[int], seed: int) -> bool:
+        """Whether each source has chunks of 1 to all its rows."""
         return (
             len(self.chunk_rows) == len(rows)
             and 1 <= self.window_chunks <= MOST_WINDOW_CHUNKS
             and all(1 <= c <= max(n, 1) for c, n in zip(self.chunk_rows, rows, strict=True))
         )
 
+    def for_source(self, source: int) -> Windowed:
+        """Return the window and the chunks of one source."""
+        return Windowed(window_chunks=self.window_chunks, chunk_rows=(self.chunk_rows[source],))
+
+    def cache_bytes(
+        self, source: int, sequence_length: int, token_ends: Int64, shard_bytes: Int64
+    ) -> int:
+        """Return a bound on the bytes of the shards that a window of a source touches."""
+        chunk_tokens = self.chunk_rows[source] * sequence_length
+        total = int(token_ends[-1])
+        starts = np.arange(0, total, max(1, min(chunk_tokens, total)), dtype=np.int64)
+        first = np.searchsorted(token_ends, starts, side="right")
+        # one token more: the last label of a chunk is the first token after it
+        stops = np.minimum(starts + chunk_tokens, total - 1)
+        last = np.searchsorted(token_ends, stops, side="right")
+        before = np.append(0, np.cumsum(shard_bytes))
+        touched = np.sort(before[last + 1] - before[first])[::-1]
+        # the last, shorter chunk stands at the end, with the window before it
+        return min(int(before[-1]), int(touched[: self.window_chunks + 1].sum()))
+
+    def cache_warning(self, source: int, rows: int, row_bytes: int, total_bytes: int) -> str | None:
+        """Return a warning where one window may touch all, though one chunk would not."""
+        chunk = self.chunk_rows[source]
+        if 2 * self.window_chunks * chunk * row_bytes < total_bytes or 2 * chunk >= rows:
+            return None
+        return (
+            f"one window of {self.window_chunks} chunks may touch all of its shards "
+            f"({total_bytes / 1e9:,.1f} GB): a smaller window_chunks would need less room in the "
+            "training cache"
+        )
+
+    def _sizes(self, epochs: SourceEpochs) -> tuple[Int64, int]:
+        """Return int64 [m], rows of a chunk of each source, and chunks of a window."""
+        return np.array(self.chunk_rows, np.int64)[epochs.source], self.window_chunks
+
 
 def permute_windowed(p: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64]) -> Int64:
-    """Return the rows at places `p` of an epoch.
+    """Return the rows at positions `p` of an epoch.
 
     Args:
         p: integers in range(n), any shape.
@@ -59,13 +142,13 @@ def permute_windowed(p: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64]) -
         int64 array of the broadcast shape of `p`, `n` and `c`.
 
     Raises:
-        IndexError: a place outside its source.
+        IndexError: a position outside its source.
     """
     p, n, c, keys = _flat(p, n, c, keys)
     shape = p.shape
     first, size, window = _window(p.reshape(-1), n, c, w)
-    place = first + permute(p.reshape(-1) - first, size, _keys_of(keys, window))
-    chunk, inside = np.divmod(place, c)
+    inner = first + permute(p.reshape(-1) - first, size, _keys_of(keys, window))
+    chunk, inside = np.divmod(inner, c)
     whole = chunk < n // c
     if whole.any():
         chunk[whole] = permute(chunk[whole], (n // c)[whole], keys[whole])
@@ -80,9 +163,9 @@ def unpermute_windowed(row: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64
     whole = chunk < n // c
     if whole.any():
         chunk[whole] = unpermute(chunk[whole], (n // c)[whole], keys[whole])
-    place = chunk * c + inside
-    first, size, window = _window(place, n, c, w)
-    return (first + unpermute(place - first, size, _keys_of(keys, window))).reshape(shape)
+    inner = chunk * c + inside
+    first, size, window = _window(inner, n, c, w)
+    return (first + unpermute(inner - first, size, _keys_of(keys, window))).reshape(shape)
 
 
 def _flat(x: Any, n: Any, c: Any, keys: NDArray[np.uint64]) -> tuple[Any, ...]:
@@ -94,11 +177,11 @@ def _flat(x: Any, n: Any, c: Any, keys: NDArray[np.uint64]) -> tuple[Any, ...]:
     return x, n.reshape(-1), c.reshape(-1), keys
 
 
-def _window(place: Int64, n: Int64, c: Int64, w: int) -> tuple[Int64, Int64, Int64]:
-    """Return first place, size and number of the window of each place."""
+def _window(position: Int64, n: Int64, c: Int64, w: int) -> tuple[Int64, Int64, Int64]:
+    """Return first position, size and number of the window of each position."""
     # A window that would be longer than the source is the whole source; so nothing overflows.
     span = np.where(c > n // w, n, c * w)
-    number = place // span
+    number = position // span
     return number * span, np.minimum(span, n - number * span), number
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ResourceError, UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.rows.foresight import window_bytes
 from olm_data.rows.remote_shards import remote_shard
 from olm_data.rows.shard_cache import ShardCache, free_bytes
 
@@ -47,8 +46,8 @@ class CacheNeed:
 def cache_need(lock: Lock, datasets: Sequence[Dataset], ranks: int = 1) -> CacheNeed:
     """Return what the remote sources of a lock need; zeros where none is remote.
 
-    In global order any step may need any shard; in windowed order, and without a row plan, one
-    window of each source and a shard for each rank that goes on to the next.
+    Of a source with a row plan, any step may need any shard; of others the order says how much. A
+    shard is added for each rank that goes on to the next.
     """
     least = total = largest = 0
     for number, dataset in enumerate(datasets):
@@ -60,12 +59,11 @@ def cache_need(lock: Lock, datasets: Sequence[Dataset], ranks: int = 1) -> Cache
         )
         total += int(sizes.sum())
         largest = max(largest, int(sizes.max()))
-        if lock.windowed is None or lock.sources[number].plan is not None:
-            least += int(sizes.sum())
-        else:
-            chunk = lock.windowed.chunk_rows[number] * lock.sequence_length
-            chunks = lock.windowed.window_chunks
-            least += window_bytes(dataset.token_ends, sizes, chunk, chunks)
+        least += (
+            lock.order.cache_bytes(number, lock.sequence_length, dataset.token_ends, sizes)
+            if lock.sources[number].plan is None
+            else int(sizes.sum())
+        )
     return CacheNeed(min(total, least + ranks * largest), total)
 
 
@@ -81,7 +79,7 @@ def open_cache(lock: Lock, datasets: Sequence[Dataset], options: CacheOptions) -
         return None
     size = min(need.total, 2 * need.least) if options.size is None else options.size
     folder = Path(options.folder).expanduser()
-    windowed = "" if lock.windowed else "write order: windowed in the manifest; or "
+    windowed = "" if lock.order.partial_cache else "write order: windowed in the manifest; or "
     if size < need.least:
         raise UsageError(
             f"the shard cache may hold {size:,} bytes; this mixture needs {need.least:,} at a "

@@ -71,23 +71,3 @@ def victims(
         chosen.append(name)
         room -= sizes[name]
     return chosen if room <= 0 else None
-
-
-def window_bytes(token_ends: Int64, shard_bytes: Int64, chunk_tokens: int, chunks: int) -> int:
-    """Return a bound on the bytes of the shards that a window of a source touches.
-
-    Args:
-        token_ends: int64 [shards], cumulative tokens.
-        shard_bytes: int64 [shards].
-        chunk_tokens: tokens of a chunk.
-        chunks: chunks of a window.
-    """
-    total = int(token_ends[-1])
-    starts = np.arange(0, total, max(1, min(chunk_tokens, total)), dtype=np.int64)
-    first = np.searchsorted(token_ends, starts, side="right")
-    # one token more: the last label of a chunk is the first token after it
-    last = np.searchsorted(token_ends, np.minimum(starts + chunk_tokens, total - 1), side="right")
-    before = np.append(0, np.cumsum(shard_bytes))
-    touched = np.sort(before[last + 1] - before[first])[::-1]
-    # the last, shorter chunk stands at the end, with the window before it
-    return min(int(before[-1]), int(touched[: chunks + 1].sum()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from olm_data.mixture.lock import Lock
+from olm_data.order.schedule import VERSION as ORDER
 
 
 def describe_lock(lock: Lock) -> dict[str, str]:
@@ -12,7 +13,7 @@ def describe_lock(lock: Lock) -> dict[str, str]:
     lines = {
         "seed": str(lock.seed),
         "sequence_length": str(lock.sequence_length),
-        "order": lock.order,
+        "order": ORDER,
         "packing": lock.packing,
         "tokenizer": lock.tokenizer.sha256,
     }

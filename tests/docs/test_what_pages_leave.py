@@ -77,7 +77,7 @@ def test_imports_and_exports_are_second_names_of_the_same_bytes(ran: Ran) -> Non
     tales = folder / "tokens" / "tales" / "shard-00000.tokens.bin"
     assert os.path.samefile(tales, folder / "exported" / "megatron" / "shard-00000.bin")
     lock = Lock.read(folder / "run.lock.json")
-    assert (lock.olmo_core, lock.sources[0].rows) == (OlmoCore(batch_rows=4, chunk_rows=1), 60)
+    assert (lock.order, lock.sources[0].rows) == (OlmoCore(batch_rows=4, chunk_rows=1), 60)
 
 
 S3 = "docs/how-to/s3.md"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from olm_data.mixture.explain import explain, tree
 from olm_data.mixture.extend import extend
 from olm_data.mixture.extended import places_digest, sample_rows
 from olm_data.mixture.lock import Lock
+from olm_data.order.windowed import Windowed
 
 MANIFEST = """\
 version: 1
@@ -82,6 +84,17 @@ def test_what_changes_every_row_is_named_and_leaves_no_row_the_same() -> None:
     assert "seed: 3 -> 4" in found.lines
     assert "stage s0: a 50.0000% -> 100.0000% wanted, 50 -> 400 rows" in found.lines
     assert any(line.startswith("source b: dataset ") for line in found.lines)
+
+
+def test_another_order_is_named_and_leaves_no_row_the_same() -> None:
+    old = locked([{"tokens": 1_000, "weights": {"a": 1}}])
+    windowed = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(4, 4, 4)))
+    wider = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(5, 4, 4)))
+    unused = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(4, 4, 5)))
+    assert 'order: global -> windowed {"window_chunks":2,"chunk_rows":[4,4,4]}' in (
+        diff(old, windowed).lines
+    )
+    assert [same_rows(windowed, other) for other in (old, wider, unused)] == [0, 0, 100]
 
 
 @settings(deadline=None, max_examples=15)

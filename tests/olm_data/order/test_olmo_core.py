@@ -24,8 +24,9 @@ from olm_data.importing.run import import_files
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix, plan
-from olm_data.order.olmo_core import OlmoCore, places, shuffled
+from olm_data.order.olmo_core import OlmoCore, shuffled, shuffled_positions
 from olm_data.order.schedule import Schedule, Stage
+from olm_data.order.shuffled import Shuffled
 from olm_data.peek.views import LockRows
 from olm_data.rows.reader import RowReader
 from olm_data.tokenizer.tokenizer import load_tokenizer
@@ -117,7 +118,7 @@ def test_an_epoch_is_a_permutation_of_whole_chunks_with_an_exact_inverse(
     order = shuffled(seed, epoch, rows, size)
     assert sorted(order.tolist()) == list(range(rows))
     assert (order.reshape(-1, size) - order.reshape(-1, size)[:, :1] == np.arange(size)).all()
-    assert np.array_equal(places(seed, epoch, rows, size)[order], np.arange(rows))
+    assert np.array_equal(shuffled_positions(seed, epoch, rows, size)[order], np.arange(rows))
 
 
 def test_the_shuffle_is_frozen() -> None:
@@ -165,15 +166,19 @@ def test_what_does_not_go_with_it_is_refused_with_its_line(
 def test_a_batch_larger_than_the_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not 1 batch of 5,000"):
         mixed(tmp_path / "m", CASES[0] | {"batch_rows": 5000})
-    with pytest.raises(ValueError, match="whole chunks"):
-        Schedule(0, [("a", 10)], [Stage(10, (1,))], None, OlmoCore(batch_rows=2, chunk_rows=4))
+    with pytest.raises(ValueError, match="order olmo-core does not fit"):
+        Schedule(0, [("a", 10)], [Stage(10, (1,))], OlmoCore(batch_rows=2, chunk_rows=4))
 
 
 def test_a_lock_with_an_impossible_order_is_refused(tmp_path: Path) -> None:
     path = mixed(tmp_path / "m", CASES[0])
     lock = Lock.read(path)
-    for other in (OlmoCore(batch_rows=0, chunk_rows=1), OlmoCore(batch_rows=4, chunk_rows=0), None):
-        forged = msgspec.structs.replace(lock, olmo_core=other)
+    for other in (
+        OlmoCore(batch_rows=0, chunk_rows=1),
+        OlmoCore(batch_rows=4, chunk_rows=0),
+        Shuffled(),
+    ):
+        forged = msgspec.structs.replace(lock, order=other)
         forged = msgspec.structs.replace(forged, digest=forged.compute_digest())
         path.write_bytes(forged.encode())
         with pytest.raises(ValidationError):

@@ -146,10 +146,10 @@ def write_manifest(folder: Path, **more: object) -> Path:
 
 def test_mix_takes_an_average_shard_as_a_chunk_or_what_the_manifest_says(tmp_path: Path) -> None:
     lock = mix(str(write_manifest(tmp_path, order="windowed"))).lock
-    assert lock.windowed == Windowed(window_chunks=16, chunk_rows=(125,))
+    assert lock.order == Windowed(window_chunks=16, chunk_rows=(125,))
     path = write_manifest(tmp_path, order="windowed", window_chunks=2, chunk_tokens=400)
     mixed = mix(str(path), overwrite=True)
-    assert mixed.lock.windowed == Windowed(window_chunks=2, chunk_rows=(50,))
+    assert mixed.lock.order == Windowed(window_chunks=2, chunk_rows=(50,))
     assert Lock.read(mixed.path) == mixed.lock
     assert plan(mixed.lock)["order"] == "windowed"
     rows = Lock.read(mixed.path).schedule().locate(np.arange(100)).row
@@ -174,7 +174,7 @@ def test_chunks_that_do_not_fit_their_sources_are_refused(tmp_path: Path) -> Non
         head["digest"] = digest(body)
         with pytest.raises(ValidationError, match="changed after it was written"):
             Lock.decode(json.dumps(head).encode(), mixed.path)
-        with pytest.raises(ValueError, match="chunks of 1 to all its rows"):
+        with pytest.raises(ValueError, match="order windowed does not fit"):
             Schedule(0, [("a", 500)], [], Windowed(window_chunks=1, chunk_rows=tuple(chunk_rows)))
 
 
@@ -211,3 +211,28 @@ def test_mix_warns_of_a_remote_source_in_global_order(tmp_path: Path) -> None:
     many = mix(str(write_manifest(tmp_path, order="windowed")), overwrite=True).lock
     (warning,) = warnings(msgspec.structs.replace(many, locations={"a": "s3://bucket/a"}))
     assert "one window of 16 chunks may touch all" in warning
+
+
+@given(
+    shards=st.lists(st.integers(1, 50), min_size=1, max_size=12),
+    chunk=st.integers(1, 80),
+    chunks=st.integers(1, 4),
+    data=st.data(),
+)
+def test_no_window_touches_more_bytes_than_the_bound(
+    shards: list[int], chunk: int, chunks: int, data: st.DataObject
+) -> None:
+    ends = np.cumsum(shards)
+    total = int(ends[-1])
+    bound = Windowed(window_chunks=chunks, chunk_rows=(chunk,)).cache_bytes(
+        0, 1, ends, 2 * np.array(shards)
+    )
+    starts = list(range(0, total - total % chunk, chunk)) or [0]
+    some = data.draw(st.lists(st.sampled_from(starts), max_size=chunks, unique=True))
+    touched: set[int] = set()
+    for start in [*some, total - total % chunk]:
+        last = min(start + chunk, total - 1)
+        if start < total:
+            low, high = np.searchsorted(ends, (start, last), side="right")
+            touched |= set(range(int(low), int(high) + 1))
+    assert 2 * sum(shards[i] for i in touched) <= bound <= 2 * total

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.rows.foresight import NEVER, Foresight, victims, window_bytes
+from olm_data.rows.foresight import NEVER, Foresight, victims
 
 USES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=40)
 
@@ -69,26 +68,3 @@ def test_knowing_the_future_never_misses_more_than_least_recently_used(
             recent = recent[-(room - 1) :] if room > 1 else []
         recent.append(shard)
     assert missed <= missed_recent
-
-
-@given(
-    shards=st.lists(st.integers(1, 50), min_size=1, max_size=12),
-    chunk=st.integers(1, 80),
-    chunks=st.integers(1, 4),
-    data=st.data(),
-)
-def test_no_window_touches_more_bytes_than_the_bound(
-    shards: list[int], chunk: int, chunks: int, data: st.DataObject
-) -> None:
-    ends = np.cumsum(shards)
-    total = int(ends[-1])
-    bound = window_bytes(ends, 2 * np.array(shards), chunk, chunks)
-    starts = list(range(0, total - total % chunk, chunk)) or [0]
-    some = data.draw(st.lists(st.sampled_from(starts), max_size=chunks, unique=True))
-    touched: set[int] = set()
-    for start in [*some, total - total % chunk]:
-        last = min(start + chunk, total - 1)
-        if start < total:
-            low, high = np.searchsorted(ends, (start, last), side="right")
-            touched |= set(range(int(low), int(high) + 1))
-    assert 2 * sum(shards[i] for i in touched) <= bound <= 2 * total
