@@ -1,4 +1,9 @@
-"""Counts and shares as people write them: `100000`, `1.5M`, `95B`; `0.001`, `1/1000`, `0.1%`.
+"""Numbers as people write them, read and spelled.
+
+    parse_count    `100000`, `1.5M`, `95B`       scaled         `12.3 M`
+    parse_share    `0.001`, `1/1000`, `0.1%`     duration       `3 min 20 s`
+    rates          documents, text and tokens a second
+    spell_ranges   `0-2,5`
 
 K, M, B and T are 1000^n.
 """
@@ -6,6 +11,7 @@ K, M, B and T are 1000^n.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 
 from olm_data.errors import UsageError, quoted
@@ -56,3 +62,43 @@ def parse_share(text: str, option: str, *, allow_one: bool = False) -> Fraction:
             f"{option} {text!r} is not a fraction from 0 to 1", fix="write 0.001, 1/1000 or 0.1%"
         )
     return share
+
+
+def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
+    """Return `1,234 documents, 12.3 MB/s of text, 3.1 M tokens/s`."""
+    seconds = max(seconds, 1e-9)
+    return (
+        f"{documents:,} documents, {text_bytes / seconds / 1e6:.1f} MB/s of text, "
+        f"{scaled(tokens / seconds)} tokens/s"
+    )
+
+
+def scaled(number: float) -> str:
+    """Return a number with three digits and a suffix: `12.3 M`."""
+    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= 0.9995 * size:  # so that 999,999 is 1 M and not 1e+03 K
+            return f"{number / size:.3g} {suffix}"
+    return f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: `42 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    if whole < 86_400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
+
+
+def spell_ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """Return `0-2,5` for ascending numbers 0, 1, 2, 5; "" for none."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return separator.join(f"{a}-{b}" if b > a else f"{a}" for a, b in ranges)

@@ -22,6 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from olm_data.counts import duration
 from olm_data.errors import printable
 from olm_data.pace import Window
 
@@ -190,32 +191,3 @@ def fit(pieces: Sequence[str], width: int, lines: int = MOST_LINES - 1) -> list[
         elif not rows:
             rows.append(piece[: max(width - 1, 0)] + "\u2026")
     return rows
-
-
-def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
-    """Return `1,234 documents, 12.3 MB/s of text, 3.1 M tokens/s`."""
-    seconds = max(seconds, 1e-9)
-    return (
-        f"{documents:,} documents, {text_bytes / seconds / 1e6:.1f} MB/s of text, "
-        f"{scaled(tokens / seconds)} tokens/s"
-    )
-
-
-def scaled(number: float) -> str:
-    """Return a number with three digits and a suffix: `12.3 M`."""
-    for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
-        if number >= 0.9995 * size:  # so that 999,999 is 1 M and not 1e+03 K
-            return f"{number / size:.3g} {suffix}"
-    return f"{number:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds in words: `42 s`, `3 min 20 s`, `2 h 05 min`, `3 d 04 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"

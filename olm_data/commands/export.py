@@ -36,10 +36,10 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
     olm-data export ./tokens/web --to megatron --merge --output ./web-megatron
     olm-data export s3://bucket/tokens/web --to mds --output s3://bucket/web-mds
     """
+    from olm_data.counts import scaled
     from olm_data.dataset.dataset import Dataset
     from olm_data.exporting import export as verb
     from olm_data.exporting.megatron import MERGED
-    from olm_data.progress import scaled
     from olm_data.target import dataset_root
 
     with show_progress("export") as progress:

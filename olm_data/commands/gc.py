@@ -22,7 +22,7 @@ def gc(place: str, older_than: str, dry_run: bool, as_json: bool) -> None:
     olm-data gc ./tokens/books --older-than 12h
     """
     from olm_data import gc as verb
-    from olm_data.progress import duration
+    from olm_data.counts import duration
 
     stale = verb.find(place, verb.parse_age(older_than))
     if not dry_run:

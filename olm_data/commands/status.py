@@ -33,8 +33,8 @@ def status(output: str, as_json: bool) -> None:
 
 
 def _lines(status: Status) -> list[str]:
+    from olm_data.counts import duration
     from olm_data.errors import printable
-    from olm_data.progress import duration
     from olm_data.runners.base import Count
     from olm_data.tokenization.status import worker_state
 

@@ -87,7 +87,7 @@ def shard_name(number: int) -> str:
 
 
 def parse_tasks(text: str) -> list[int]:
-    """Return the task numbers, ascending, that `3-7,9` spells.
+    """Return the task numbers, ascending, that `3-7,9` spells, as `spell_ranges` does.
 
     Raises:
         UsageError: it spells none.
@@ -101,17 +101,6 @@ def parse_tasks(text: str) -> list[int]:
         if len(found) > MOST_TASKS:
             raise UsageError(f"{part!r} is more than {MOST_TASKS:,} tasks", fix="name fewer tasks")
     return sorted(found)
-
-
-def spell_tasks(tasks: Sequence[int]) -> str:
-    """Return ascending task numbers in the spelling of `parse_tasks`; "" for none."""
-    spans: list[list[int]] = []
-    for task in tasks:
-        if spans and task == spans[-1][1] + 1:
-            spans[-1][1] = task
-        else:
-            spans.append([task, task])
-    return ",".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olm_data.counts import scaled
 from olm_data.errors import printable
 from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import whole_stages
 from olm_data.page import COLOURS, colours, note, section, svg, table
-from olm_data.progress import scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,11 +20,10 @@ import numpy as np
 
 from olm_data.audit.run_log import STARTS, Start, read_starts
 from olm_data.bounded_json import MalformedJson, decode_object
-from olm_data.counts import MAX_COUNT
+from olm_data.counts import MAX_COUNT, duration, scaled
 from olm_data.errors import InputError, shown
 from olm_data.json_lines import LogEnd, json_lines, malformed_log
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
-from olm_data.progress import duration, scaled
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.run_log.metric_names import (
     CE_LOSS,

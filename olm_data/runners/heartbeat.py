@@ -25,7 +25,8 @@ import numpy as np
 
 from olm_data import errors
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.dataset.plan import parse_tasks, spell_tasks
+from olm_data.counts import spell_ranges
+from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.redaction import redacted
 from olm_data.regular_files import MAX_SMALL
@@ -206,7 +207,7 @@ class Heartbeat:
             "started": self._started,
             "time": time.time(),
             "state": state,
-            "done": spell_tasks(sorted(self._done.copy())),
+            "done": spell_ranges(sorted(self._done.copy())),
             "running": {str(task): row.tolist() for task, row in self._running.items()},
             "counts": summed(np.vstack([self._past, self._counts])).tolist(),
             "error": error,

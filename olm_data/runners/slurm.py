@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.dataset.plan import spell_tasks
+from olm_data.counts import spell_ranges
 from olm_data.errors import (
     ConflictError,
     InputError,
@@ -115,7 +115,7 @@ class SlurmRunner(Runner):
     def _submit(
         self, job: StoredJob, tasks: Sequence[int], name: str, largest: int, note: Note
     ) -> str:
-        spelled = spell_tasks(tasks).encode()
+        spelled = spell_ranges(tasks).encode()
         listed = f"tasks-{hashlib.sha256(spelled).hexdigest()[:16]}"
         Store(job.output).child(RUN).put(listed, spelled)
         self.logs.mkdir(parents=True, exist_ok=True)

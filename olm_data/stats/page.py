@@ -6,9 +6,9 @@ import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from olm_data.counts import scaled
 from olm_data.errors import printable
 from olm_data.page import COLOURS, note, section, svg, table, write_page
-from olm_data.progress import scaled
 from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
 from olm_data.stats.text import percent, shortened

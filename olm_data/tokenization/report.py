@@ -5,10 +5,10 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from olm_data.counts import duration, rates
 from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.plan import Plan
 from olm_data.errors import printable, typed
-from olm_data.progress import duration, rates
 from olm_data.sources.account import BAD_REASONS, NO_TOKENS
 from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch, SourcePlan
 from olm_data.sources.passed import from_tools, passed_json, passed_lines, tally

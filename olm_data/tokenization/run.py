@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from olm_data.counts import duration
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
@@ -31,7 +32,7 @@ from olm_data.errors import (
     ValidationError,
     printable,
 )
-from olm_data.progress import Progress, duration
+from olm_data.progress import Progress
 from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.select.selection import IdSet

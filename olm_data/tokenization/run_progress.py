@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.counts import duration, scaled
 from olm_data.pace import Window, forecast
-from olm_data.progress import Progress, duration, scaled
+from olm_data.progress import Progress
 from olm_data.runners.base import Count
 
 STALL_SECONDS = 15.0

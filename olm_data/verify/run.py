@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from olm_data.counts import duration
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import (
@@ -40,7 +41,6 @@ from olm_data.errors import InputError, OlmError, StorageError, ValidationError,
 from olm_data.extras import MissingExtra
 from olm_data.mixture.pack import PlanInfo
 from olm_data.packing.row_plan import file_sizes
-from olm_data.progress import duration
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from olm_data.counts import duration, scaled
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     CE_LOSS,
@@ -61,8 +62,8 @@ class ConsoleLoggerCallback(Callback):
         device = "CPU" if world.device.type == "cpu" else "CUDA device"
         tokens = trainer.tokens_at(trainer.stop_step)
         trainer.say(
-            f"training {count(module.num_params)} parameters to step {trainer.stop_step:,} "
-            f"({count(tokens)} tokens) on {world.size} {device} "
+            f"training {scaled(module.num_params)} parameters to step {trainer.stop_step:,} "
+            f"({scaled(tokens)} tokens) on {world.size} {device} "
             f"rank{'s' if world.size > 1 else ''}, into {trainer.save_folder}"
         )
         for line in [*trainer.chosen, *module.describe()]:
@@ -86,7 +87,7 @@ class ConsoleLoggerCallback(Callback):
         if self._speed:
             left = trainer.tokens_at(trainer.stop_step) - trainer.tokens_at(step)
             seconds_left = left / self._speed[TOKENS_PER_SECOND]
-            parts.append(f"{count(self._speed[TOKENS_PER_SECOND])} tok/s")
+            parts.append(f"{scaled(self._speed[TOKENS_PER_SECOND])} tok/s")
             parts.append(f"wait {self._speed[DATA_WAIT_SHARE]:.1%}")
             if MFU in self._speed:
                 parts.append(f"MFU {self._speed[MFU]:.1%}")
@@ -110,27 +111,5 @@ class ConsoleLoggerCallback(Callback):
     def post_train(self) -> None:
         trainer = self.trainer
         trainer.say(
-            f"finished at step {trainer.step:,} ({count(trainer.tokens_at(trainer.step))} tokens)"
+            f"finished at step {trainer.step:,} ({scaled(trainer.tokens_at(trainer.step))} tokens)"
         )
-
-
-def count(value: float) -> str:
-    """Return a number in three digits: 950, 12.4k, 1.25M, 3.07G."""
-    units, unit = iter("kMGT"), ""
-    while value >= 999.5 and unit != "T":
-        value, unit = value / 1000, next(units)
-    digits = 0 if not unit or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f}{unit}"
-
-
-def duration(seconds: float) -> str:
-    """Return a duration in two units: 8s, 4m12s, 3h05m, 2d04h."""
-    whole = round(seconds)
-    for size, unit, smaller, small in (
-        (86400, "d", 3600, "h"),
-        (3600, "h", 60, "m"),
-        (60, "m", 1, "s"),
-    ):
-        if whole >= size:
-            return f"{whole // size}{unit}{whole % size // smaller:02d}{small}"
-    return f"{whole}s"

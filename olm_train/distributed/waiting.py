@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
+from olm_data.counts import spell_ranges
 from olm_data.errors import OlmError, UsageError
 from olm_train.distributed.world import World
 
@@ -145,14 +146,7 @@ def broke_off(error: RuntimeError) -> bool:
 
 def numbers(word: str, them: list[int]) -> str:
     """Return "rank 3", or "ranks 0-2, 5" for ascending numbers."""
-    spans: list[list[int]] = []
-    for n in them:
-        if spans and n == spans[-1][1] + 1:
-            spans[-1][1] = n
-        else:
-            spans.append([n, n])
-    shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-    return f"{word}{'s' if len(them) > 1 else ''} {shown}"
+    return f"{word}{'s' if len(them) > 1 else ''} {spell_ranges(them, ', ')}"
 
 
 def numbers_done(step: str) -> str:

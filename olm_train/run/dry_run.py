@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 import yaml
 
+from olm_data.counts import duration
 from olm_data.mixture.lock import Lock
-from olm_data.progress import duration
 from olm_train.callbacks.evaluator import open_held_out
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.threads import Processors, choose

@@ -1,4 +1,4 @@
-"""Counts are read exactly, or refused with the way to write them."""
+"""Counts are read exactly, or refused with the way to write them; numbers are spelled one way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.counts import MAX_COUNT, parse_count
+from olm_data.counts import MAX_COUNT, duration, parse_count, rates, scaled, spell_ranges
 from olm_data.errors import UsageError
 
 
@@ -48,3 +48,33 @@ def test_what_is_no_count_is_refused(written: Any) -> None:
         parse_count(written, "here")
     assert refused.value.where == "here"
     assert "1.5M or 95B" in str(refused.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (9.96, "10.0 s"),
+        (42, "42 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (1e5, "1 d 03 h"),
+    ],
+)
+def test_durations_are_words(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_rates_are_scaled() -> None:
+    assert rates(1200, 50_000_000, 12_345_678, 2.0) == (
+        "1,200 documents, 25.0 MB/s of text, 6.17 M tokens/s"
+    )
+    numbers = (0.5, 999, 1e4, 999_999, 2.5e9, 1e12)
+    assert [scaled(n) for n in numbers] == ["0.5", "999", "10 K", "1 M", "2.5 B", "1 T"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([1, 3, 4], "1, 3-4")]
+)
+def test_numbers_in_a_row_are_a_range(numbers: list[int], text: str) -> None:
+    assert spell_ranges(numbers, ", ") == text

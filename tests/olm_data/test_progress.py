@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from olm_data.progress import Progress, _Display, duration, fit, rates, scaled, shows_live
+from olm_data.progress import Progress, _Display, fit, shows_live
 
 
 class Clock:
@@ -155,26 +155,3 @@ def test_the_share_shown_never_falls() -> None:
             clock.now = 100.0 + second
             progress.update(share, "x", left=1.0)
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["50%,", "50%,", "60%,"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (9.96, "10.0 s"),
-        (42, "42 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 05 min"),
-        (1e5, "1 d 03 h"),
-    ],
-)
-def test_durations_are_words(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_rates_are_scaled() -> None:
-    assert rates(1200, 50_000_000, 12_345_678, 2.0) == (
-        "1,200 documents, 25.0 MB/s of text, 6.17 M tokens/s"
-    )
-    numbers = (0.5, 999, 1e4, 999_999, 2.5e9, 1e12)
-    assert [scaled(n) for n in numbers] == ["0.5", "999", "10 K", "1 M", "2.5 B", "1 T"]

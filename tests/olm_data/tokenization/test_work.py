@@ -17,7 +17,8 @@ from support.command import arguments, environment, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.dataset.plan import parse_tasks, spell_tasks
+from olm_data.counts import spell_ranges
+from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import (
     ConflictError,
     InputError,
@@ -90,7 +91,7 @@ def test_a_worker_works_while_the_parent_holds_the_output(
         def run(self, job: Any, tasks: Any, total: int, *, done: Any, **_: Any) -> None:
             with pytest.raises(ConflictError), exclusive(Store(tmp_path / "out")):
                 pass
-            spelled = spell_tasks(tasks)
+            spelled = spell_ranges(tasks)
             assert olm_data("work", tmp_path / "out", "--tasks", spelled).returncode == 0
             for task in tasks:
                 done(task, job.finished(task))
@@ -215,7 +216,7 @@ def test_files_of_another_run_or_machine_are_refused(
 
 @given(st.sets(st.integers(0, 300)))
 def test_every_list_of_tasks_has_one_spelling(tasks: set[int]) -> None:
-    spelled = spell_tasks(sorted(tasks))
+    spelled = spell_ranges(sorted(tasks))
     if tasks:
         assert parse_tasks(spelled) == sorted(tasks)
     assert "0-1-" not in spelled

@@ -11,36 +11,8 @@ import pytest
 from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.console_logger import count, duration
 
 STOP = "--trainer.hard_stop={value: 7, unit: steps}"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (950, "950"), (999.6, "1.00k"), (1000, "1.00k"), (9996, "10.0k"),
-        (12_400, "12.4k"), (123_456, "123k"), (999_600, "1.00M"), (1.25e6, "1.25M"),
-        (3.07e9, "3.07G"), (5e15, "5000T"),
-    ],
-)  # fmt: skip
-def test_numbers_have_three_digits(value: float, text: str) -> None:
-    assert count(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "0s"),
-        (8, "8s"),
-        (59.6, "1m00s"),
-        (252, "4m12s"),
-        (11_100, "3h05m"),
-        (187_200, "2d04h"),
-    ],
-)
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_one_line_an_interval_and_at_both_ends(
@@ -56,14 +28,14 @@ def test_one_line_an_interval_and_at_both_ends(
         "1/7", "3/7", "6/7", "7/7",
     ]  # fmt: skip
     assert re.fullmatch(
-        r"step 6/7   loss \d\.\d{4}   lr \S+   grad norm \S+   \S+ tok/s   wait \S+%   ETA \S+",
+        r"step 6/7   loss \d\.\d{4}   lr \S+   grad norm \S+   \S+( K)? tok/s   wait \S+%   ETA .+",
         next(line for line in lines if line.startswith("step 6/7")),
     )
-    assert lines[0].startswith("training 21.6k parameters to step 7 (1.79k tokens) on 1 CPU rank")
+    assert lines[0].startswith("training 21.6 K parameters to step 7 (1.79 K tokens) on 1 CPU rank")
     assert lines[1].startswith(
         "attention sdpa; loss plain: logits of a micro-batch need 0.000393 GB"
     )
-    assert lines[-1] == "finished at step 7 (1.79k tokens)"
+    assert lines[-1] == "finished at step 7 (1.79 K tokens)"
 
 
 def test_throughput_leaves_out_evaluations_checkpoints_and_the_first_step(
