@@ -11,7 +11,6 @@ what a field means stands in the docstring of its dataclass.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import re
 import sys
 import types
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from olm_data.command import reported
-from olm_train.config import FilePath, as_dict
+from olm_data.config.convert import as_dict
+from olm_data.config.hints import FilePath, attributes
 from olm_train.run import config_schema
 
 PAGE = "docs/reference/train-config.md"
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
 _BLOCK = re.compile(r"(<!-- fields of (\w+) -->\n).*?(<!-- end of fields -->)", re.DOTALL)
-_TITLE = re.compile(r"[A-Z]\w+:$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,26 +52,6 @@ def refresh(page: str) -> str:
         return match[1] + HEAD + "".join(sections[match[2]]) + match[3]
 
     return _BLOCK.sub(table, page)
-
-
-def attributes(config: type[Any]) -> dict[str, str]:
-    """Return what the docstrings of a dataclass and its bases say of its fields, on one line."""
-    found: dict[str, str] = {}
-    for base in reversed(config.__mro__):
-        _, _, section = inspect.cleandoc(base.__dict__.get("__doc__") or "").partition(
-            "\nAttributes:\n"
-        )
-        names: list[str] = []
-        for line in section.splitlines():
-            field = re.fullmatch(r" {4}((?:\w+, )*\w+): (.*)", line)
-            if _TITLE.match(line):
-                break
-            if field is not None:
-                names = field[1].split(", ")
-                found.update(dict.fromkeys(names, field[2]))
-            elif line.strip():
-                found.update({name: f"{found[name]} {line.strip()}" for name in names})
-    return found
 
 
 def _sections(config: type[Any]) -> dict[str, list[str]]:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from olm_data.config.convert import as_dict
 from olm_data.errors import OlmError, shown
 from olm_data.order.skip import Range, clip_ranges
 from olm_data.storage.disk import write_durable
@@ -34,7 +35,6 @@ from olm_train.checkpoint.manifest import CONFIG, STATE, Kind
 from olm_train.checkpoint.resume import LoadPolicy, restore
 from olm_train.checkpoint.save import Contents
 from olm_train.checkpoint.state import to_json
-from olm_train.config import as_dict
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import Holding, LeasePolicy

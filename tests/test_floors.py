@@ -17,7 +17,7 @@ FLOORS = {
         ("redaction",),
         ("errors",),
         ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace"),
-        ("bounded_json", "canonical", "arrow_values", "strict_yaml", "kinds", "user_cache"),
+        ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
         ("json_lines", "progress", "command"),
         ("storage",),
         ("page",),

@@ -20,11 +20,11 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from olm_data.config.strict_yaml import Document, KeyPath, check_keys, load, scalar
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.manifest_values import mapping_at, number_at
 from olm_data.storage.store import is_remote
-from olm_data.strict_yaml import Document, KeyPath, check_keys, load, scalar
 
 _SOURCE_KEYS = (
     "source_name",

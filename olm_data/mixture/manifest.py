@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
+from olm_data.config.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.manifest_values import (
     MAX_SEQUENCE_LENGTH,
@@ -31,7 +32,6 @@ from olm_data.order.base import OrderKeys
 from olm_data.packing.packing import PACKINGS
 from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
-from olm_data.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
 
 DEFAULT_MAX_EPOCHS = Fraction(4)
 ON_EXHAUSTED = ("error", "cap_and_redistribute")

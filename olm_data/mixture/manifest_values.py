@@ -11,8 +11,8 @@ import re
 from fractions import Fraction
 from typing import Any
 
+from olm_data.config.strict_yaml import Document
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.strict_yaml import Document
 
 MAX_SEQUENCE_LENGTH = 1 << 24
 

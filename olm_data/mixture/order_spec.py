@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from olm_data.config.strict_yaml import Document
 from olm_data.counts import MAX_COUNT, parse_count
 from olm_data.errors import UsageError
 from olm_data.mixture.manifest_values import choice_at, integer_at
 from olm_data.order.base import OrderKeys
 from olm_data.order.orders import ORDERS, keys_of
-from olm_data.strict_yaml import Document
 
 
 def parse_order(document: Document, packing: str, views: Sequence[bool]) -> OrderKeys:

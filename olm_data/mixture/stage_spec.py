@@ -16,6 +16,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from olm_data.config.strict_yaml import MAX_BYTES, Document, KeyPath, check_keys, load
 from olm_data.counts import MAX_COUNT, parse_count
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
 from olm_data.mixture.groups import GroupError, Groups, Share, expand, leaves, sources_of
@@ -28,7 +29,6 @@ from olm_data.mixture.manifest_values import (
     value_at,
 )
 from olm_data.regular_files import open_regular
-from olm_data.strict_yaml import MAX_BYTES, Document, KeyPath, check_keys, load
 
 EXAMPLE = "stages:\n      - {name: main, tokens: 1B, weights: {web: 85, code: 15}}"
 WAYS = ("weights", "weights_file", "tokens_from", "epochs")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from olm_data.config.hints import FilePath
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
 from olm_data.json_lines import json_lines
@@ -22,7 +23,6 @@ from olm_data.mixture.lock import Lock
 from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import Kind
-from olm_train.config import FilePath
 from olm_train.data.loader import EvalLoader
 
 

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from olm_data.bounded_json import decode_object
 from olm_data.canonical import sha256_file
+from olm_data.config.convert import as_dict
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG, LOCK, TOKENIZER
 from olm_train.checkpoint.weights import load_model, model_config
-from olm_train.config import as_dict
 from olm_train.model.init import VOCABULARY_TABLES
 
 MODEL, RUN = "model.safetensors", "run.json"

@@ -15,6 +15,8 @@ from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from olm_data.config.convert import as_dict, differences, parse
+from olm_data.config.values import Values
 from olm_data.errors import (
     ConflictError,
     InputError,
@@ -32,7 +34,6 @@ from olm_train.checkpoint.place import candidates, remove_partial
 from olm_train.checkpoint.saved_config import relative_path
 from olm_train.checkpoint.state import flatten
 from olm_train.checkpoint.weights import model_config, padded
-from olm_train.config import Values, as_dict, differences, parse
 from olm_train.model.config import DecoderConfig
 from olm_train.optim.state import create_state, make_room
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from olm_data.config.convert import as_dict
+from olm_data.config.hints import FilePath
 from olm_data.storage.store import is_remote
 from olm_train.checkpoint.manifest import step_of
-from olm_train.config import FilePath, as_dict
 
 
 def saved_config(config: Any, run: str) -> dict[str, Any]:

@@ -15,10 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG
-from olm_train.config import Values, parse
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from olm_data.config.hints import FilePath
 from olm_data.errors import UsageError
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
-from olm_train.config import FilePath
 
 _CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from olm_train.config import as_dict
+from olm_data.config.convert import as_dict
 from olm_train.estimate.gpus import Gpu
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.estimate.sharding import Machine, candidates

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown, suggest
+from olm_data.config.values import with_value
+from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown
 from olm_data.extras import missing_extra
 
 if TYPE_CHECKING:
@@ -89,7 +89,8 @@ class Arguments:
             elif text in FLAGS:
                 arguments.flags.add("--help" if text == "-h" else text)
             elif text.startswith("-"):
-                arguments.overrides.append(text if "=" in text else _with_value(text, rest))
+                known = (*FLAGS, *OPTIONS)
+                arguments.overrides.append(text if "=" in text else with_value(text, rest, known))
             elif arguments.config is not None:
                 raise UsageError(
                     f"two configuration files: {arguments.config} and {text}",
@@ -109,23 +110,6 @@ class Arguments:
         if name in self.options:
             raise UsageError(f"{name} is given twice", fix="give it once")
         self.options[name] = value
-
-
-def _with_value(name: str, rest: Iterator[str]) -> str:
-    """Return `--name=value` of the option `--name value`.
-
-    Raises:
-        UsageError: `--name` can be no field, or nothing follows that could be its value.
-    """
-    value = next(rest, "")
-    near = suggest(name, (*FLAGS, *OPTIONS))
-    if not name.startswith("--") or ("." not in name and near.startswith("did you mean")):
-        raise UsageError(f"unknown option {printable(name)}", fix=near)
-    if not value or value.startswith("--"):
-        raise UsageError(
-            f"{printable(name)} has no value", fix=f"{near} A field is set with {name}=value"
-        )
-    return f"{name}={value}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -159,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: Arguments) -> int:
-    from olm_train.config import Values
+    from olm_data.config.values import Values
 
     values = Values.read(arguments.config or _default_config())
     if "--preset" in arguments.options:

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from olm_data.config.convert import as_dict, parse
+from olm_data.config.hints import FilePath
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import BatchSizeChange
@@ -27,7 +30,6 @@ from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
 from olm_train.callbacks.watchdog import WatchdogConfig
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
 from olm_train.checkpoint.saved_config import saved_config
-from olm_train.config import FilePath, Values, as_dict, parse
 from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy

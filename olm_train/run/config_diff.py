@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from olm_data.bounded_json import decode
+from olm_data.config.convert import differences, parse
+from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.checkpoint.saved_config import folder_of_paths
-from olm_train.config import Values, differences, parse
 from olm_train.distributed.world import local_device
 from olm_train.estimate.device_defaults import Capability
 from olm_train.run.config import RunConfig

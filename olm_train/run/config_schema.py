@@ -19,8 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from olm_train.config import FilePath, Values, as_dict, unknown_field, unknown_kind
-from olm_train.config_path import KeyPath
+from olm_data.config.convert import as_dict
+from olm_data.config.hints import FilePath, attributes
+from olm_data.config.path import KeyPath
+from olm_data.config.values import Values
 
 PATH = Path(__file__).with_name("train.schema.json")
 SHAPES = {
@@ -78,8 +80,6 @@ def _of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_dataclass(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    from olm_train.config_reference import attributes
-
     name = kind.__name__
     if name not in definitions:
         definitions[name] = {}  # a cycle ends here
@@ -131,7 +131,7 @@ def _check(node: dict[str, Any], value: Any, values: Values, path: KeyPath) -> N
         known = node["properties"]
         for name in value:
             if name not in known:
-                raise unknown_field(name, known, values, path)
+                raise values.unknown_field((*path, name), known)
         for name, item in value.items():
             _check(known[name], item, values, (*path, name))
     elif isinstance(value, dict) and isinstance(node.get("additionalProperties"), dict):
@@ -149,7 +149,7 @@ def _check_union(kinds: list[dict[str, Any]], value: Any, values: Values, path: 
         named = {node["properties"].get("name", {}).get("const"): node for node in definitions}
         name = value.get("name", next(iter(named))) if len(definitions) > 1 else next(iter(named))
         if isinstance(name, str) and name not in named:
-            raise unknown_kind(name, named, values, path)
+            raise values.unknown_kind(path, name, named)
         if name in named:
             _check(named[name], value, values, path)
     elif isinstance(value, list):

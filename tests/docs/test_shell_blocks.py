@@ -17,7 +17,7 @@ from support.page_run import PageRun, run_page
 from support.pages import RUN, SHELL, Block, Page, pages, printed, read_page
 from support.typed import mistakes
 
-from olm_data import strict_yaml
+from olm_data.config import strict_yaml
 
 CLUSTERS = ("slurm", "ray")
 REASONS = (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from olm_data import strict_yaml
+from olm_data.config import strict_yaml
 from olm_data.errors import UsageError
 
 BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -65,7 +65,7 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
         (tmp_path / f"{number}.yaml").write_text(text)
     script = (
         "import resource, sys\n"
-        "from olm_data import strict_yaml\n"
+        "from olm_data.config import strict_yaml\n"
         "from olm_data.errors import UsageError\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = peak()\n"

@@ -27,6 +27,7 @@ from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.canonical import canonical_json
 from olm_data.canonical import digest as canonical_digest
+from olm_data.config.strict_yaml import load
 from olm_data.counts import parse_count, parse_share
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import decode_manifest
@@ -39,7 +40,6 @@ from olm_data.mixture.manifest import parse_mixture
 from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.storage.store import Store
-from olm_data.strict_yaml import load
 from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.stored_job import load_job
 from olm_data.tokenizer.tokenizer import spec_from_bytes

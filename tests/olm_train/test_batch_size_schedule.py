@@ -13,10 +13,10 @@ from support.runs import build_trainer, config_values
 from olm_data.audit.compare import audit
 from olm_data.audit.run_log import RunLog
 from olm_data.cli import cli
+from olm_data.config.values import Values
 from olm_data.errors import ValidationError
 from olm_data.locate.run import Run
 from olm_data.mixture.lock import Lock
-from olm_train.config import Values
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 

@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 import pytest
 from support.runs import config_values
 
+from olm_data.config.convert import as_dict, parse
+from olm_data.config.path import KeyPath, dotted
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values, as_dict, parse
-from olm_train.config_path import KeyPath, dotted
 from olm_train.run.config import RunConfig
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from support.runs import config_values, environment, run, write_config
 
-from olm_train.config import Values
+from olm_data.config.values import Values
 from olm_train.run.command import main
 from olm_train.run.config import RunConfig
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs import config_values
 
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values
 from olm_train.distributed import threads
 from olm_train.distributed.threads import Processors, cgroup_quota, choose, recorded_threads
 from olm_train.run.command import main

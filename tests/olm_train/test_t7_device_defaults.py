@@ -12,7 +12,7 @@ import torch
 from support.runs import build_trainer, config_values, metrics
 from support.training import MODEL, build
 
-from olm_train.config import Values
+from olm_data.config.values import Values
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.model.config import DecoderConfig
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from olm_train.config_reference import PAGE, attributes, main, refresh
+from olm_data.config.hints import attributes
+from olm_train.config_reference import PAGE, main, refresh
 from olm_train.run.config import RunConfig
 
 
@@ -47,42 +48,6 @@ def test_each_section_of_the_configuration_has_its_table(repository: Path) -> No
     tables = set(re.findall(r"<!-- fields of (\w+) -->", page))
     hints = get_type_hints(RunConfig)
     assert tables == {"run", *(name for name, hint in hints.items() if is_dataclass(hint))}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """A base.
-
-    Attributes:
-        rate: from the base,
-            on two lines.
-        one, two: both.
-    """
-
-    name: Literal["base"] = "base"
-    rate: float = 1.0
-    one: int = 1
-    two: int = 2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Derived(Base):
-    """One that says more.
-
-    Attributes:
-        one: its own.
-
-    Raises:
-        Nothing: ever.
-    """
-
-    extra: list[int] = field(default_factory=list)
-
-
-def test_attributes_are_those_of_a_class_over_those_of_its_bases() -> None:
-    both = {"rate": "from the base, on two lines.", "two": "both."}
-    assert attributes(Base) == {**both, "one": "both."}
-    assert attributes(Derived) == {**both, "one": "its own."}
 
 
 def test_what_is_written_by_hand_stays(repository: Path, tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from support.runs import config_values, environment
 
+from olm_data.config.convert import as_dict
+from olm_data.config.values import Values
 from olm_data.errors import UsageError, suggest
-from olm_train.config import Values, as_dict
 from olm_train.run.config import RunConfig
 from olm_train.run.config_schema import PATH, check_names, encoded
 

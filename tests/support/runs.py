@@ -16,10 +16,10 @@ import torch.distributed as dist
 import yaml
 from support.tokenizing import make_dataset, write_jsonl
 
+from olm_data.config.values import Values
 from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.config import Values
 from olm_train.distributed.world import World
 from olm_train.run.config import RunConfig
 from olm_train.trainer import Trainer

@@ -21,8 +21,8 @@ import click
 from support.pages import REPOSITORY
 
 from olm_data.cli import cli
+from olm_data.config.values import Values
 from olm_data.errors import OlmError
-from olm_train.config import Values
 from olm_train.run.command import Arguments
 
 OPERATORS = re.compile(r"[();|&]+")

@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner
 from support.runs import config_values
 
-from olm_train.config import Values
+from olm_data.config.values import Values
 from olm_train.estimate.gpus import GPUS
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.recipe import Recipe, counted_tensors, recipe

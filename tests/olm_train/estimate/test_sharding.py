@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.runs import config_values
 from support.training import MODEL, build
 
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import ROOM, Goal, Machine, choose
 from olm_train.parallel.config import DataParallelConfig

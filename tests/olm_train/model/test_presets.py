@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values, parse
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.presets import PRESETS, depth_fields, preset, preset_fields

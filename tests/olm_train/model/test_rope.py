@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olm_data.config.convert import as_dict, parse
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values, as_dict, parse
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import (
     Llama3Scaling,

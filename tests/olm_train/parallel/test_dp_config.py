@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.training import build
 
+from olm_data.config.convert import parse
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values, parse
 from olm_train.parallel.config import DataParallelConfig, DataParallelType, divisors
 
 FSDP, HSDP, DDP = (getattr(DataParallelType, name) for name in ("fsdp", "hsdp", "ddp"))

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from support.runs import config_values, write_config
 
+from olm_data.config.values import Values
 from olm_data.mixture.lock import Lock
-from olm_train.config import Values
 from olm_train.distributed.world import World
 from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.gpus import GPUS, gpu_named

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olm_data.config.path import KeyPath, dotted, parse_path, put
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import Values
-from olm_train.config_path import KeyPath, dotted, parse_path, put
 
 KEYS = st.text(max_size=6).filter(lambda key: not ('"' in key and "'" in key))
 

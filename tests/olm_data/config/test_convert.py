@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
+from olm_data.config import strict_yaml
+from olm_data.config.convert import Config, as_dict, differences, parse
+from olm_data.config.hints import FilePath, Reader
+from olm_data.config.path import KeyPath, dotted
+from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.config import FilePath, Values, as_dict, differences, parse
+
+
+def read_share(value: Any) -> Fraction:
+    try:
+        return Fraction(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{value!r} is not a share", fix="write 1/3") from None
+
+
+Share = Annotated[Fraction, Reader(read_share, "a share", {"type": "string"})]
+Name = Annotated[str, Meta(pattern="^[a-z]+$", description="a word of small letters")]
 
 
 class Color(StrEnum):
@@ -34,13 +52,14 @@ class Lion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inner:
-    steps: int
+class Inner(Config):
+    steps: Annotated[int, Meta(ge=1)]
     color: Color = Color.red
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps is at least 1, not {self.steps}", where="inner.steps")
+        super().__post_init__()
+        if self.steps == 13 and self.color is Color.blue:
+            raise UsageError("13 steps are not blue", where="color", fix="write red")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +73,9 @@ class Outer:
     skip: list[list[int]] = field(default_factory=list)
     files: dict[str, FilePath] = field(default_factory=dict)
     verify: Literal["lazy", "off"] = "lazy"
+    share: Share = Fraction(1)
+    rates: dict[Name, Annotated[float, Meta(gt=0, le=1)]] = field(default_factory=dict)
+    sizes: Annotated[list[int], Meta(min_length=1)] | None = None
 
 
 def from_text(tmp_path: Path, text: str, *overrides: str) -> Outer:
@@ -125,7 +147,14 @@ def test_each_kind_of_field_can_be_overridden(
         ("inner: {steps: 3}\noptim: {name: lion, betas: [1, 2]}\n", 2, "optim.betas", "lr, name"),
         ("inner: {steps: 3}\noptim: {betas: [1]}\n", 2, "optim.betas has 2 values, not 1", None),
         ("inner: {steps: 3}\nskip:\n- [1, x]\n", 3, "skip[0][1] is an integer", None),
-        ("inner:\n  steps: 0\n", 2, "steps is at least 1", None),
+        ("inner:\n  steps: 0\n", 2, "inner.steps is at least 1, not 0", None),
+        ("inner:\n  steps: 13\n  color: blue\n", 3, "13 steps are not blue", "write red"),
+        ("inner: {steps: 3}\nshare: x\n", 2, "'x' is not a share", "write 1/3"),
+        ("inner: {steps: 3}\nrates:\n  a: 1\n  b: 2\n", 4, "rates.b is above 0", None),
+        ("inner: {steps: 3}\nrates:\n  a: 1\n  B: 1\n", 4, "rates.B is a word of small", None),
+        ("inner: {steps: 3}\nsizes: []\n", 2, "sizes is not empty, not []", None),
+        ("inner: {steps: 3}\noptim: {name: 3}\n", 2, "optim.name is one of adam, lion", None),
+        ("inner: {steps: 3}\nskip: 3\n", 2, "skip is a list", None),
         ("inner: 3\n", 1, "inner is a mapping with steps, color, not 3", None),
         ("rate: 1\n", 1, "inner is missing", "--inner=..."),
         ("inner:\n  color: red\n", 1, "inner.steps is missing", "an integer"),
@@ -158,6 +187,18 @@ def test_mistake_in_an_option_is_named_with_the_option(
     error = refusal(tmp_path, "rate: 1\ninner: {steps: 3}\n", override)
     assert says in error.what
     assert override.split("=")[0] in (error.where or error.what)
+
+
+def test_python_code_meets_the_same_checks() -> None:
+    with pytest.raises(UsageError, match="steps is at least 1, not 0") as caught:
+        Inner(steps=0)
+    assert caught.value.where == "Inner"
+    with pytest.raises(UsageError, match="color is one of red, blue"):
+        Inner(steps=1, color="green")  # type: ignore[arg-type]
+
+
+def test_a_written_form_is_read_by_its_reader(tmp_path: Path) -> None:
+    assert from_text(tmp_path, MINIMAL + "share: 1/3\n").share == Fraction(1, 3)
 
 
 def test_paths_in_the_file_count_from_its_folder_and_options_from_here(
@@ -202,3 +243,68 @@ def test_differences_name_the_fields() -> None:
     new = {"a": 1, "b": {"c": [2], "d": 2}, "new": "x"}
     assert differences(old, new) == ["b.c: [1] -> [2]", "gone: 3 -> None", "new: None -> 'x'"]
     assert differences(old, old) == []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    value: Annotated[int, Meta(ge=0)] = 0
+    below: list[Node] = field(default_factory=list)
+    named: dict[str, Node] = field(default_factory=dict)
+
+
+trees = st.recursive(
+    st.builds(dict, value=st.integers(0, 9)),
+    lambda inner: st.builds(
+        dict,
+        value=st.integers(0, 9),
+        below=st.lists(inner, max_size=3),
+        named=st.dictionaries(st.sampled_from(["a", "b c", "1", "x.y"]), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+def values_in(tree: dict[str, Any], path: KeyPath = ()) -> list[KeyPath]:
+    """The path of each `value` of a tree."""
+    found: list[KeyPath] = [(*path, "value")]
+    for number, item in enumerate(tree.get("below", [])):
+        found += values_in(item, (*path, "below", number))
+    for name, item in tree.get("named", {}).items():
+        found += values_in(item, (*path, "named", name))
+    return found
+
+
+def written(node: Any, indent: str = "") -> list[str]:
+    """YAML with each mapping key and list item on a line of its own."""
+    lines = []
+    pairs = node.items() if isinstance(node, dict) else ((None, item) for item in node)
+    for key, item in pairs:
+        head = f"{indent}- " if key is None else f"{indent}{json.dumps(key)}: "
+        if isinstance(item, (dict, list)) and item:
+            lines += [head.rstrip(), *written(item, indent + "  ")]
+        else:
+            lines.append(head + json.dumps(item))
+    return lines
+
+
+@given(trees, st.data(), st.sampled_from([-1, "x", None, [1]]))
+def test_a_wrong_value_anywhere_is_named_with_its_path_and_line(
+    tree: dict[str, Any], data: st.DataObject, wrong: Any
+) -> None:
+    path = data.draw(st.sampled_from(values_in(tree)))
+    place: Any = tree
+    for part in path[:-1]:
+        place = place[part]
+    place["value"] = wrong
+    lines = written(tree)
+    document = strict_yaml.load("\n".join(lines), "t.yaml", numbers="float")
+    assert document.value == tree
+    values = Values(document.value, file="t.yaml", lines=document.lines)
+    with pytest.raises(UsageError) as caught:
+        parse(Node, values)
+    assert caught.value.what.startswith(f"{dotted(path)} is ")
+    line = int((caught.value.where or "").removeprefix("t.yaml:"))
+    assert lines[line - 1].lstrip(" -").startswith('"value":')
+    assert path in [at for at, key_line in document.lines.items() if key_line == line]
+    values.override(f"--{dotted(path)}=5")
+    assert parse(Node, values)

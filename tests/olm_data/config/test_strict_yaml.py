@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from olm_data.config.strict_yaml import check_keys, load, load_file, parse_value
 from olm_data.errors import InputError, UsageError
-from olm_data.strict_yaml import check_keys, load, load_file, parse_value
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,200 @@
+"""Nested plain values of a configuration, and the place that each came from.
+
+    train.yaml --read--> Values <--override-- --a.b[0].c=value
+    key path --where--> "train.yaml:12" or "--a.b[0].c"
+
+Knows how a refusal speaks of a place; never what a field means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from olm_data.config import strict_yaml
+from olm_data.config.hints import choices, describe
+from olm_data.config.path import KeyPath, dotted, parse_path, put
+from olm_data.config.strict_yaml import Numbers
+from olm_data.errors import UsageError, printable, suggest
+from olm_data.regular_files import MAX_CONFIG, read_regular
+
+
+class Values:
+    """Plain nested values and where each came from.
+
+    Args:
+        data: nested dicts, lists and scalars.
+        file: the name shown in messages for a value of the file.
+        folder: what relative paths in `data` count from.
+        lines: line number by key path, of values that came from a file.
+    """
+
+    numbers: Numbers = "float"
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        *,
+        file: str = "config",
+        folder: str | os.PathLike[str] = ".",
+        lines: Mapping[KeyPath, int] | None = None,
+    ) -> None:
+        self.data, self.file, self.folder = data, file, Path(folder)
+        self._lines = dict(lines or {})
+        self._options: dict[KeyPath, str] = {}
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], *, example: str = "train.yaml") -> Values:
+        """Read a YAML file.
+
+        Args:
+            path: the file; relative paths in it count from its folder.
+            example: name of such a file, for the message that there is none.
+
+        Raises:
+            UsageError: the file is missing or is not a strict YAML mapping.
+        """
+        name = os.fspath(path)
+        try:
+            text = read_regular(name, MAX_CONFIG)
+        except OSError as error:
+            raise UsageError(
+                f"cannot read the configuration {printable(name)}",
+                where=name,
+                why=error.strerror,
+                fix=f"give the path of a {example}",
+            ) from error
+        document = strict_yaml.load(text, name, numbers=cls.numbers)
+        if not isinstance(document.value, dict):
+            raise UsageError("a configuration is a mapping of names to values", where=name)
+        return cls(document.value, file=name, folder=Path(name).parent, lines=document.lines)
+
+    def override(self, option: str) -> None:
+        """Apply one `--a.b[0].c=value`; the value is YAML, a mapping replaces what stood there.
+
+        Raises:
+            UsageError: the option has no name or no value, or its path leads nowhere.
+        """
+        name, equals, text = _split(option)
+        path = parse_path(name)
+        if not option.startswith("--") or not equals or path is None:
+            raise UsageError(
+                f"cannot read the option {printable(option)}",
+                fix="write --name.of.field=value, --name.of.list[0]=value or "
+                """--name.of.mapping["key"]=value""",
+            )
+        shown = f"--{name}"
+        value = strict_yaml.parse_value(text, where=shown, numbers=self.numbers)
+        put(self.data, path, value, where=shown)
+        for origins in (self._lines, self._options):
+            for replaced in [key for key in origins if key[: len(path)] == path]:
+                del origins[replaced]
+        self._options[path] = shown
+
+    def override_all(self, words: Iterable[str], *, known: Iterable[str] = ()) -> None:
+        """Apply the words of a command line: `--a.b=value`, or `--a.b value` as two words.
+
+        Args:
+            words: what is left of the arguments once the command took its own.
+            known: the command's own options, to be named where one is misspelt.
+
+        Raises:
+            UsageError: see `override`; or an option is misspelt or has no value.
+        """
+        rest = iter(words)
+        for word in rest:
+            self.override(word if "=" in word else with_value(word, rest, known))
+
+    def where(self, path: KeyPath) -> str:
+        """Return where the value at `path` came from: `train.yaml:12` or the option."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self._options:
+                return self._options[path[:end]]
+            if path[:end] in self._lines:
+                return f"{self.file}:{self._lines[path[:end]]}"
+        return self.file
+
+    def file_path(self, path: KeyPath, text: str) -> str:
+        """Return the file path `text` found at `path`, absolute, or the URL as it is."""
+        if "://" in text:
+            return text
+        given_as_option = any(path[:end] in self._options for end in range(len(path) + 1))
+        base = Path.cwd() if given_as_option else self.folder
+        return os.path.abspath(base / Path(text).expanduser())
+
+    def unknown_field(self, path: KeyPath, known: Iterable[str]) -> UsageError:
+        """Return the error that there is no field at `path`, whose siblings are `known`."""
+        return UsageError(
+            f"unknown field {printable(dotted(path))}",
+            where=self.where(path),
+            fix=suggest(str(path[-1]), known),
+        )
+
+    def unknown_kind(self, path: KeyPath, name: str, known: Iterable[Any]) -> UsageError:
+        """Return the error that there is no component `name` to stand at `path`."""
+        return UsageError(
+            f"{printable(dotted(path))} has no kind called {short(name)}",
+            where=self.where((*path, "name")),
+            fix=suggest(name, [str(choice) for choice in known]),
+        )
+
+    def missing(self, path: KeyPath, hint: Any) -> UsageError:
+        """Return the error that the field at `path` is not given."""
+        return UsageError(
+            f"{printable(dotted(path))} is missing",
+            where=self.where(path[:-1]),
+            fix=f"add `{path[-1]}: ...` ({describe(hint)}), "
+            f"or --{dotted(path)}=... on the command line",
+        )
+
+    def wrong_type(self, path: KeyPath, hint: Any, value: Any) -> UsageError:
+        """Return the error that the value at `path` is none of the type `hint`."""
+        known = [str(choice) for choice in choices(hint)]
+        return UsageError(
+            f"{printable(dotted(path))} is {describe(hint)}, not {short(value)}",
+            where=self.where(path),
+            fix=suggest(str(value), known) if known else None,
+        )
+
+    def out_of_bounds(self, path: KeyPath, limits: str, value: Any) -> UsageError:
+        """Return the error that the value at `path` is not within `limits`."""
+        return UsageError(
+            f"{printable(dotted(path))} is {limits}, not {short(value)}", where=self.where(path)
+        )
+
+
+def with_value(name: str, rest: Iterator[str], known: Iterable[str] = ()) -> str:
+    """Return `--name=value` of the option `--name value`, whose value is the next of `rest`.
+
+    Raises:
+        UsageError: `--name` can be no field, or nothing follows that could be its value.
+    """
+    value = next(rest, "")
+    near = suggest(name, known) if known else ""
+    if not name.startswith("--") or ("." not in name and near.startswith("did you mean")):
+        raise UsageError(f"unknown option {printable(name)}", fix=near or None)
+    if not value or value.startswith("--"):
+        raise UsageError(
+            f"{printable(name)} has no value",
+            fix=f"{near} A field is set with {name}=value".strip(),
+        )
+    return f"{name}={value}"
+
+
+def _split(option: str) -> tuple[str, str, str]:
+    """Return name, "=" and value; a quoted key of the name may hold an equals sign."""
+    end = 0
+    while (equals := option.find("=", end)) >= 0:
+        name = option[:equals]
+        if name.count('["') == name.count('"]') and name.count("['") == name.count("']"):
+            return name.removeprefix("--"), "=", option[equals + 1 :]
+        end = equals + 1
+    return option.removeprefix("--"), "", ""
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it, cut after 60 characters."""
+    text = printable(repr(value) if isinstance(value, str) else str(value))
+    return text if len(text) <= 60 else text[:57] + "..."
