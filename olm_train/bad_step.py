@@ -14,11 +14,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olm_data.audit.run_log import read_starts
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.peek.views import LockRows
+from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, NON_FINITE, STEP_SKIPPED
 from olm_data.storage.disk import write_durable
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy, restore

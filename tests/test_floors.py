@@ -18,7 +18,7 @@ FLOORS = {
         ("errors",),
         ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace"),
         ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
-        ("json_lines", "progress", "command"),
+        ("progress", "command"),
         ("storage",),
         ("page",),
         ("order",),

@@ -15,15 +15,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from olm_data.audit.run_log import RunLog, Start
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes
+from olm_data.run_log.log import METRICS, STARTS, RunLog, Start
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""
@@ -104,6 +105,25 @@ class Audit:
             for start in self.starts
         ]
         return {"agrees": self.agrees, **plain, "rewound": self.rewound}
+
+
+def read_log(folder: str | Path) -> RunLog:
+    """Return the log of a run, both files of it.
+
+    Raises:
+        InputError: one of them is missing.
+        ValidationError: a line is not what a run writes.
+    """
+    log = RunLog.read(folder)
+    if not log.starts or not (log.folder / METRICS).is_file():
+        raise InputError(
+            f"there is no log of a run here: {METRICS if log.starts else STARTS} is missing",
+            where=str(folder),
+            why="what was trained is known from the run's own log alone",
+            fix="give the trainer.save_folder of a run whose "
+            "trainer.callbacks.metric_saver was not switched off",
+        )
+    return log
 
 
 def audit(lock: Lock, log: RunLog) -> Audit:

@@ -28,11 +28,10 @@ def audit(ctx: click.Context, run: str, lock: str | None, as_json: bool) -> None
     from rich.console import Console
 
     from olm_data.audit.compare import audit as verb
-    from olm_data.audit.compare import find_lock
-    from olm_data.audit.run_log import RunLog
+    from olm_data.audit.compare import find_lock, read_log
     from olm_data.audit.show import print_audit
 
-    log = RunLog.read(run)
+    log = read_log(run)
     for remark in log.notes:
         warn(remark)
     found = verb(find_lock(log, lock), log)

@@ -15,8 +15,8 @@ from olm_data.errors import UsageError
 
 if TYPE_CHECKING:
     from olm_data.locate.locate import Batches
-    from olm_data.locate.run import Run
     from olm_data.mixture.lock import Lock
+    from olm_data.run_log.run import Run
 
 ONE_OF = ("step", "doc", "address", "text", "verify_log")
 OF_STEPS = ("run", "global_batch", "skip", "world", "micro_batch_size")
@@ -169,7 +169,7 @@ def _batches(lock: Lock, asked: Asked) -> Batches | None:
 
 def _read_run(folder: str) -> Run:
     """Read a run folder; say what of its log is left out."""
-    from olm_data.locate.run import Run
+    from olm_data.run_log.run import Run
 
     run = Run.read(folder)
     for remark in run.notes:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from olm_data.errors import UsageError, ValidationError, printable
-from olm_data.locate.run import LOG, Run
 from olm_data.locate.sightings import Sighting, document_number, parse_address, sightings
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
@@ -37,6 +36,8 @@ from olm_data.peek.views import (
     RowView,
     view_document,
 )
+from olm_data.run_log.log import METRICS
+from olm_data.run_log.run import Run
 
 SHOWN_TOKENS = 64
 """Tokens of a document that are shown with its sightings."""
@@ -322,7 +323,7 @@ def _check_log(batches: Batches, step: int, order: str) -> None:
         if logged.step == step and logged.order not in (None, order):
             raise ValidationError(
                 f"step {step:,} of the run was not made of these rows",
-                where=f"{batches.run.folder / LOG}, line {logged.line}",
+                where=f"{batches.run.folder / METRICS}, line {logged.line}",
                 why=f"its order digest is {logged.order}; this lock gives {order}",
                 fix="give the lock the run was trained with; olm-data locate LOCK --verify-log RUN "
                 "checks all of the log",

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import InputError, ValidationError
-from olm_data.locate.run import LOG, LoggedStep, Run
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import KeptRows, Range, clip_ranges
 from olm_data.order.steps import order_digest
+from olm_data.run_log.log import METRICS, Step
+from olm_data.run_log.run import Run
 
 Watch = Callable[[int, int], None]
 """`watch(steps checked, steps in all)`."""
@@ -53,7 +54,7 @@ def verify_log(lock: Lock, run: Run, *, watch: Watch | None = None) -> LogReport
         InputError: there is no log, or none with order digests.
         ValidationError: the first step that differs.
     """
-    where = run.folder / LOG
+    where = run.folder / METRICS
     if not run.steps:
         raise InputError(
             "the run has logged no step",
@@ -81,7 +82,7 @@ def verify_log(lock: Lock, run: Run, *, watch: Watch | None = None) -> LogReport
 
 
 def _difference(
-    lock: Lock, run: Run, step: LoggedStep, number: int, consumed: int, size: int
+    lock: Lock, run: Run, step: Step, number: int, consumed: int, size: int
 ) -> str | None:
     """Return how a logged step differs from step `number` of the lock, None if it does not."""
     first, end = step.rows

@@ -17,7 +17,7 @@ from olm_data.report.documents import length_section
 from olm_data.report.mixture import epochs_section, stages_section, tree_section
 from olm_data.report.rows import packing_section, rows_section
 from olm_data.report.run import (
-    RunLog,
+    TrainedRun,
     headline,
     runs_section,
     sample_section,
@@ -28,13 +28,13 @@ from olm_data.storage.places import refuse_no_file
 
 
 def write_report(
-    lock_path: str, runs: Sequence[str], output: str, *, say: Callable[[str], None]
+    lock_path: str, folders: Sequence[str], output: str, *, say: Callable[[str], None]
 ) -> Path:
     """Write the report of a mixture lock, and of runs of it if given, laid over each other.
 
     Args:
         lock_path: `mixture.lock.json`.
-        runs: save_folders of training runs, each once.
+        folders: save_folders of training runs, each once.
         output: path of the HTML file; replaced as a whole.
         say: takes notes for the user.
 
@@ -48,9 +48,9 @@ def write_report(
     refuse_no_file(output, "--output")
     lock = Lock.read(lock_path)
     datasets = lock.open_datasets()
-    logs = [RunLog.read(Path(run)) for run in runs]
-    _name_apart(logs, runs)
-    for remark in (remark for log in logs for remark in log.notes):
+    runs = [TrainedRun.read(Path(folder)) for folder in folders]
+    _name_apart(runs, folders)
+    for remark in (remark for run in runs for remark in run.log.notes):
         say(remark)
     sections = [tree_section(lock), stages_section(lock), epochs_section(lock)]
     sections += [
@@ -59,31 +59,31 @@ def write_report(
         rows_section(lock),
     ]
     # what a reader of a run's report looks for first
-    if logs:
-        trained = [runs_section(logs), training_section(logs), speed_section(logs)]
-        remarks = [_other_lock(lock, log) for log in logs]
-        remarks += [note(remark) for log in logs for remark in log.notes]
-        sections = [*trained, *map(sample_section, logs), *remarks, *sections]
-    name = ", ".join(log.name for log in logs) or Path(lock_path).name
-    facts = headline(logs[0]) if len(logs) == 1 else []
+    if runs:
+        trained = [runs_section(runs), training_section(runs), speed_section(runs)]
+        remarks = [_other_lock(lock, run) for run in runs]
+        remarks += [note(remark) for run in runs for remark in run.log.notes]
+        sections = [*trained, *map(sample_section, runs), *remarks, *sections]
+    name = ", ".join(run.name for run in runs) or Path(lock_path).name
+    facts = headline(runs[0]) if len(runs) == 1 else []
     return write_page(output, f"olm report: {name}", [*facts, *_facts(lock)], sections)
 
 
-def _name_apart(logs: Sequence[RunLog], runs: Sequence[str]) -> None:
+def _name_apart(runs: Sequence[TrainedRun], folders: Sequence[str]) -> None:
     """Name runs by their paths where their folders have one name."""
-    names = [log.name for log in logs]
-    for log, run in zip(logs, runs, strict=True):
-        if names.count(log.name) > 1:
-            log.name = run
+    names = [run.name for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if names.count(run.name) > 1:
+            run.name = folder
 
 
-def _other_lock(lock: Lock, log: RunLog) -> str:
+def _other_lock(lock: Lock, run: TrainedRun) -> str:
     """Return a remark where a run was not trained on this mixture, else nothing."""
-    digests = {start.lock for start in log.starts}
+    digests = {start.lock for start in run.log.starts}
     if digests <= {lock.digest}:
         return ""
     others = ", ".join(sorted(digest[:12] for digest in digests - {lock.digest}))
-    return note(f"{log.name} was also trained by another lock than this page's: {others}.")
+    return note(f"{run.name} was also trained by another lock than this page's: {others}.")
 
 
 def _facts(lock: Lock) -> list[tuple[str, str]]:

@@ -20,8 +20,8 @@ import torch
 
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.errors import UsageError, ValidationError
-from olm_data.json_lines import malformed_log
 from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.run_log.log import malformed_log
 from olm_data.storage.disk import write_durable
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.logs import ENVIRONMENT

@@ -17,9 +17,8 @@ import torch
 from olm_data.config.hints import FilePath
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
-from olm_data.json_lines import json_lines
-from olm_data.locate.run import LOG
 from olm_data.mixture.lock import Lock
+from olm_data.run_log.log import Evaluation, read_metrics
 from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import Kind
@@ -108,8 +107,8 @@ class LMEvaluatorCallback(Callback):
         made = self._made.keys() if step == self._last else set()
         names = [name for name in self.config.datasets if due and name not in made]
         if names and (made or ended):  # evaluations of a run that has ended are in its log alone
-            log = self.trainer.work_dir / LOG
-            known = self.trainer.world.on_main(lambda: evaluated(log, step))
+            folder = self.trainer.work_dir
+            known = self.trainer.world.on_main(lambda: evaluated(folder, step))
             names = [name for name in names if name not in known]
         return names
 
@@ -161,11 +160,10 @@ class LMEvaluatorCallback(Callback):
         return results
 
 
-def evaluated(log: Path, step: int) -> set[str]:
-    """Return the data sets that metrics.jsonl has results of after `step`."""
-    entries = (entry for _, entry in json_lines(log)) if log.exists() else iter(())
-    there = [entry.get("eval") for entry in entries if entry.get("step") == step]
-    return {name for sets in there if isinstance(sets, dict) for name in sets}
+def evaluated(folder: Path, step: int) -> set[str]:
+    """Return the data sets that the log of a run has results of after `step`."""
+    lines = (line for line in read_metrics(folder) if isinstance(line, Evaluation))
+    return {name for line in lines if line.step == step for name in line.results}
 
 
 def open_held_out(name: str, folder: str, lock: Lock) -> Dataset:

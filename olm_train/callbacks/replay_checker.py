@@ -15,12 +15,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from olm_data.audit.run_log import Start, read_starts
 from olm_data.errors import OlmError, UsageError, ValidationError
-from olm_data.json_lines import json_lines, malformed_log
-from olm_data.locate.run import LOG
+from olm_data.run_log.log import Start, Step, read_metrics, read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
@@ -79,14 +77,14 @@ class ReplayCheckerCallback(Callback):
 
     def _check(self) -> None:
         trainer = self.trainer
-        logged = trainer.world.on_main(lambda: read_logged(trainer.work_dir / LOG))
+        logged = trainer.world.on_main(lambda: read_logged(trainer.work_dir))
         last = max(logged, default=0)
         checkpoint = self._newest(last - self.config.steps) or self._newest(last - 1)
         # Rows left out since, or a batch size changed since, make other steps of the same numbers.
         steps = []
         for step in range((checkpoint.step if checkpoint else last) + 1, last + 1):
             known = step in logged and step <= trainer.data_loader.steps
-            if not known or trainer.order_digest(step) != logged[step]["order"]:
+            if not known or trainer.order_digest(step) != logged[step].order:
                 break
             steps.append(step)
         steps = steps[: self.config.steps]
@@ -96,7 +94,8 @@ class ReplayCheckerCallback(Callback):
         here = trainer.step
         again = self._replay(checkpoint, len(steps))
         tolerance = self._tolerance(steps)
-        problem = first_difference(logged, again, tolerance)
+        before = {step: logged[step].metrics for step in steps}
+        problem = first_difference(before, again, tolerance)
         if problem is None:
             exactly = f"within {tolerance:g}" if tolerance else "bit for bit"
             shown = f"steps {steps[0]:,} to {steps[-1]:,}" if steps[1:] else f"step {steps[0]:,}"
@@ -149,15 +148,10 @@ class ReplayCheckerCallback(Callback):
         )
 
 
-def read_logged(path: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the order and the compared metrics of each logged step; those of a torn line not."""
-    logged: dict[int, Mapping[str, Any]] = {}
-    for number, entry in json_lines(path) if path.exists() else ():
-        if "eval" not in entry:
-            if not isinstance(entry.get("step"), int):
-                raise malformed_log(path, f"line {number}: no step")
-            logged[entry["step"]] = {name: entry.get(name) for name in ("order", *COMPARED)}
-    return logged
+def read_logged(folder: Path) -> dict[int, Step]:
+    """Return the logged steps by number, with the metrics that are compared."""
+    lines = read_metrics(folder, metrics=COMPARED)
+    return {line.step: line for line in lines if isinstance(line, Step)}
 
 
 def ranks_of(step: int, starts: list[Start]) -> int | None:
@@ -166,7 +160,7 @@ def ranks_of(step: int, starts: list[Start]) -> int | None:
 
 
 def first_difference(
-    logged: Mapping[int, Mapping[str, Any]],
+    logged: Mapping[int, Mapping[str, float | None]],
     again: Mapping[int, Mapping[str, float]],
     tolerance: float,
 ) -> str | None:
@@ -179,7 +173,7 @@ def first_difference(
     """
     for step, metrics in sorted(again.items()):
         for name in COMPARED:
-            was, now = logged[step][name], metrics[name]
+            was, now = logged[step].get(name), metrics[name]
             same = (
                 not math.isfinite(now)
                 if was is None

@@ -12,15 +12,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from olm_data.audit.run_log import STARTS
-from olm_data.locate.run import LOG
+from olm_data.run_log.log import METRICS, STARTS
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG
 from olm_train.distributed.world import World
 
 ENVIRONMENT = "environment.json"
-LOGS = (LOG, STARTS, CONFIG, ENVIRONMENT)
+LOGS = (METRICS, STARTS, CONFIG, ENVIRONMENT)
 DEFAULT_FOLDER = "~/.cache/olm/runs"
 
 

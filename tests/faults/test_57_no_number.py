@@ -12,11 +12,11 @@ from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics, same_bits
 
 from olm_data.audit.compare import audit
-from olm_data.audit.run_log import RunLog, read_starts
 from olm_data.locate.locate import Batches
-from olm_data.locate.run import Run
 from olm_data.locate.verify_log import verify_log
 from olm_data.mixture.lock import Lock
+from olm_data.run_log.log import RunLog, read_starts
+from olm_data.run_log.run import Run
 from olm_train.bad_step import NonFiniteError
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World

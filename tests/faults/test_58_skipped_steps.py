@@ -8,8 +8,8 @@ import pytest
 from support.runs import build_trainer, metrics
 
 from olm_data.audit.compare import audit
-from olm_data.audit.run_log import RunLog, read_starts
 from olm_data.mixture.lock import Lock
+from olm_data.run_log.log import RunLog, read_starts
 
 STEPS = "--trainer.max_duration={value: 12, unit: steps}"
 SKIP = "--data_loader.skip=[[32, 48]]"  # steps 5 and 6

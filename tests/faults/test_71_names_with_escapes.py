@@ -128,9 +128,9 @@ def test_s8_keeping_a_column_with_a_control_character_is_refused_before_work(
 
 
 def test_71_a_step_of_a_run_log_with_escapes_stays_on_its_line(tmp_path: Path) -> None:
-    from olm_data.json_lines import json_lines
+    from olm_data.run_log.log import read_metrics
 
     (tmp_path / "metrics.jsonl").write_bytes(b'{"a\x1b": 1}\n')
     with pytest.raises(ValidationError, match="control bytes") as caught:
-        list(json_lines(tmp_path / "metrics.jsonl"))
+        list(read_metrics(tmp_path))
     assert "\x1b" not in str(caught.value)

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from olm_data.audit.run_log import RunLog
 from olm_data.errors import OlmError
 from olm_data.importing.files import TokenFile, read_borders
 from olm_data.importing.megatron import HEAD, MAGIC
-from olm_data.locate.run import Run
-from olm_data.report.run import RunLog as ReportLog
-from olm_data.report.run import headline, training_section
+from olm_data.report.run import TrainedRun, headline, training_section
+from olm_data.run_log.log import RunLog
+from olm_data.run_log.run import Run
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import read_beats
 from olm_data.select.selection import IdSet
@@ -85,7 +84,7 @@ def targets(folder: Path) -> dict[str, tuple[Callable[[bytes], None], list[bytes
             with suppress(OlmError):
                 Run.read(str(log)).skip()
             with suppress(OlmError):
-                read = ReportLog.read(log)
+                read = TrainedRun.read(log)
                 headline(read)
                 training_section([read])
 

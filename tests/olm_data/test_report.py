@@ -21,7 +21,7 @@ from olm_data.mixture.mix import mix
 from olm_data.page import svg, whole_numbers
 from olm_data.peek.peek import Wanted, peek
 from olm_data.report.rows import spread
-from olm_data.report.run import RunLog, headline
+from olm_data.report.run import TrainedRun, headline
 from olm_data.report.write import write_report
 
 MANIFEST = """
@@ -124,7 +124,7 @@ def test_u11_the_headline_is_from_evaluation_and_says_on_what_how_long_and_by_wh
     lines = (run / "metrics.jsonl").read_text().splitlines()
     lines = [json.dumps({**json.loads(a), "time": t}) for a, t in zip(lines, times, strict=True)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    facts = dict(headline(RunLog.read(run)))
+    facts = dict(headline(TrainedRun.read(run)))
     assert list(facts)[:2] == ["loss on held-out a", "perplexity on a"]
     assert facts["loss on held-out a"] == "5.250"
     assert facts["perplexity on a"] == "190.57"

@@ -18,12 +18,12 @@ from support.datasets import random_shards, write_mixture
 from support.runs import build_trainer
 
 from olm_data.audit.compare import Audit, audit
-from olm_data.audit.run_log import STARTS, RunLog, Start
 from olm_data.cli import cli
 from olm_data.errors import InputError, ValidationError
-from olm_data.locate.run import LOG, LoggedStep
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import KeptRows, clip_ranges
+from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
+from olm_data.run_log.metric_names import TOKENS
 from olm_train.callbacks.base import Callback
 
 S, BATCH = 8, 6  # tokens of a row, rows of a step
@@ -50,11 +50,18 @@ def start(lock: Lock, skip: Any = (), **changes: Any) -> Start:
     return Start(**{**fields, "global_batch_size": BATCH * S, **changes})
 
 
-def step(number: int, rows: Any, skipped: Any = (), trained: int = BATCH * S) -> LoggedStep:
-    return LoggedStep(number, number, number * BATCH * S, rows, skipped, None, trained)
+def step(number: int, rows: Any, skipped: Any = (), trained: int = BATCH * S) -> Step:
+    return Step(
+        step=number,
+        tokens=number * BATCH * S,
+        rows=rows,
+        skipped=tuple(skipped),
+        metrics={TOKENS: trained},
+        line=number,
+    )
 
 
-def steps_of(lock: Lock, count: int, skip: Any = ()) -> list[LoggedStep]:
+def steps_of(lock: Lock, count: int, skip: Any = ()) -> list[Step]:
     """The first steps of a run, as the trainer logs them."""
     kept, steps = KeptRows(lock.total_rows, skip), []
     for number in range(count):
@@ -64,7 +71,7 @@ def steps_of(lock: Lock, count: int, skip: Any = ()) -> list[LoggedStep]:
     return steps
 
 
-def audited(lock: Lock, steps: list[LoggedStep], *starts: Start) -> Audit:
+def audited(lock: Lock, steps: list[Step], *starts: Start) -> Audit:
     return audit(lock, RunLog(folder=Path("run"), starts=list(starts), steps=steps))
 
 
@@ -100,7 +107,7 @@ def test_accounts_are_those_of_counting_row_by_row(lock: Lock, data: st.DataObje
         assert account.difference == 0
 
 
-Change = Callable[[list[LoggedStep]], Any]
+Change = Callable[[list[Step]], Any]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +194,8 @@ def test_a_real_run_with_skips_a_crash_and_a_resume_agrees_and_a_changed_log_doe
     assert code == 0
     assert "2 steps were trained again" in out
 
-    lines = (run / LOG).read_text().splitlines(keepends=True)
-    (run / LOG).write_text("".join([*lines[:4], *lines[5:]]))
+    lines = (run / METRICS).read_text().splitlines(keepends=True)
+    (run / METRICS).write_text("".join([*lines[:4], *lines[5:]]))
     code, out = run_audit(run)
     assert code == 3
     assert "rows neither trained nor skipped" in out
@@ -202,7 +209,7 @@ def test_a_folder_without_a_log_or_lock_says_what_to_do(lock: Lock, tmp_path: Pa
     (tmp_path / STARTS).write_text(json.dumps(fields) + "\n" + '{"torn')
     with pytest.raises(InputError, match=r"metrics\.jsonl is missing"):
         run_audit(tmp_path)
-    (tmp_path / LOG).write_text('{"step": 1, "tokens": 48, "rows": [0, 6]}\n{"step": 2')
+    (tmp_path / METRICS).write_text('{"step": 1, "tokens": 48, "rows": [0, 6]}\n{"step": 2')
     with pytest.raises(InputError, match="--lock") as caught:
         run_audit(tmp_path)
     assert caught.value.exit_code == 4
@@ -223,7 +230,7 @@ def test_a_folder_without_a_log_or_lock_says_what_to_do(lock: Lock, tmp_path: Pa
 def test_a_malformed_log_is_refused_with_its_line(lock: Lock, tmp_path: Path, line: str) -> None:
     fields = {name: getattr(start(lock), name) for name in Start.__struct_fields__}
     (tmp_path / STARTS).write_text(json.dumps(fields) + "\n")
-    (tmp_path / LOG).write_text('{"step": 1, "eval": {}}\n' + line + "\n")
+    (tmp_path / METRICS).write_text('{"step": 1, "eval": {}}\n' + line + "\n")
     with pytest.raises(ValidationError) as caught:
         RunLog.read(tmp_path)
     assert str(caught.value.why).startswith("line 2: ")

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from support.runs import build_trainer, config_values
 
 from olm_data.audit.compare import audit
-from olm_data.audit.run_log import RunLog
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import ValidationError
-from olm_data.locate.run import Run
 from olm_data.mixture.lock import Lock
+from olm_data.run_log.log import RunLog
+from olm_data.run_log.run import Run
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 

@@ -13,12 +13,12 @@ import pytest
 from support.stand_in import compiled, stand_in_dataset
 
 from olm_data.audit.compare import audit
-from olm_data.audit.run_log import RunLog, Start
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import plan, warnings
 from olm_data.mixture.whole_stage import whole_stages
+from olm_data.run_log.log import RunLog, Start
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: {on}\nsources:\n"
 

@@ -8,34 +8,6 @@ from pathlib import Path
 import pytest
 from support.runs import build_trainer, metrics
 
-from olm_train.callbacks.metric_saver import keep_until
-
-
-def lines(*steps: int) -> str:
-    return "".join(json.dumps({"step": step}) + "\n" for step in steps)
-
-
-@pytest.mark.parametrize(
-    ("before", "step", "after", "removed"),
-    [
-        (lines(1, 2, 2, 3), 2, lines(1, 2, 2), 1),
-        (lines(1, 2), 5, lines(1, 2), 0),
-        (lines(1, 2), -1, "", 2),
-        (lines(0, 1), 0, lines(0), 1),
-        (lines(1, 2) + '{"step": 3, "lo', 9, lines(1, 2), 0),  # torn by a kill
-        (lines(1) + '{"step": 2, "eval": {}}\n', 1, lines(1), 0),  # no step
-        ("", 3, "", 0),
-    ],
-)
-def test_lines_beyond_the_step_and_a_torn_last_one_go(
-    tmp_path: Path, before: str, step: int, after: str, removed: int
-) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(before)
-    assert keep_until(path, step) == removed
-    assert path.read_text() == after
-    assert [entry.name for entry in tmp_path.iterdir()] == ["metrics.jsonl"]
-
 
 def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path) -> None:
     trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
@@ -61,7 +33,32 @@ def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path
 
 
 def test_a_new_run_does_not_go_on_in_an_old_file(tiny_mixture: Path, tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(lines(0, 1, 2, 3))
+    lines = [{"step": n, "tokens": 9 * n, "rows": [n, n + 1]} for n in range(4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 2, unit: steps}").fit()
     steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
     assert steps == [1, 2]
+
+
+def test_a_resume_tells_what_the_log_has_lost(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(steps: int) -> str:
+        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
+        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        return capsys.readouterr().err
+
+    assert "warning:" not in run(2) + run(3)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join([lines[0], *lines[2:]]) + '{"step": 4')
+    with (tmp_path / "starts.jsonl").open("a") as file:
+        file.write('{"step"')
+    said = run(4)
+    for part in (
+        "metrics.jsonl has no line of step 2",
+        "metrics.jsonl is cut off after 10 bytes",
+        "starts.jsonl is cut off after 7 bytes",
+    ):
+        assert f"{part}" in said
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "metrics.jsonl is missing" in run(5)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.runs import build_trainer
 
-from olm_data.audit.run_log import read_starts
+from olm_data.run_log.log import read_starts
 
 
 def stop_at(step: int) -> str:

@@ -1,0 +1,421 @@
+"""The log of a run: a line for each step, evaluation and start. Read and written here only.
+
+    MetricsWriter --Step, Evaluation--> <run>/metrics.jsonl --> read_metrics --.
+    append_start  --Start-------------> <run>/starts.jsonl  --> read_starts ---+--> RunLog, notes
+
+    {"step": 12, "time": 1767225600.125, "tokens": 6144, "rows": [88, 96], "order": "9f2c...",
+     "train/CE loss": 5.1, ...}
+    {"step": 12, "time": 1767225601.5, "eval": {"web": {"CE loss": 5.2, "PPL": 181.3, ...}}}
+
+A start that goes on from a checkpoint removes the lines of later steps from `metrics.jsonl`: the
+weights of those steps are gone. How many it removed is in its own line. So `metrics.jsonl` is the
+history of the weights, each step in it once, and `starts.jsonl` that of the machine.
+
+Numbers are written so that reading them gives the same float64 back; NaN and infinity are null. A
+line without `version` has version 1. A last line without its end is one that is being written, or
+was when the machine failed: it is left out, and `notes` say so, as they do of lines that are
+missing or stand twice. Never: read a log as a whole, or a line without a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, Size, decode, decode_object
+from olm_data.errors import UsageError, ValidationError, printable
+from olm_data.order.skip import Range, clip_ranges, merge_ranges
+from olm_data.order.steps import StepSizes
+from olm_data.regular_files import open_regular
+from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
+from olm_data.storage.disk import io_errors, write_durable
+
+METRICS, STARTS = "metrics.jsonl", "starts.jsonl"
+COUNTED = (TOKENS, STEP_SKIPPED)
+"""Metrics that say what became of the rows of a step."""
+
+MAX_LINE = 16 << 20
+"""Bytes of a line."""
+MOST_SHOWN = 3
+
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+"""Seconds since 1970, UTC; 0.0 in logs without."""
+Values = dict[str, float | None]
+"""Metrics by name; None is what was NaN or infinite."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step, one line of `metrics.jsonl`.
+
+    Attributes:
+        step: its number, from 1.
+        time: when the line was made.
+        tokens: tokens trained on so far.
+        rows: half-open range of global rows.
+        skipped: ranges inside `rows` that were left out, sorted and merged.
+        order: digest of the rows, see `olm_data.order.steps`; None in logs without.
+        metrics: by name; in the file they stand beside the fields above.
+        line: line of the file, from 1; not written.
+    """
+
+    step: Size
+    time: Time = 0.0
+    tokens: Size
+    rows: tuple[Size, Size]
+    skipped: tuple[Range, ...] = ()
+    order: str | None = None
+    metrics: Values = {}  # msgspec gives each its own
+    version: Literal[1] = 1
+    line: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.rows[0] < self.rows[1]:
+            raise ValueError("step, tokens and rows are not what a run writes")
+        if self.skipped and clip_ranges(merge_ranges(self.skipped), *self.rows) != self.skipped:
+            raise ValueError("skipped rows are not among those of the step")
+
+    @property
+    def trained(self) -> int | None:
+        """Tokens of the step as counted on the devices, None in logs without."""
+        count = self.metrics.get(TOKENS)
+        return None if count is None else int(count)
+
+    @property
+    def taken(self) -> bool:
+        """Whether the weights moved: a spike, or a non-finite loss, may be left out."""
+        return not self.metrics.get(STEP_SKIPPED)
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An evaluation, one line of `metrics.jsonl`.
+
+    Attributes:
+        step: steps done before it.
+        time: when the line was made.
+        results: metrics of each held-out dataset by its name.
+    """
+
+    step: Size
+    time: Time = 0.0
+    results: dict[str, Values] = msgspec.field(name="eval")
+    version: Literal[1] = 1
+
+
+class Start(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A start of a run, one line of `starts.jsonl`.
+
+    Attributes:
+        step: steps done before, by the checkpoint it went on from; 0 for a new run.
+        rewound: logged steps beyond that, whose weights are lost and which are trained again.
+        lock: digest of the mixture.
+        global_batch_size: tokens of a step, of the first one where the size changes.
+        batch_size_changes: later sizes: (first step, counted from 1, tokens).
+        world_size: ranks.
+        skip: ranges of global rows left out, in the past and in the future of the run.
+        bad: rows of a step with a non-finite loss or gradient. The run went back to this start
+            to leave them out; they are among `skip`.
+        time: when it was.
+        command: what was typed, credentials left out; "" in logs without.
+        device: name of the device of rank 0; "" in logs without.
+        parameters: of the model; 0 in logs without.
+        config: resolved configuration, as in config.json; empty in logs without.
+        changes: fields of it that differ from those of the checkpoint it went on from, one line
+            each, `a.b: old -> new`.
+    """
+
+    step: Size
+    rewound: Size
+    lock: str
+    global_batch_size: Size
+    world_size: Size
+    skip: tuple[Range, ...]
+    bad: tuple[Range, ...] = ()
+    batch_size_changes: tuple[tuple[int, int], ...] = ()
+    time: float = 0.0
+    command: str = ""
+    device: str = ""
+    parameters: int = 0
+    config: dict[str, Any] = {}  # msgspec gives each its own
+    changes: tuple[str, ...] = ()
+    version: Literal[1] = 1
+
+    @property
+    def batch_sizes(self) -> StepSizes:
+        """Tokens of each step."""
+        return StepSizes.recorded(self.global_batch_size, self.batch_size_changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLog:
+    """What a run has logged.
+
+    Attributes:
+        folder: the `save_folder`.
+        starts: oldest first; empty without `starts.jsonl`.
+        steps, evaluations: in the order of the file; empty without `metrics.jsonl`.
+        notes: what is to be told to who relies on it: cut off, missing or repeated lines.
+    """
+
+    folder: Path
+    starts: list[Start]
+    steps: list[Step]
+    evaluations: list[Evaluation] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: str | Path, *, metrics: Collection[str] = COUNTED) -> RunLog:
+        """Read the log of a run folder, as far as there is one.
+
+        Args:
+            metrics: names of those to keep of each step.
+
+        Raises:
+            ValidationError: a line is not what a run writes.
+        """
+        folder, notes = Path(folder), list[str]()
+        starts = read_starts(folder, notes)
+        lines = list(read_metrics(folder, notes, metrics=metrics))
+        steps = [line for line in lines if isinstance(line, Step)]
+        notes += _incomplete(folder, starts, [step.step for step in steps])
+        evaluations = [line for line in lines if isinstance(line, Evaluation)]
+        return cls(folder=folder, starts=starts, steps=steps, evaluations=evaluations, notes=notes)
+
+
+def read_metrics(
+    folder: Path, notes: list[str] | None = None, *, metrics: Collection[str] = ()
+) -> Iterator[Step | Evaluation]:
+    """Yield the lines of `metrics.jsonl`; none where there is no such file.
+
+    Args:
+        notes: takes a remark on a last line that is cut off.
+        metrics: names of those to keep of each step.
+
+    Raises:
+        ValidationError: a line is not what a run writes.
+    """
+    path = folder / METRICS
+    for number, line in _lines(path, notes):
+        yield _decode(path, number, line, metrics)
+
+
+def read_starts(folder: Path, notes: list[str] | None = None) -> list[Start]:
+    """Return the starts of a run, oldest first; none where there is no such file.
+
+    Args:
+        notes: takes a remark on a last line that is cut off.
+
+    Raises:
+        ValidationError: a line is not what a run writes.
+    """
+    path, starts = folder / STARTS, []
+    for number, line in _lines(path, notes):
+        try:
+            starts.append(decode(line, Start))
+        except MalformedJson as error:
+            raise malformed_log(path, f"line {number}: {error}") from None
+    return starts
+
+
+def append_start(folder: Path, start: Start) -> None:
+    """Add a line to `starts.jsonl`, atomically; a last line that is cut off goes."""
+    before = [line for _, line in _lines(folder / STARTS)]
+    _replace(folder / STARTS, b"".join(before) + msgspec.json.encode(start) + b"\n")
+
+
+def keep_until(folder: Path, step: int | None) -> tuple[int, list[str]]:
+    """Remove the lines of steps beyond `step`, and a last line that is cut off, atomically.
+
+    Args:
+        step: of the checkpoint that the run goes on from; None: a new run, all lines go.
+
+    Returns:
+        How many steps were removed, and remarks on lines that should be there and are not.
+
+    Raises:
+        ValidationError: a line is not what a run writes; then nothing is changed.
+    """
+    path, notes = folder / METRICS, list[str]()
+    kept, numbers, removed = [], [], 0
+    starts = read_starts(folder, notes)
+    for number, line in _lines(path, notes):
+        entry = _decode(path, number, line, ())
+        if step is not None and entry.step <= step:
+            kept.append(line)
+            numbers += [entry.step] if isinstance(entry, Step) else []
+        else:
+            removed += isinstance(entry, Step)
+    if path.exists():
+        _replace(path, b"".join(kept))
+    return removed, [] if step is None else notes + _incomplete(folder, starts, numbers, step)
+
+
+class MetricsWriter:
+    """Appends lines to `metrics.jsonl`; those that a full disk refuses wait in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = open(folder / METRICS, "ab", buffering=0)  # noqa: SIM115  # closed in `close`
+        self._end = self._file.tell()  # bytes of whole lines in the file
+        self._pending = b""  # lines that the disk has not taken yet
+
+    def write(self, line: Step | Evaluation) -> None:
+        """Append a line, after those that wait.
+
+        Raises:
+            OSError: it has to wait, and is the first that does.
+            UsageError: a metric has the name of another field of the line.
+        """
+        waiting = bool(self._pending)
+        self._pending += _encode(line)
+        try:
+            self._flush()
+        except OSError:
+            if not waiting:
+                raise
+
+    def sync(self) -> None:
+        """Return when every line is on the disk.
+
+        Raises:
+            ResourceError: the disk refuses some; they go on waiting.
+        """
+        with io_errors(self._file.name, writing=True):
+            self._flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; lines that wait are lost."""
+        self._file.close()
+
+    def _flush(self) -> None:
+        """Write what is pending; where the disk takes only a part, take that back."""
+        try:
+            written = 0
+            while written < len(self._pending):
+                written += self._file.write(self._pending[written:])
+        except OSError:
+            self._file.truncate(self._end)
+            raise
+        self._end += written
+        self._pending = b""
+
+
+def malformed_log(path: Path, why: str) -> ValidationError:
+    """Return the error for a file of a run that is not what a run writes."""
+    return ValidationError(
+        "a file of the run is malformed", where=str(path), why=why, fix="restore it from a copy"
+    )
+
+
+_FIELDS = tuple(name for name in Step.__struct_fields__ if name not in ("metrics", "line"))
+
+
+def _decode(path: Path, number: int, line: bytes, metrics: Collection[str]) -> Step | Evaluation:
+    try:
+        plain = decode_object(line)
+        if "eval" in plain:
+            return msgspec.convert(plain, Evaluation)
+        fields = {name: plain[name] for name in _FIELDS if name in plain}
+        values = {name: plain[name] for name in metrics if name in plain}
+        return msgspec.convert({**fields, "metrics": values, "line": number}, Step)
+    except (MalformedJson, msgspec.ValidationError) as error:
+        raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
+
+
+def _encode(line: Step | Evaluation) -> bytes:
+    plain: dict[str, Any] = msgspec.to_builtins(line)
+    metrics = plain.pop("metrics", {})
+    if taken := metrics.keys() & {*_FIELDS, "eval"}:
+        raise UsageError(
+            f"a metric is named {min(taken)!r}",
+            where=METRICS,
+            why="a line of the log has a field of this name",
+            fix="give the metric another name",
+        )
+    return json.dumps(_plain({**plain, **metrics}), allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a JSON value with null for what is NaN or infinite: JSON has neither."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lines(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield the number, from 1, and the bytes of each whole line of a log; none without a file.
+
+    Raises:
+        ValidationError: it is no regular file, or a line is longer than any that is written.
+    """
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        number = 0
+        while line := file.readline(MAX_LINE):
+            number += 1
+            if line.endswith(b"\n"):
+                yield number, line
+            elif len(line) == MAX_LINE:
+                raise malformed_log(path, f"line {number} is longer than {MAX_LINE:,} bytes")
+            elif notes is not None:
+                notes.append(
+                    f"the last line of {path} is cut off after {len(line):,} bytes and left out: "
+                    "it was being written"
+                )
+
+
+def _incomplete(
+    folder: Path, starts: list[Start], steps: list[int], end: int | None = None
+) -> list[str]:
+    """Return remarks on what should be in a log and is not, or is there twice.
+
+    Args:
+        steps: numbers of the logged ones, in the order of the file.
+        end: the last step there should be; None: the last one there is.
+    """
+    metrics, log = folder / METRICS, folder / STARTS
+    notes = []
+    if steps and not starts:
+        notes.append(
+            f"{log} is missing or empty: earlier starts, and rows that they left out, are not known"
+        )
+    if starts and not metrics.exists():
+        notes.append(f"{metrics} is missing: the steps before are not in the log")
+    first = min((start.step for start in starts), default=steps[0] - 1 if steps else 0) + 1
+    missing, repeated, due = [], [], first
+    for step in steps:
+        if step < due:
+            repeated.append((step, step + 1))
+        else:
+            missing += [(due, step)] * (due < step)
+            due = step + 1
+    if metrics.exists() and end is not None and due <= end:
+        missing.append((due, end + 1))
+    notes += [f"{metrics} has no line of {_in_words(missing)}"] if missing else []
+    notes += [f"{metrics} has more than one line of {_in_words(repeated)}"] if repeated else []
+    return notes
+
+
+def _in_words(ranges: Iterable[Range]) -> str:
+    merged = merge_ranges(ranges)
+    shown = [f"{a:,} to {b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in merged[:MOST_SHOWN]]
+    rest = len(merged) - MOST_SHOWN
+    more = f" and {rest:,} more ranges" if rest > 0 else ""
+    return f"step{'s' if len(shown) > 1 or merged[0][1] - merged[0][0] > 1 else ''} " + (
+        ", ".join(shown) + more
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    write_durable(temporary, data)
+    os.replace(temporary, path)
