@@ -16,7 +16,7 @@ FLOORS = {
     "olm_data": (
         ("redaction",),
         ("errors",),
-        ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace"),
+        ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace", "threads"),
         ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
         ("progress", "command"),
         ("storage",),

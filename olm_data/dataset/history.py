@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
 from olm_data.storage.json_file import read_json, read_object
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 
 _RESTORE = "restore the file from a copy, or tokenise all inputs again into a new output"
 
@@ -63,8 +63,7 @@ class Version:
         Raises:
             ValidationError: a record is missing, or not the one the manifest names.
         """
-        with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(self._record, range(len(self.manifest.shards))))
+        return list(in_order(self._record, range(len(self.manifest.shards))))
 
     def _record(self, index: int) -> tuple[ShardRecord, str]:
         info = self.manifest.shards[index]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from olm_data.encoders.base import Encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.encoders.code_points import FAR, NEAR, Ranges, ranges_of
 from olm_data.encoders.parity import differences
+from olm_data.threads import in_order
 
 MIXED_CONTEXTS = ("a@a @.1@\n", "\u0301@\u0301A@@'@s\u4e2d@\t@\r\n")
 """`@` is the code point: in a word, beside space, sign, digit, mark, quote, tab, line end."""
@@ -191,10 +191,10 @@ def _that_differ(
     chunks = [blocks[start : start + CHUNK] for start in range(0, len(blocks), CHUNK)]
     buffers = [concatenate(_texts(sweep, chunk)) for chunk in chunks]
     found = []
-    with ThreadPoolExecutor(THREADS) as pool:  # the reference takes nearly all of the time
-        references = pool.map(lambda texts: reference.encode(*texts), buffers)
-        for chunk, texts, wanted in zip(chunks, buffers, references, strict=True):
-            found += [chunk[k] for k in differences(wanted, encoder.encode(*texts))]
+    # the reference takes nearly all of the time
+    references = in_order(lambda texts: reference.encode(*texts), buffers, THREADS)
+    for chunk, texts, wanted in zip(chunks, buffers, references, strict=True):
+        found += [chunk[k] for k in differences(wanted, encoder.encode(*texts))]
     return found
 
 

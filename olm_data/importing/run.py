@@ -14,7 +14,6 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -57,6 +56,7 @@ from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, absolute
+from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 IMPORTED = "imported"
@@ -266,8 +266,7 @@ def _import(
         )
         return _Shard(borders, not_ended, looked.sha256, record)
 
-    with ThreadPoolExecutor(granted_cpus()) as pool:
-        shards = list(pool.map(one, range(len(found))))
+    shards = list(in_order(one, range(len(found)), granted_cpus()))
     before_manifest()
     return Imported(
         output=job.store.root,

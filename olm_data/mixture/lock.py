@@ -13,7 +13,6 @@ another lock unasked.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal
 
@@ -34,11 +33,11 @@ from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store, is_remote
+from olm_data.threads import in_order
 
 FORMAT, VERSION = "olm-mixture-lock", 1
 UNDIGESTED = ("digest", "tools", "locations")
 
-_FETCHED_AT_ONCE = 16
 """Remote manifests fetched at a time; local ones are hashed and parsed as fast by one thread."""
 
 
@@ -153,8 +152,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         open_one = partial(self.open_dataset, verify=verify, max_open=max_open)
         if not any(map(is_remote, (self.folder, *self.locations.values()))):
             return [*map(open_one, range(len(self.sources)))]
-        with ThreadPoolExecutor(_FETCHED_AT_ONCE) as pool:
-            return [*pool.map(open_one, range(len(self.sources)))]
+        return [*in_order(open_one, range(len(self.sources)))]
 
     def open_dataset(
         self, index: int, *, verify: Verify = "lazy", max_open: int | None = None

@@ -12,7 +12,6 @@ some pieces of the dataset in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -23,6 +22,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.peek.token_text import TokenBytes, token_bytes
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.names import is_unicode
+from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 PIECE_TOKENS = 1 << 20
@@ -91,12 +91,10 @@ def _in_order(
     dataset: Dataset, search: Callable[[int], list[Hit]], watch: Watch | None
 ) -> Iterator[Hit]:
     shards, threads = range(len(dataset.manifest.shards)), granted_cpus()
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(shards), threads):
-            for index, hits in enumerate(pool.map(search, shards[start : start + threads]), start):
-                if watch is not None:
-                    watch(int(dataset.document_ends[index]), dataset.documents)
-                yield from hits
+    for index, hits in enumerate(in_order(search, shards, threads, ahead=threads)):
+        if watch is not None:
+            watch(int(dataset.document_ends[index]), dataset.documents)
+        yield from hits
 
 
 def _search_bytes(dataset: Dataset, table: TokenBytes, index: int, needle: bytes) -> Iterator[Hit]:

@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -34,14 +33,13 @@ from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
 from olm_data.storage.json_file import read_json
 from olm_data.storage.lease import LeaseLostError
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 
 RUN = "run"
 PARENT = "parent"
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """A process that should run and has not been heard of for so long is taken for dead."""
-
-_READERS = 16
 
 
 _Counts = Annotated[list[Size], msgspec.Meta(min_length=len(Count), max_length=len(Count))]
@@ -253,9 +251,8 @@ def read_beats(output: Store, prefix: str = "", skip: Collection[str] = ()) -> l
     store = output.child(RUN)
     names = [name for name in store.sizes(prefix) if name.endswith(".json")]
     names = sorted(name for name in names if name.removesuffix(".json") not in skip)
-    with ThreadPoolExecutor(_READERS) as pool:
-        found = pool.map(lambda name: _read_beat(store, name), names)
-        return [beat for beat in found if beat is not None]
+    found = in_order(lambda name: _read_beat(store, name), names)
+    return [beat for beat in found if beat is not None]
 
 
 def _read_beat(store: Store, name: str) -> Beat | None:

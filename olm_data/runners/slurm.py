@@ -19,7 +19,6 @@ import shlex
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +37,7 @@ from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.heartbeat import RUN, Beat, error_from, read_beats
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 
 ELEMENTS_PER_WORKER = 4
 """Elements of an array for each that may run at a time: late ones even out long tasks."""
@@ -50,7 +50,6 @@ SILENCE_SECONDS = 900.0
 
 _FINAL = (InputError, ValidationError, ConflictError, UsageError)
 """Errors that another attempt, on another node, would only repeat."""
-_READERS = 16
 
 
 class SlurmRunner(Runner):
@@ -248,11 +247,10 @@ class _Following:
 
     def _collect(self, tasks: Sequence[int]) -> None:
         """Take the results of those tasks whose commit records are there."""
-        with ThreadPoolExecutor(_READERS) as pool:
-            for task, result in zip(tasks, pool.map(self._job.finished, tasks), strict=True):
-                if result is not None:
-                    self.left.discard(task)
-                    self._done(task, result)
+        for task, result in zip(tasks, in_order(self._job.finished, tasks), strict=True):
+            if result is not None:
+                self.left.discard(task)
+                self._done(task, result)
 
 
 def array_name(job: StoredJob) -> str:

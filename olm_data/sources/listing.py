@@ -14,7 +14,6 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,6 +36,7 @@ from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_js
 from olm_data.sources.json_array import is_array
 from olm_data.sources.passed import Passed
 from olm_data.storage.hub import hub_filesystem
+from olm_data.threads import in_order
 
 # Files of a `datasets` folder that describe it and hold no documents.
 _METADATA = frozenset(
@@ -47,9 +47,6 @@ _ABOUT = re.compile(
     r"([-_.][^/]*)?",
     re.IGNORECASE,
 )
-
-
-_LOOKED_AT = 16  # files at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +110,8 @@ def list_files(arguments: Sequence[str]) -> Listing:
 def _with_arrays(files: list[InputFile]) -> list[InputFile]:
     """Look into .json files: one that begins with a bracket is an array, else JSON Lines."""
     asked = [file for file in files if is_json(file.url)]
-    with ThreadPoolExecutor(_LOOKED_AT) as pool:
-        arrays = {
-            file.url for file, found in zip(asked, pool.map(is_array, asked), strict=True) if found
-        }
+    answers = zip(asked, in_order(is_array, asked), strict=True)
+    arrays = {file.url for file, found in answers if found}
     return [as_array(file) if file.url in arrays else file for file in files]
 
 

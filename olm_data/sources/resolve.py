@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -26,6 +25,7 @@ from olm_data.sources.listing import Listing, list_files
 from olm_data.sources.nested import flat_schema
 from olm_data.sources.values import common_kind, kind_of
 from olm_data.storage.names import is_column_name
+from olm_data.threads import in_order
 
 HEADS = 16
 """Files, about, whose beginning decides the types of the kept columns."""
@@ -246,10 +246,9 @@ def _kinds(
     step = -(-len(tables) // HEADS)
     asked = list(dict.fromkeys([tables[0], *some.values(), *tables[::step]]))
     found = _columns(tables[0], options, condition)
-    with ThreadPoolExecutor(len(asked)) as pool:
-        for more in pool.map(lambda file: _columns(file, options, None), asked[1:]):
-            for name, kinds in more.items():
-                found.setdefault(name, set()).update(kinds)
+    for more in in_order(lambda file: _columns(file, options, None), asked[1:], len(asked)):
+        for name, kinds in more.items():
+            found.setdefault(name, set()).update(kinds)
     return {name: common_kind(kinds) for name, kinds in found.items()}
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -28,6 +27,7 @@ from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import PassedCount, from_tools, passed_json
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
 from olm_data.storage.scratch import abandoned, scratch
+from olm_data.threads import in_order
 from olm_data.tokenization.census import document_columns
 from olm_data.tokenization.drops import drops_of_inputs
 from olm_data.tokenization.duplicates import later_copies
@@ -302,12 +302,10 @@ def _tally(dataset: Dataset, watch: Callable[[int, int], None] | None) -> Tally:
         return tally
 
     total, threads = Tally(inputs, keep, extra), granted_cpus()
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, shards, threads):
-            for index, part in enumerate(pool.map(count, range(shards)[start : start + threads])):
-                total.merge(part)
-                if watch is not None:
-                    watch(int(dataset.document_ends[start + index]), dataset.documents)
+    for index, part in enumerate(in_order(count, range(shards), threads, ahead=2 * threads)):
+        total.merge(part)
+        if watch is not None:
+            watch(int(dataset.document_ends[index]), dataset.documents)
     return total
 
 

@@ -12,7 +12,6 @@ dataset already unless it is told to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from fractions import Fraction
 
@@ -35,6 +34,7 @@ from olm_data.sources.passed import from_tools, merged, passed_lines, tally
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 from olm_data.tokenization.add_request import Existing, in_twice
 from olm_data.tokenization.publish import counted, input_totals, tools
 from olm_data.tokenization.request import BadBudget, Request, refuse_identical
@@ -216,5 +216,4 @@ def _clear_given_up(splits: Sequence[Store], plan: Plan) -> None:
             if found not in (None, plan.digest):
                 store.delete(name + RECORD)
 
-    with ThreadPoolExecutor(16) as pool:
-        list(pool.map(clear, map(plan.shard, range(len(plan.tasks)))))
+    list(in_order(clear, map(plan.shard, range(len(plan.tasks)))))

@@ -10,7 +10,6 @@ once, in bounded memory. Never: reads tokens, or decides which documents stay.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,7 @@ from olm_data.dataset.docs import DocumentRows
 from olm_data.dataset.manifest import ShardInfo
 from olm_data.dataset.record import damaged
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 from olm_data.tokenization.duplicates import fingerprints, later_copies
 
 READERS = 4
@@ -111,9 +111,7 @@ def take_census(shards: Iterable[tuple[Store, ShardInfo]], documents: int, input
 
 def document_columns(shards: Sequence[tuple[Store, ShardInfo]]) -> Iterator[dict[str, np.ndarray]]:
     """Yield `input`, `text_bytes` and `content_hash` of each shard, as NumPy arrays."""
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(shards), READERS):
-            yield from pool.map(_columns, shards[start : start + READERS])
+    return in_order(_columns, shards, READERS, ahead=READERS)
 
 
 def _columns(shard: tuple[Store, ShardInfo]) -> dict[str, np.ndarray]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from olm_data.bounded_json import MalformedJson
@@ -22,8 +21,8 @@ from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.shard import ENDS
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 
-READERS = 16
 """Remote stores answer slowly, but many at a time."""
 
 
@@ -47,9 +46,8 @@ def finished_tasks(
     sizes = [shard_files(store, plan) for store in splits]
     wanted = range(len(plan.tasks)) if tasks is None else tasks
     there = [task for task in wanted if plan.shard(task) + RECORD in sizes[0]]
-    with ThreadPoolExecutor(READERS) as pool:
-        found = pool.map(lambda task: committed(plan, task, splits, sizes), there)
-        return {task: result for task, result in zip(there, found, strict=True) if result}
+    found = in_order(lambda task: committed(plan, task, splits, sizes), there)
+    return {task: result for task, result in zip(there, found, strict=True) if result}
 
 
 def shard_files(store: Store, plan: Plan) -> dict[str, int]:
@@ -60,9 +58,8 @@ def shard_files(store: Store, plan: Plan) -> dict[str, int]:
     last = (plan.settings.get("first_shard", 0) + max(len(plan.tasks) - 1, 0)) // 1000
     prefixes = [shard_name(1000 * thousand)[:-3] for thousand in range(first, last + 1)]
     found: dict[str, int] = {}
-    with ThreadPoolExecutor(READERS) as pool:
-        for part in pool.map(store.sizes, prefixes):
-            found |= part
+    for part in in_order(store.sizes, prefixes):
+        found |= part
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
@@ -13,8 +12,7 @@ from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import ValidationError
 from olm_data.sources.account import InputAccount
 from olm_data.storage.json_file import read_json
-
-READERS = 16  # remote stores answer slowly, but many at a time
+from olm_data.threads import READERS, in_order
 
 
 def drops_of_inputs(dataset: Dataset) -> tuple[dict[int, Counter[str]], Counter[int]]:
@@ -45,10 +43,8 @@ def drops_of_inputs(dataset: Dataset) -> tuple[dict[int, Counter[str]], Counter[
                 fix=f"olm-data verify {dataset.store.root}",
             ) from error
 
-    with ThreadPoolExecutor(READERS) as pool:
-        for start in range(0, len(names), READERS):
-            for accounts in pool.map(read, names[start : start + READERS]):
-                for account in accounts:
-                    dropped.setdefault(account.input, Counter()).update(account.dropped)
-                    held_out[account.input] += account.held_out
+    for accounts in in_order(read, names, ahead=2 * READERS):
+        for account in accounts:
+            dropped.setdefault(account.input, Counter()).update(account.dropped)
+            held_out[account.input] += account.held_out
     return dropped, held_out

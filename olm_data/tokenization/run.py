@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -44,6 +43,7 @@ from olm_data.storage.exclusive import exclusive
 from olm_data.storage.json_file import read_object
 from olm_data.storage.lease import Lease
 from olm_data.storage.store import Store, absolute
+from olm_data.threads import in_order
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
 from olm_data.tokenization.committed import TaskResult, finished_tasks
 from olm_data.tokenization.dedup import clear as clear_duplicates
@@ -299,8 +299,7 @@ def _find_duplicates(
 ) -> None:
     """Run the pass that finds duplicates, and store which documents each task drops."""
     store, tasks = job.splits[0], range(len(job.plan.tasks))
-    with ThreadPoolExecutor(16) as pool:
-        there = dict(zip(tasks, pool.map(job.finished, tasks), strict=True))
+    there = dict(zip(tasks, in_order(job.finished, tasks), strict=True))
     found: dict[int, Any] = {task: count for task, count in there.items() if count is not None}
     progress.note("looking for exact duplicates: a first pass reads the text")
     _, seconds = _run(job, job.plan, runner, found, progress, guard)

@@ -10,7 +10,6 @@ output's writer lock, the manifest, or a task that is finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from olm_data.runners.base import Note
 from olm_data.runners.heartbeat import RUN, Heartbeat
 from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store, absolute
-from olm_data.tokenization.committed import READERS
+from olm_data.threads import in_order
 from olm_data.tokenization.stored_job import load_job, no_run
 
 
@@ -75,8 +74,7 @@ def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: No
         total = len(job.plan.tasks)
         if tasks and max(tasks) >= total:
             raise UsageError(f"the plan has {total:,} tasks, there is no task {max(tasks):,}")
-        with ThreadPoolExecutor(READERS) as pool:
-            finished = list(pool.map(lambda task: job.finished(task) is not None, tasks))
+        finished = list(in_order(lambda task: job.finished(task) is not None, tasks))
         todo = [task for task, there in zip(tasks, finished, strict=True) if not there]
         try:
             if todo:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -34,6 +33,7 @@ from olm_data.sources.files import current_revision
 from olm_data.sources.formats import as_array, describe, is_json
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 from olm_data.tokenization.pipeline import delimit
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.verify.sample import choose
@@ -130,10 +130,8 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
             where = error.where or store.url(manifest.shards[index].name)
             return _Outcome(findings=[(where, "content", "unchanged", error.what)])
 
-    with ThreadPoolExecutor(granted_cpus()) as pool:
-        outcomes = list(pool.map(compare, chosen))
     total = _Outcome()
-    for outcome in outcomes:
+    for outcome in in_order(compare, chosen, granted_cpus()):
         total.merge(outcome)
     for finding in total.findings:
         report.add(*finding)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.dataset.history import plan_digests, plan_name
@@ -20,6 +19,7 @@ from olm_data.errors import printable
 from olm_data.sources.account import InputAccount, input_digest
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
+from olm_data.threads import in_order
 from olm_data.tokenization.stored_job import job_digest
 from olm_data.verify.shard import VerifyReport, read_or_report
 
@@ -50,8 +50,7 @@ def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads:
 
     documents: Counter[int] = Counter()
     parts: dict[int, list[str]] = {}
-    with ThreadPoolExecutor(threads) as pool:
-        read = list(pool.map(accounts_of, names))
+    read = list(in_order(accounts_of, names, threads))
     for own, accounts in read:
         report.findings += [found for found in own.findings if found not in report.findings]
         for account in accounts:

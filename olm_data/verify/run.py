@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -44,6 +43,7 @@ from olm_data.packing.row_plan import file_sizes
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
+from olm_data.threads import in_order
 from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 from olm_data.verify.plans import check_job, check_plans
@@ -251,8 +251,7 @@ def _check_shards(
             result.record = (record, result.record[1])
         return result
 
-    with ThreadPoolExecutor(_threads(store)) as pool:
-        results = list(pool.map(check, range(len(manifest.shards))))
+    results = list(in_order(check, range(len(manifest.shards)), _threads(store)))
     read = how.meter.read - before
     report.bytes_read += read
     report.read_seconds += time.monotonic() - start

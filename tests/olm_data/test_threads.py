@@ -1,0 +1,54 @@
+"""Work on several threads is taken in order, in bounded memory, and ends with the first error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olm_data.threads import in_order
+
+
+@given(st.lists(st.integers()), st.integers(1, 5), st.none() | st.integers(1, 7))
+def test_results_come_in_the_order_of_the_items(
+    items: list[int], threads: int, ahead: int | None
+) -> None:
+    assert list(in_order(lambda n: n * 2, items, threads, ahead=ahead)) == [n * 2 for n in items]
+
+
+def test_no_more_are_begun_than_may_be_ahead() -> None:
+    given_out = []
+
+    def items() -> Iterator[int]:
+        for n in range(100):
+            given_out.append(n)
+            yield n
+
+    results = in_order(str, items(), 2, ahead=4)
+    assert [next(results) for _ in range(10)] == [str(n) for n in range(10)]
+    assert len(given_out) == 13
+    results.close()
+
+
+def test_items_are_worked_on_at_the_same_time() -> None:
+    together = threading.Barrier(3, timeout=60)
+    assert list(in_order(lambda _: together.wait() >= 0, range(3), 3)) == [True] * 3
+
+
+def test_the_first_error_is_raised_and_what_waits_is_not_begun() -> None:
+    begun = []
+
+    def work(n: int) -> int:
+        begun.append(n)
+        if n == 1:
+            raise ValueError(n)
+        return n
+
+    results = in_order(work, range(1000), 1, ahead=3)
+    assert next(results) == 0
+    with pytest.raises(ValueError, match="1"):
+        list(results)
+    assert len(begun) <= 5
