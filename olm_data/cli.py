@@ -15,9 +15,9 @@ from keyword import iskeyword
 import click
 
 from olm_data import __version__
-from olm_data.commands.said import with_common_options
+from olm_data.commands.said import CommandGroup, with_common_options
 from olm_data.ending import end_soon, ending
-from olm_data.errors import OlmError, UsageError, printable, shown, suggest
+from olm_data.errors import OlmError, UsageError, shown
 from olm_data.extras import missing_extra
 from olm_data.redaction import redacted
 from olm_data.sinks import guard, print_traceback
@@ -39,11 +39,9 @@ COMMANDS = {
         "import-mix": "Make a manifest of an OLMo-core mixture or a Megatron blend.",
     },
     "Look and prove": {
-        "verify": "Check every byte of a dataset against its digests.",
+        "show": "Show documents, rows and steps, and which steps see a document.",
+        "verify": "Check a dataset or a lock byte by byte, or what a run trained on.",
         "stats": "Count what is in a dataset.",
-        "peek": "Show documents or rows, decoded, with borders and origin.",
-        "locate": "Show what a step saw, or which steps see a document.",
-        "audit": "Compare what was planned with what a run trained on.",
         "report": "Write one HTML page about a mixture and runs of it.",
     },
     "Storage": {
@@ -54,8 +52,15 @@ COMMANDS = {
 """Summaries by heading. Each command is `olm_data.commands.<name>`, imported when it is named."""
 SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
 
+REPLACED = {
+    "peek": "show",
+    "locate": "show",
+    "audit": "verify",
+}
+"""Names of other days, for which the nearest by letters would mislead."""
 
-class _Group(click.Group):
+
+class _Group(CommandGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUMMARIES)
 
@@ -66,15 +71,9 @@ class _Group(click.Group):
         command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
         return with_common_options(command)
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and args[0] not in SUMMARIES:
-            raise UsageError(
-                f"there is no command {printable(args[0])!r}",
-                fix=f"{suggest(args[0], SUMMARIES)} olm-data --help lists them",
-            )
-        return super().resolve_command(ctx, args)
+    def nearest(self, name: str, known: list[str]) -> str:
+        instead = REPLACED.get(name)
+        return f"did you mean {instead!r}?" if instead else super().nearest(name, known)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in COMMANDS.items():
@@ -92,7 +91,7 @@ def cli(debug: bool) -> None:
     olm-data tokenize books/*.jsonl.zst --tokenizer gpt2 --output ./tokens/books
     olm-data mix manifest.yaml
     olm-data verify manifest.lock.json
-    olm-data peek ./tokens/books --doc 0
+    olm-data show document ./tokens/books 0
     """
 
 
@@ -120,7 +119,7 @@ def main() -> None:
         secure_streams()
         _refuse_empty(arguments)
         # what a command gave to ctx.exit, or None
-        code = cli.main(arguments, standalone_mode=False)
+        code = cli.main(arguments, "olm-data", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
@@ -128,9 +127,10 @@ def main() -> None:
     except click.ClickException as error:
         message = error.format_message()
         _error_event(as_json, 2, message)
-        named = next((word for word in arguments if word in SUMMARIES), "")
-        help_of = " ".join(filter(None, ("olm-data", named, "--help")))
-        click.echo(f"error: {shown(_sentence(message))}\n  fix: {help_of}", err=True)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        named = [word for word in arguments if word in SUMMARIES][:1]
+        path = context.command_path if context else " ".join(("olm-data", *named))
+        click.echo(f"error: {shown(_sentence(message))}\n  fix: {path} --help", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         _error_event(as_json, 130, "interrupted")

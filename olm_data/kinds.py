@@ -91,7 +91,7 @@ def wrong_kind(path: str, found: str, wanted: str) -> OlmError:
 def _advice(path: str, found: str, wanted: str) -> str:
     word = _word(path)
     if wanted == "text":
-        return f"name text; olm-data peek {word} shows what this holds"
+        return f"name text; olm-data show row {word} shows what this holds"
     if wanted == "folder":
         return "name a folder"
     if found == "unfinished dataset":
@@ -105,12 +105,12 @@ def _advice(path: str, found: str, wanted: str) -> str:
         return "a mixture manifest names it: olm-data mix manifest.yaml"
     if found == "lock":
         if wanted == "mixture":
-            return f"it is compiled already: olm-data peek {word}, or name its manifest"
-        return f"name one of its datasets; the lock itself: olm-data peek {word}"
+            return f"it is compiled already: olm-data show row {word}, or name its manifest"
+        return f"name one of its datasets; the lock itself: olm-data show row {word}"
     if found == "mixture":
         return f"compile it first: olm-data mix {word}"
     if found == "run":
-        return f"olm-data report LOCK --run {word}"
+        return f"olm-data verify {word}, or olm-data report LOCK --run {word}"
     if found in ("checkpoint", "model"):
         return f"python -m olm_train.generate {word} shows what it learnt"
     return "check the path"
@@ -144,7 +144,7 @@ def _of_folder(path: str) -> str:
         names = [entry.name for entry in islice(found, _ENTRIES)]
     if not names:
         return "empty folder"
-    if "metrics.jsonl" in names or any(map(_STEP.fullmatch, names)):
+    if {"metrics.jsonl", "starts.jsonl"} & set(names) or any(map(_STEP.fullmatch, names)):
         return "run"
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return "model"

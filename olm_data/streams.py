@@ -60,7 +60,7 @@ class _Results(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:  # the reader has seen enough, as in `olm-data peek ... | head`
+        except BrokenPipeError:  # the reader has seen enough, as in `olm-data show ... | head`
             _to_nowhere(self.fileno())
             return len(data)
         except OSError as error:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
-from olm_data.peek.views import LockRows
 from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, NON_FINITE, STEP_SKIPPED
+from olm_data.show.views import LockRows
 from olm_data.storage.disk import write_durable
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy, restore
 from olm_train.stability import NonFinite
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from olm_train.trainer import Trainer
 
 PIECE = ("id", "input", "position", "position_kind", "shard", "document", "start", "stop")
-"""What a report says of each document of a row, as `olm_data.peek.views.DocumentView` has it."""
+"""What a report says of each document of a row, as `olm_data.show.views.DocumentView` has it."""
 MOST_SHOWN = 3
 
 
@@ -47,7 +47,7 @@ class NonFiniteError(OlmError):
             what,
             where=f"rows {ranges}; documents, files and lines in {report}",
             why="the step was not taken on any rank; the weights are those of the step before",
-            fix="look at the rows with `olm-data peek LOCK --row N`; lower optim.lr, or leave the "
+            fix="look at the rows with `olm-data show row LOCK N`; lower optim.lr, or leave the "
             f"rows out: --data_loader.skip='{ranges}'; train_module.non_finite=rewind does so by "
             "itself",
         )

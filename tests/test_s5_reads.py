@@ -31,7 +31,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/exporting/destination.py": ({"open": 2}, _OWN),
     "olm_data/importing/shard.py": ({"open": 1, "read_bytes": 1}, _OWN),
     "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
-    "olm_data/peek/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
+    "olm_data/show/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
     "olm_data/regular_files.py": ({"os.open": 1}, "the one place where files are opened"),
     "olm_data/runners/local.py": ({"read_text": 4}, "/proc and /sys: files of the kernel"),
     "olm_data/sources/files.py": ({"open": 1}, "inputs: bounded by sources/limits.py, row 24"),

@@ -52,4 +52,4 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     if page is not None:
         note(f"wrote {page}")
     following = found.few[0].document if found.few else 0
-    note(f"next: olm-data peek {typed(dataset)} --doc {following}")
+    note(f"next: olm-data show document {typed(dataset)} {following}")

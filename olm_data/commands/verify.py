@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import click
 
-from olm_data.commands.said import note, show_progress
+from olm_data.commands.said import note, show_progress, warn
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
 @click.command()
-@click.argument("target", metavar="DIR|LOCK")
+@click.argument("target", metavar="DIR|LOCK|RUN")
 @click.option("--sample", help="A quick look: the share of the blocks to read, 1%; 100% is all.")
 @click.option("--seed", type=click.IntRange(0), help="Which blocks and shards.  [default: 0]")
 @click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
 @click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
+@click.option("--lock", help="Of a RUN: its lock.  [default: the copy in its newest checkpoint]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 def verify(
@@ -25,22 +27,37 @@ def verify(
     seed: int | None,
     deep: bool,
     root: str | None,
+    lock: str | None,
     as_json: bool,
 ) -> None:
     """Check every byte of a dataset, or of all datasets of a lock, against its digests.
+
+    Of a training run, the folder trainer.save_folder: check that it trained on the rows that its
+    lock planned, each step on its own and in their order.
 
     \b
     olm-data verify ./tokens/books
     olm-data verify s3://bucket/tokens/web --sample 1%        a quick look
     olm-data verify ./tokens/books --deep --root ./books      compare with the text, too
     olm-data verify manifest.lock.json
+    olm-data verify runs/olm-1m                               planned against trained
     """
     from olm_data.counts import parse_share
-    from olm_data.kinds import require
+    from olm_data.kinds import kind_of, require
     from olm_data.verify import run as verb
 
+    is_run = kind_of(target) == "run"
+    options = {"--sample": sample, "--seed": seed, "--deep": deep or None, "--root": root}
+    for option, value in options.items():
+        if is_run and value is not None:
+            raise UsageError(f"{option} is for datasets, and this is a run", fix="leave it out")
+    if lock is not None and not is_run:
+        raise UsageError("--lock is for the folder of a run", where=target, fix="leave it out")
+    if is_run:
+        _verify_training(ctx, target, lock, as_json)
+        return
     if not target.endswith(".json"):  # a damaged lock or manifest is what is looked for
-        require(target, "dataset", "lock", "folder")
+        require(target, "dataset", "lock", "run", "folder")
     share = None if sample is None else parse_share(sample, "--sample", allow_one=True)
     if share == 0:
         raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
@@ -81,3 +98,33 @@ def verify(
         note(f"next: olm-data verify {typed(target)}   reads every byte")
     elif not target.endswith(".json"):
         note(f"next: olm-data stats {typed(target)}")
+
+
+def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from olm_data.verify.training import find_lock, read_log, verify_training
+    from olm_data.verify.training_text import print_training
+
+    log = read_log(folder)
+    for remark in log.notes:
+        warn(remark)
+    if not log.steps:
+        raise InputError(
+            "the run has logged no step",
+            where=folder,
+            fix="train first; trainer.callbacks.metric_saver writes the log",
+        )
+    with show_progress("verify") as progress:
+        found = verify_training(
+            find_lock(log, lock),
+            log,
+            watch=lambda done, total: progress.update(done / total, f"{done:,} steps"),
+        )
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1))
+    else:
+        print_training(found, Console(width=None if sys.stdout.isatty() else 140))
+    if not found.agrees:
+        note("next: olm-data show row LOCK N   shows what a row holds")
+        ctx.exit(ValidationError.exit_code)

@@ -6,7 +6,7 @@
 
 A document is kept if `where` is true for it (`select/where.py`) and its id is not excluded. Its
 columns are those of `docs.parquet`: the kept ones, and `id`, `input` (the path of the input, as
-`peek` shows it), `position`, `text_bytes`, `content_hash`. What is kept becomes a row plan
+`olm-data show` shows it), `position`, `text_bytes`, `content_hash`. What is kept becomes a row plan
 (`pack.py`); nothing is tokenised or copied. Never: read a token, or hold more than a stretch of
 documents and 16 bytes for each excluded id.
 """

@@ -1,7 +1,7 @@
 """What a report shows of a lock's rows: what packing costs, and some rows with their documents.
 
     rows evenly spread over the schedule -> RowReader -> pieces, padding, attention work
-                                         -> peek      -> text with the borders of documents
+                                         -> LockRows  -> text with the borders of documents
 
 A sample of fixed size, whatever the size of the mixture.
 """
@@ -17,9 +17,9 @@ from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
 from olm_data.packing.packing import unused_tail
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
-from olm_data.peek.views import LockRows, RowView
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
+from olm_data.show.views import LockRows, RowView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """The rows a run begins with, for people: `--dry-run` shows them before anything is spent.
 
-    lock, rows of the first step -> peek.LockRows.view -> a line a row, a line a document
+    lock, rows of the first step -> LockRows.view -> a line a row, a line a document
 
 Never: reads a remote dataset, or fails a run for want of a tokenizer that it does not need.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
-from olm_data.peek.views import LockRows
+from olm_data.show.views import LockRows
 from olm_data.storage.store import is_remote
 
 SHOWN_ROWS = 2
@@ -37,7 +37,7 @@ def _row(shown: LockRows, row: int) -> Iterator[str]:
     source = lock.sources[int(place.source[0])].name
     head = f"row {row}: stage {stage_names(lock)[int(place.stage[0])]}, source {source}"
     if is_remote(lock.location(source)):
-        yield f"{head} (remote: `olm-data peek LOCK --row {row}` reads it)"
+        yield f"{head} (remote: `olm-data show row LOCK {row}` reads it)"
         return
     try:
         view = shown.view(row)

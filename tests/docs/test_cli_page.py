@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from support.pages import REPOSITORY
 
-from olm_data.cli import SUMMARIES, cli
+from olm_data.cli import REPLACED, SUMMARIES, cli
+from olm_data.errors import UsageError
 from olm_train.run.command import FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
@@ -31,7 +33,9 @@ def sections() -> dict[str, str]:
 
 
 def options(command: click.Command) -> set[str]:
-    """The long names of a command's options."""
+    """The long names of a command's options, those of its subcommands among them."""
+    if isinstance(command, click.Group):
+        return set().union(*map(options, command.commands.values()))
     named = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
     return {max(option.opts, key=len) for option in named} - COMMON
 
@@ -73,3 +77,21 @@ def test_each_help_begins_with_an_example(repository: Path) -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert f"olm-data {name} " in (command.help or ""), name
+
+
+def test_subcommands_are_explained_by_an_example_and_a_row_of_the_page() -> None:
+    show = cli.get_command(click.Context(cli), "show")
+    assert isinstance(show, click.Group)
+    for name, command in show.commands.items():
+        assert f"olm-data show {name} " in (command.help or ""), name
+        assert f"| `{name}` |" in sections()["olm-data show"], name
+
+
+@pytest.mark.parametrize(("gone", "instead"), REPLACED.items())
+def test_a_name_of_other_days_is_no_command_and_leads_to_the_new_one(
+    gone: str, instead: str
+) -> None:
+    error = CliRunner().invoke(cli, [gone, "x"]).exception
+    assert isinstance(error, UsageError)
+    assert f"did you mean '{instead}'?" in str(error)
+    assert gone not in SUMMARIES

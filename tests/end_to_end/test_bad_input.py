@@ -163,7 +163,7 @@ def test_nul_and_control_characters_survive_exactly(shell: Shell) -> None:
 
     body = Dataset.open("out").document(0).tokens[:-1]
     assert load_tokenizer(shell.tokenizer).decode(body) == text
-    _, out, _ = shell("peek", "out", "--doc", "0")
+    _, out, _ = shell("show", "document", "out", "0")
     assert "\x1b" not in out
     assert "\x00" not in out
 
@@ -237,7 +237,7 @@ def test_damage_is_found_by_verify_and_by_reading_rows(
     (shell.folder / "m.yaml").write_text(MANIFEST)
     assert shell("mix", "m.yaml")[0] == 0
     damage(shell.folder)
-    for command in (("verify", "a"), ("verify", "m.lock.json"), ("peek", "m.lock.json")):
+    for command in (("verify", "a"), ("verify", "m.lock.json"), ("show", "row", "m.lock.json")):
         code, out, err = shell(*command)
         assert code == 3, (command, out, err)
         assert "manifest.json" in out + err or "shard-00000.tokens.npy" in out + err

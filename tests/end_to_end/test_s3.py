@@ -68,13 +68,13 @@ def test_a_dataset_on_s3_is_the_local_one_byte_for_byte_and_a_rerun_does_nothing
     assert checked.stdout.startswith("verified s3://")
     other = olm_data(*command, f"{prefix}/out", "--eos", "none")
     assert other.returncode == 7
-    shown = olm_data("peek", f"{prefix}/out", "--doc", "0")
+    shown = olm_data("show", "document", f"{prefix}/out", "0")
     assert shown.returncode == 0
     assert texts(1)[0][:10] in shown.stdout or "document 0" in shown.stdout
     for words, part in (
         (("verify", f"{prefix}/out", "--sample", "50%", "--deep"), "compared with their original"),
         (("stats", f"{prefix}/out"), "held out"),
-        (("peek", f"{prefix}/out", "--search", texts(1)[0][:12]), "-- document "),
+        (("show", "search", f"{prefix}/out", texts(1)[0][:12]), "-- document "),
     ):
         looked = olm_data(*words)
         assert looked.returncode == 0, looked.stderr

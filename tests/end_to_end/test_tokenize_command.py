@@ -1,4 +1,4 @@
-"""`olm-data tokenize`, `verify` and `peek` as commands: streams, exit codes, JSON, interruption."""
+"""`olm-data tokenize`, `verify` and `show` as commands: streams, exit codes, JSON, interruption."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
     assert done.returncode == 3
     assert "shard-00000.tokens.npy: sha256: expected" in done.stdout
     assert "FAILED" in done.stdout
-    shown = olm_data("peek", out, "--doc", "0")
+    shown = olm_data("show", "document", out, "0")
     assert shown.returncode == 3
     assert "Traceback" not in shown.stderr
-    assert olm_data("peek", out, "--doc", "0", "--row", "0").returncode == 2
+    assert olm_data("show", "document", out, "0", "--id", "0").returncode == 2
 
 
 def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
@@ -120,7 +120,7 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
 
 
 def test_help_begins_with_what_it_does_and_an_example() -> None:
-    for name in ("tokenize", "verify", "stats", "peek"):
+    for name in ("tokenize", "verify", "stats", "show"):
         shown = olm_data(name, "--help").stdout
         assert f"olm-data {name} " in shown.split("Options:")[0]
 

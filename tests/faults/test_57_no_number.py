@@ -11,12 +11,11 @@ import torch
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics, same_bits
 
-from olm_data.audit.compare import audit
-from olm_data.locate.locate import Batches
-from olm_data.locate.verify_log import verify_log
 from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import RunLog, read_starts
 from olm_data.run_log.run import Run
+from olm_data.show.steps import Batches
+from olm_data.verify.training import verify_training
 from olm_train.bad_step import NonFiniteError
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
@@ -110,20 +109,20 @@ def test_57_halt_logs_and_saves_nothing_of_the_step_or_after_it(
     assert sorted(path.name for path in folder.glob("step*")) == ["step00000006"]
 
 
-def test_57_skip_goes_on_and_log_audit_and_check_say_so(
+def test_57_skip_goes_on_and_log_and_verify_say_so(
     runs: tuple[Path, list[Any]], tiny_mixture: Path
 ) -> None:
     folder, lock = runs[0] / "skip", Lock.read(tiny_mixture)
     lines = [line for line in metrics(folder) if "eval" not in line]
     assert [line["step"] for line in lines if line.get("optim/step skipped")] == [BAD]
     assert lines[BAD - 1]["train/CE loss"] is None  # JSON has no NaN
-    found = audit(lock, RunLog.read(folder))
+    found = verify_training(lock, RunLog.read(folder))
     assert found.agrees
     assert found.not_taken == [BAD]
     assert sum(account.skipped for account in found.accounts) == 8
     assert sum(account.trained for account in found.accounts) == 23 * 8
     run = Run.read(str(folder))
-    assert verify_log(lock, run).steps == 24
+    assert found.steps == 24
     batches = Batches(lock, batch_sizes=run.batch_sizes, run=run)
     assert [batches.state(step) for step in (BAD - 1, BAD, 24)] == [
         "trained",
@@ -140,10 +139,10 @@ def test_57_rewind_is_a_run_that_never_had_the_rows(
 
     folder, lock = runs[0] / "rewind", Lock.read(tiny_mixture)
     assert [(s.step, s.bad) for s in read_starts(folder)] == [(0, ()), (6, (ROWS,))]
-    found, report = audit(lock, RunLog.read(folder)), verify_log(lock, Run.read(str(folder)))
+    found = verify_training(lock, RunLog.read(folder))
     assert found.agrees
     assert sum(account.skipped for account in found.accounts) == 8
-    assert (report.steps, report.skipped) == (23, (ROWS,))
+    assert (found.steps, found.skipped) == (23, [ROWS])
     # By hand: stop at the checkpoint, leave the rows out, go on.
     build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 6, unit: steps}").fit()
     rest = (f"--data_loader.skip=[{list(ROWS)}]", "--trainer.max_duration={value: 23, unit: steps}")
@@ -171,7 +170,7 @@ def test_57_a_restart_keeps_leaving_the_rows_out(tiny_mixture: Path, tmp_path: P
     assert (error, trainer.rewinds, trainer.step) == (None, 0, 23)
     assert trainer.data_loader.skip == (ROWS,)
     assert json.loads((tmp_path / "config.json").read_text())["data_loader"]["skip"] == [list(ROWS)]
-    assert audit(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees
+    assert verify_training(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees
 
 
 def test_57_rewinding_ends_where_it_may_not_or_cannot_go_on(

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.runs import build_trainer, metrics
 
-from olm_data.audit.compare import audit
 from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import RunLog, read_starts
+from olm_data.verify.training import verify_training
 
 STEPS = "--trainer.max_duration={value: 12, unit: steps}"
 SKIP = "--data_loader.skip=[[32, 48]]"  # steps 5 and 6
@@ -32,6 +32,6 @@ def test_58_skipped_steps_are_recorded_and_change_the_digests_deterministically(
     assert one[:4] == whole[:4]
     assert one[4:10] == whole[6:]  # what follows comes two steps earlier, otherwise the same
     assert [start.skip for start in read_starts(tmp_path / "one")] == [((32, 48),)]
-    found = audit(Lock.read(tiny_mixture), RunLog.read(tmp_path / "one"))
+    found = verify_training(Lock.read(tiny_mixture), RunLog.read(tmp_path / "one"))
     assert found.agrees
     assert sum(account.skipped for account in found.accounts) == 16

@@ -99,12 +99,12 @@ def test_69_commands_on_locks_runs_and_manifests_end_at_once(
     for name in ("metrics.jsonl", "starts.jsonl", "config.json", "sample.json"):
         put(kind, run / name, tmp_path / "away")
     for words in (
-        ("peek", bad, "--row", "0"),
+        ("show", "row", bad, "0"),
         ("verify", bad),
         ("mix", bad),
-        ("locate", lock, "--step", "1", "--run", run),
+        ("show", "step", lock, "1", "--run", run),
         ("report", lock, "--run", run, "--output", tmp_path / "r.html"),
-        ("audit", run),
+        ("verify", run),
         ("import-mix", bad),
     ):
         done = inside(capsys, *map(str, words))

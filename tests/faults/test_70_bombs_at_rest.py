@@ -97,7 +97,7 @@ def forge(folder: Path, bomb: Callable[[Path], None]) -> None:
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_70_peek_stats_and_verify_refuse_a_bomb_in_50_mb(
+def test_70_show_stats_and_verify_refuse_a_bomb_in_50_mb(
     name: str, made: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "web"
@@ -105,12 +105,12 @@ def test_70_peek_stats_and_verify_refuse_a_bomb_in_50_mb(
     forge(folder, BOMBS[name])
     script = """
 import contextlib, io, resource, sys
-import olm_data.peek.peek, olm_data.stats.count, olm_data.verify.run, pyarrow.compute
+import olm_data.show.documents, olm_data.stats.count, olm_data.verify.run, pyarrow.compute
 from olm_data.cli import main
 good, bad = sys.argv[1:]
 def codes(folder):
     found = []
-    for words in (("peek", folder, "--doc", "0"), ("stats", folder), ("verify", folder)):
+    for words in (("show", "document", folder, "0"), ("stats", folder), ("verify", folder)):
         sys.argv = ["olm-data", *words]
         with contextlib.redirect_stdout(io.StringIO()):
             try:
@@ -133,8 +133,8 @@ print(*codes(bad), (peak() - before) // 1024)
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
-    peek, stats, verify, grown = map(int, done.stdout.split())
-    assert (peek, verify) == (3, 3)
+    show, stats, verify, grown = map(int, done.stdout.split())
+    assert (show, verify) == (3, 3)
     assert stats == (0 if name == "long" else 3)  # it does not read the ids
     assert grown < 50
 

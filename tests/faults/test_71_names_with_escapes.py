@@ -79,9 +79,9 @@ def test_71_no_escape_of_a_kept_value_acts(
     lock = next(made.glob("*.lock.json"))
     page = tmp_path / "page.html"
     for words in (
-        ("peek", made / "web", "--doc", "0"),
+        ("show", "document", made / "web", "0"),
         ("stats", made / "web", "--html", page),
-        ("locate", lock, "--address", "web:0"),
+        ("show", "document", lock, "web:0"),
         ("report", lock, "--output", tmp_path / "report.html"),
     ):
         done = inside(capsys, *map(str, words))

@@ -113,13 +113,13 @@ def test_72_locks_and_run_logs(
 ) -> None:
     lock, run = next(made.glob("*.lock.json")), tmp_path / "run"
     (tmp_path / "bad.lock.json").write_bytes(DEEP[name])
-    assert inside(capsys, "peek", str(tmp_path / "bad.lock.json"), "--row", "0").returncode == 3
+    assert inside(capsys, "show", "row", str(tmp_path / "bad.lock.json"), "0").returncode == 3
     run.mkdir()
     (run / "starts.jsonl").write_bytes(DEEP[name] + b"\n")
     (run / "metrics.jsonl").write_bytes(DEEP[name] + b"\n")
     for words in (
-        ("audit", run),
-        ("locate", lock, "--step", "1", "--run", run),
+        ("verify", run),
+        ("show", "step", lock, "1", "--run", run),
         ("report", lock, "--run", run, "--output", tmp_path / "r.html"),
     ):
         done = inside(capsys, *map(str, words))

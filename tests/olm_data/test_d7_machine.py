@@ -46,7 +46,9 @@ def test_d7_an_error_that_no_module_foresaw_says_what_to_do(
     assert len(said.stderr) < 1000
 
 
-@pytest.mark.parametrize("command", ["verify", "stats", "status", "peek", "doctor", "import-mix"])
+@pytest.mark.parametrize(
+    "command", ["verify", "stats", "status", "show row", "doctor", "import-mix"]
+)
 def test_d7_names_too_long_or_without_end_are_answered_by_check_the_path(
     command: str,
     tmp_path: Path,
@@ -56,7 +58,7 @@ def test_d7_names_too_long_or_without_end_are_answered_by_check_the_path(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "loop").symlink_to("loop")
     for place in ("x" * 5000, "loop"):
-        said = inside(capsys, command, place)
+        said = inside(capsys, *command.split(), place)
         if command == "doctor" and place == "loop":
             assert "Traceback" not in said.stderr
             continue
@@ -78,8 +80,12 @@ def test_d7_names_that_are_not_utf8_are_refused_or_shown_escaped(
     named.write_bytes(tiny_tokenizer.read_bytes())
     said = tokenize(capsys, tmp_path, named, str(tmp_path / "out"))
     assert said.returncode == 0, said.stderr
-    for option in ("--id", "--search"):
-        found = inside(capsys, "peek", tmp_path / "out", option, f"x{NO_TEXT}")
+    wrong = f"x{NO_TEXT}"
+    for words in (
+        ("document", tmp_path / "out", "--id", wrong),
+        ("search", tmp_path / "out", wrong),
+    ):
+        found = inside(capsys, "show", *words)
         assert (found.returncode, "Traceback" in found.stderr) == (2, False), found.stderr
 
 

@@ -19,10 +19,10 @@ from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.page import svg, whole_numbers
-from olm_data.peek.peek import Wanted, peek
 from olm_data.report.rows import spread
 from olm_data.report.run import TrainedRun, headline
 from olm_data.report.write import write_report
+from olm_data.show.views import LockRows
 
 MANIFEST = """
 version: 1
@@ -222,7 +222,7 @@ def test_report_shows_rows_of_the_run_with_the_borders_of_their_documents(
     text = write_report(str(lock), [], str(tmp_path / "r.html"), say=print).read_text()
     total = Lock.read(lock).total_rows
     for number in ((2 * i + 1) * total // 12 for i in range(6)):
-        [row] = peek(str(lock), Wanted(row=number))
+        row = LockRows(Lock.read(lock)).view(number)
         assert f"<h3>row {number}: stage {row.stage}, source {row.source}, epoch" in text
         for piece in row.pieces:
             name = piece.id or f"document {piece.document}"

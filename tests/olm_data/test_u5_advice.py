@@ -51,7 +51,7 @@ def test_u5_text_given_for_a_dataset_is_made_one_by_the_command_that_is_printed(
     here.mkdir()
     monkeypatch.chdir(here)
     write_jsonl(here / "a b.jsonl", texts(5))
-    said = inside(capsys, "peek", given)
+    said = inside(capsys, "show", "document", given)
     assert said.returncode == 4
     words = advised(said.stderr, "fix")
     words[words.index("FILE")] = str(tiny_tokenizer)

@@ -1,4 +1,4 @@
-"""A run whose batch grows: trained, resumed in both parts, audited, located; changed half-way."""
+"""A run whose batch grows: trained, resumed in both parts, verified, shown; changed half-way."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from support.runs import build_trainer, config_values
 
-from olm_data.audit.compare import audit
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import RunLog
 from olm_data.run_log.run import Run
+from olm_data.verify.training import verify_training
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 
@@ -74,10 +74,8 @@ def test_a_resumed_run_is_the_same_to_the_bit_before_at_and_after_a_change(
     assert lines(tmp_path) == lines(grown)
 
 
-def test_audit_verify_log_and_locate_know_the_size_of_each_step(
-    grown: Path, tiny_mixture: Path
-) -> None:
-    found = audit(Lock.read(tiny_mixture), RunLog.read(grown))
+def test_verify_and_show_know_the_size_of_each_step(grown: Path, tiny_mixture: Path) -> None:
+    found = verify_training(Lock.read(tiny_mixture), RunLog.read(grown))
     assert found.agrees, found.problems
     assert (found.steps, found.tokens) == (len(SIZES), sum(SIZES))
 
@@ -86,9 +84,9 @@ def test_audit_verify_log_and_locate_know_the_size_of_each_step(
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "steps 1 to 11" in olm_data("locate", str(tiny_mixture), "--verify-log", str(grown))
+    assert "agrees: steps 1 to 11," in olm_data("verify", str(grown))
     for step, rows in ((5, 8), (6, 16), (9, 32)):
-        command = ["locate", str(tiny_mixture), "--step", str(step), "--run", str(grown)]
+        command = ["show", "step", str(tiny_mixture), str(step), "--run", str(grown)]
         view = json.loads(olm_data(*command, "--world", "2", "--json"))
         logged = lines(grown)[step - 1]
         assert (view["order"], view["rows_of_step"]) == (logged["order"], rows)
@@ -103,7 +101,7 @@ def test_a_log_of_other_sizes_differs(grown: Path, tiny_mixture: Path, tmp_path:
     starts = (grown / "starts.jsonl").read_text()
     assert '"batch_size_changes":[[6,512],[9,1024]]' in starts
     (tmp_path / "starts.jsonl").write_text(starts.replace("[6,512]", "[7,512]"))
-    found = audit(Lock.read(tiny_mixture), RunLog.read(tmp_path))
+    found = verify_training(Lock.read(tiny_mixture), RunLog.read(tmp_path))
     assert found.problems[:2] == [
         "step 6 has 16 rows, not 8",
         "step 6 trained on 512 tokens, not 256",
@@ -122,7 +120,7 @@ def test_the_past_of_a_schedule_is_fixed_and_its_future_may_change(
     other = "[{from_step: 6, global_batch_size: 512}, {from_step: 8, global_batch_size: 256}]"
     train(tiny_mixture, tmp_path, f"--data_loader.batch_size_schedule={other}", stop(9))
     assert [entry["train/tokens"] for entry in lines(tmp_path)] == [256] * 5 + [512] * 2 + [256] * 2
-    assert audit(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees
+    assert verify_training(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees
     starts = RunLog.read(tmp_path).starts
     assert [start.batch_sizes.changes for start in starts] == [
         ((6, 512), (9, 1024)),

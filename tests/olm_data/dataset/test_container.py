@@ -57,14 +57,14 @@ def test_every_document_and_range_reads_alike(both: Path, check: str) -> None:
         assert (ours.id, ours.position) == (theirs.id, theirs.position)
 
 
-def test_verify_peek_stats_and_a_mixture_take_it(
+def test_verify_show_stats_and_a_mixture_take_it(
     both: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for sample in (None, Fraction(1, 2)):
         report = verify(str(both / "raw"), sample=sample)
         assert report.ok, report.findings
-    for command in (("peek",), ("stats", "--json")):
-        said = [inside(capsys, command[0], both / n, *command[1:]).stdout for n in ("npy", "raw")]
+    for command in (["show", "document"], ["stats"]):
+        said = [inside(capsys, *command, both / n, "--json").stdout for n in ("npy", "raw")]
         shown = [_plain(text, both) for text in said]
         assert shown[0]
         assert shown[0] == shown[1]

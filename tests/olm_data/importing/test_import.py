@@ -173,7 +173,7 @@ def test_it_can_be_mixed_read_as_rows_counted_and_shown(
     batch = RowReader(lock, verify="full").read(np.arange(62))
     assert int(batch.input_ids.max()) == EOS
     assert (batch.labels[batch.input_ids == EOS] == -100).all()
-    for words in (("stats", tmp_path / "b"), ("peek", tmp_path / "b", "--doc", "0")):
+    for words in (("stats", tmp_path / "b"), ("show", "document", tmp_path / "b", "0")):
         said = inside(capsys, *words)
         assert said.returncode == 0, said.stderr
     assert "a,b.jsonl.gz" in said.stdout

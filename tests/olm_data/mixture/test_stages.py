@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from support.stand_in import compiled, stand_in_dataset
 
-from olm_data.audit.compare import audit
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import plan, warnings
 from olm_data.mixture.whole_stage import whole_stages
 from olm_data.run_log.log import RunLog, Start
+from olm_data.verify.training import verify_training
 
 HEAD = "version: 1\nseed: 3\nsequence_length: 10\non_exhausted: {on}\nsources:\n"
 
@@ -79,7 +79,7 @@ def test_epochs_of_a_stage_that_fits_no_block_are_exact_too() -> None:
     assert warnings(lock) == []
     fields = {"step": 0, "rewound": 0, "global_batch_size": 10, "world_size": 1, "skip": ()}
     start = Start(lock=lock.digest, **fields)
-    accounts = audit(lock, RunLog(folder=Path("run"), starts=[start], steps=[])).accounts
+    accounts = verify_training(lock, RunLog(folder=Path("run"), starts=[start], steps=[])).accounts
     planned = Counter[tuple[str, str]]()
     for account in accounts:
         planned[account.stage, account.source] += account.planned

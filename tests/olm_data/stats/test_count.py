@@ -207,7 +207,7 @@ def test_the_page_shows_it_all_fetches_nothing_and_is_escaped(stats: Stats, tmp_
 def test_the_command_prints_text_json_and_a_page(folder: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["stats", str(folder / "out")])
     assert "2 inputs" in shown.stdout
-    assert f"next: olm-data peek {folder / 'out'} --doc " in shown.stderr
+    assert f"next: olm-data show document {folder / 'out'} " in shown.stderr
     words = ["stats", str(folder / "out"), "--json", "--html", str(tmp_path / "s.html")]
     value = json.loads(CliRunner().invoke(cli, words).stdout)
     assert value["inputs"][0]["path"] == "a.parquet"

@@ -53,7 +53,8 @@ def test_d4_no_command_acts_on_nowhere_or_the_root(
         ["stats", "data", "--html", place],
         ["train-tokenizer", str(text), "--output", place],
         ["add", place, str(text)],
-        *([command, place] for command in ("verify", "stats", "peek", "gc", "doctor", "status")),
+        ["show", "document", place],
+        *([command, place] for command in ("verify", "stats", "gc", "doctor", "status")),
         ["work", place, "--tasks", "0"],
     ):
         assert words[0] in SUMMARIES

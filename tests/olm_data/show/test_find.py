@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.peek import find as peek_find
-from olm_data.peek.find import Hit, find_id, find_text
-from olm_data.peek.token_text import token_bytes, token_texts
+from olm_data.show import find as peek_find
+from olm_data.show.find import Hit, find_id, find_text
+from olm_data.show.token_text import token_bytes, token_texts
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DOCUMENTS = [*texts(30), "aaaaaaaaaab", "ab" * 40, "\u4f60\u597d" * 9, "x", "a", "b"]

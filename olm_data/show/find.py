@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.peek.token_text import TokenBytes, token_bytes
 from olm_data.runners.local import granted_cpus
+from olm_data.show.token_text import TokenBytes, token_bytes
 from olm_data.storage.names import is_unicode
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec

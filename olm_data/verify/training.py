@@ -1,30 +1,34 @@
-"""Planned against trained: do the rows a run logged make up the mixture its lock planned?
+"""`olm-data verify RUN`: did a run train on what its lock planned, each step on its own rows?
 
     lock -> rows planned ---------------.
     log  -> rows of each step, merged --+-- tally by (stage, source, epoch) --> Account, one each
     skip -> rows left out on purpose ---'                                   \\-> problems, in words
+    lock, rows of each step -> order digest == the logged one
 
 Due is what the plan has up to the last row the run has reached. A run agrees if every due row was
-trained once or skipped, each step had its rows and its tokens, and nothing else was trained.
-Counting takes the ends of stretches of rows, never each row. Never: read tokens, or believe what a
-log says of a row's source: that comes from the lock.
+trained once or skipped, each step had its rows in their order and its tokens, and nothing else was
+trained. Tallying takes the ends of stretches of rows, never each row. The digest binds the log to
+the lock; it is no signature: whoever can write a log can write another one that is sound. Never:
+read tokens, or believe what a log says of a row's source: that comes from the lock.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
-from olm_data.order.skip import Range, clip_ranges, merge_ranges
-from olm_data.order.steps import StepSizes
-from olm_data.run_log.log import METRICS, STARTS, RunLog, Start
+from olm_data.order.skip import KeptRows, Range, clip_ranges, merge_ranges
+from olm_data.order.steps import StepSizes, order_digest
+from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""
@@ -60,7 +64,7 @@ class Account:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
+class TrainingReport:
     """What was planned and what was trained.
 
     Attributes:
@@ -70,6 +74,7 @@ class Audit:
         not_taken: steps that left the weights as they were: their loss or gradient was a spike or
             no number. Their rows count as skipped.
         reached: one past the last row of the steps logged.
+        skipped: ranges of rows before that which no step has, or which a step leaves out.
         accounts: in the order of stages, sources and epochs.
         starts: all starts of the run; `rewound` says how many steps were trained again.
         problems: how the log differs from the plan, in words; none if it agrees.
@@ -82,6 +87,7 @@ class Audit:
     tokens: int
     not_taken: list[int]
     reached: int
+    skipped: list[Range]
     accounts: list[Account]
     starts: list[Start]
     problems: list[str]
@@ -97,7 +103,7 @@ class Audit:
         return sum(start.rewound for start in self.starts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the audit as a JSON object."""
+        """Return the report as a JSON object."""
         plain = {f: getattr(self, f) for f in self.__dataclass_fields__}
         plain["accounts"] = [asdict(a) | {"difference": a.difference} for a in self.accounts]
         plain["starts"] = [
@@ -126,15 +132,21 @@ def read_log(folder: str | Path) -> RunLog:
     return log
 
 
-def audit(lock: Lock, log: RunLog) -> Audit:
-    """Compare the log of a run with the lock it was trained on."""
+def verify_training(
+    lock: Lock, log: RunLog, *, watch: Callable[[int, int], None] | None = None
+) -> TrainingReport:
+    """Compare the log of a run with the lock it was trained on.
+
+    Args:
+        watch: called with (steps checked, steps in all).
+    """
     schedule, total, latest = lock.schedule(), lock.total_rows, log.starts[-1]
     problems = [
         f"a start of the run had another lock, {digest}; this one is {lock.digest}"
         for digest in dict.fromkeys(start.lock for start in log.starts)
         if digest != lock.digest
     ]
-    problems += _step_problems(log, latest.batch_sizes, lock.sequence_length)
+    problems += _step_problems(lock, log, latest.batch_sizes, watch)
     pieces = sorted(piece for step in log.steps for piece in _without(step.rows, step.skipped))
     beyond = [(max(a, total), b) for a, b in pieces if b > total]
     problems += _in_words("not in the lock", beyond)
@@ -163,7 +175,7 @@ def audit(lock: Lock, log: RunLog) -> Audit:
         for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped, idle)
     )
     trained, left_out = trained - without_effect, left_out + without_effect
-    return Audit(
+    return TrainingReport(
         run=str(log.folder),
         lock=lock.digest,
         sequence_length=lock.sequence_length,
@@ -171,6 +183,7 @@ def audit(lock: Lock, log: RunLog) -> Audit:
         tokens=sum(step.trained or 0 for step in log.steps if step.taken),
         not_taken=[step.step for step in not_taken],
         reached=reached,
+        skipped=_without((0, reached), once),
         accounts=[
             Account(
                 stage=names[stage],
@@ -205,21 +218,52 @@ def find_lock(log: RunLog, given: str | None) -> Lock:
     return Lock.read(given or copies[-1])
 
 
-def _step_problems(log: RunLog, batch_sizes: StepSizes, length: int) -> list[str]:
-    """Return what is wrong with single steps: numbers, rows, tokens; the first few of each kind."""
-    numbers, rows, tokens = [], [], []
+def _step_problems(
+    lock: Lock, log: RunLog, batch_sizes: StepSizes, watch: Callable[[int, int], None] | None
+) -> list[str]:
+    """Return what is wrong with single steps, the first few of each kind."""
+    found: dict[str, list[str]] = {"number": [], "rows": [], "tokens": [], "order": []}
+    length = lock.sequence_length
     for expected, step in enumerate(log.steps, start=1):
         count = step.rows[1] - step.rows[0] - sum(b - a for a, b in step.skipped)
-        if step.step != expected:
-            numbers.append(f"step {step.step:,} stands where step {expected:,} should")
         batch_tokens = batch_sizes.size(step.step - 1)
+        if step.step != expected:
+            found["number"].append(f"step {step.step:,} stands where step {expected:,} should")
         if count != batch_tokens // length:
-            rows.append(f"step {step.step:,} has {count:,} rows, not {batch_tokens // length:,}")
-        if step.trained is not None and step.trained != batch_tokens:
-            tokens.append(
-                f"step {step.step:,} trained on {step.trained:,} tokens, not {batch_tokens:,}"
+            found["rows"].append(
+                f"step {step.step:,} has {count:,} rows, not {batch_tokens // length:,}"
             )
-    return [text for kind in (numbers, rows, tokens) for text in _first(kind)]
+        elif reason := _other_order(lock, step, count):
+            found["order"].append(f"step {step.step:,} (line {step.line:,} of {METRICS}): {reason}")
+        for tokens, planned, what in (
+            (step.trained, batch_tokens, "trained on"),
+            (step.tokens, batch_sizes.before(step.step), "ends at"),
+        ):
+            if tokens is not None and tokens != planned:
+                found["tokens"].append(
+                    f"step {step.step:,} {what} {tokens:,} tokens, not {planned:,}"
+                )
+        if watch is not None and expected % 1024 == 0:
+            watch(expected, len(log.steps))
+    return [text for kind in found.values() for text in _first(kind)]
+
+
+def _other_order(lock: Lock, step: Step, count: int) -> str | None:
+    """Return how the order of a step's `count` rows is not the lock's, None if it is."""
+    first, end = step.rows
+    if end > lock.total_rows:
+        return f"its rows end at {end:,}; the lock has {lock.total_rows:,}"
+    rows = KeptRows(lock.total_rows, step.skipped).rows(np.arange(first, first + count))
+    if (rows[0], rows[-1] + 1) != step.rows:
+        return "its rows begin or end with a skipped one"
+    if step.order is None:
+        return "it has no order digest"
+    order = order_digest(lock.digest, rows)
+    if step.order != order:
+        return (
+            f"its order digest is {step.order}; rows [{first:,}, {end:,}) of the lock give {order}"
+        )
+    return None
 
 
 def _tally(schedule: Schedule, whole: Sequence[int], ranges: Iterable[Range]) -> Counter[Key]:

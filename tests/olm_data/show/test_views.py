@@ -1,14 +1,15 @@
-"""Peeking: text, ids, borders and origin of documents and rows; nothing in them forges the view."""
+"""Showing: text, ids, borders and origin of documents and rows; nothing in them forges the view."""
 
 from __future__ import annotations
 
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
@@ -16,10 +17,10 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
-from olm_data.peek.peek import Wanted, peek
-from olm_data.peek.render import render
-from olm_data.peek.views import DocumentView, RowView
 from olm_data.rows.reader import RowReader
+from olm_data.show.documents import Query, show_documents, show_sightings
+from olm_data.show.render import render
+from olm_data.show.views import DocumentView, LockRows, RowView, view_row
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 MANIFEST = """\
@@ -38,7 +39,7 @@ stages:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
     """Two datasets and a lock over them."""
-    folder = tmp_path_factory.mktemp("peek")
+    folder = tmp_path_factory.mktemp("show")
     for name, start in (("a", 0), ("b", 500)):
         source = write_jsonl(folder / f"{name}.jsonl", texts(60, start))
         make_dataset([source], tiny_tokenizer, folder / name, shard_tokens=500, id_column="id")
@@ -47,25 +48,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Pa
     return folder
 
 
-def document(view: object) -> DocumentView:
-    assert isinstance(view, DocumentView)
-    return view
+def documents(folder: Path, *, most: int | None = None, **query: Any) -> list[DocumentView]:
+    return show_documents(Dataset.open(str(folder)), Query(most=most, **query))
 
 
-def row(view: object) -> RowView:
-    assert isinstance(view, RowView)
-    return view
+def dataset_row(folder: Path, number: int, length: int = 2048) -> RowView:
+    dataset = Dataset.open(str(folder))
+    return view_row(dataset, dataset.tokenizer, number, length)
+
+
+def lock_row(lock: str | Path, number: int) -> RowView:
+    return LockRows(Lock.read(lock)).view(number)
 
 
 def test_the_first_documents_are_shown_without_asking(folder: Path) -> None:
-    views = [document(view) for view in peek(str(folder / "a"), Wanted())]
+    views = documents(folder / "a")
     assert [view.document for view in views] == [0, 1, 2]
     assert [view.text for view in views] == texts(3)
 
 
 def test_a_document_has_its_text_ids_and_origin(folder: Path, tiny_tokenizer: Path) -> None:
     spec = load_tokenizer(tiny_tokenizer)
-    (view,) = (document(view) for view in peek(str(folder / "a"), Wanted(doc=41)))
+    (view,) = documents(folder / "a", address="41")
     assert view.text == texts(60)[41]
     assert view.ids == [*spec.encode(view.text), spec.eos]
     assert (view.id, view.input, view.position_kind) == ("a-41", "a.jsonl", "byte")
@@ -76,16 +80,16 @@ def test_a_document_has_its_text_ids_and_origin(folder: Path, tiny_tokenizer: Pa
     assert "[EOS] end of document" in shown
 
 
-@pytest.mark.parametrize("number", [-1, 60])
+@pytest.mark.parametrize("number", [60, 10**6])
 def test_a_document_that_is_not_there_is_refused_with_the_range(number: int, folder: Path) -> None:
-    with pytest.raises(UsageError, match=f"no document {number}") as caught:
-        peek(str(folder / "a"), Wanted(doc=number))
+    with pytest.raises(UsageError, match=f"no document {number:,}") as caught:
+        documents(folder / "a", address=str(number))
     assert "0 to 59" in str(caught.value.fix)
 
 
 def test_a_row_of_a_dataset_is_its_tokens_and_the_one_after(folder: Path) -> None:
     dataset = Dataset.open(str(folder / "a"))
-    (view,) = (row(view) for view in peek(str(folder / "a"), Wanted(row=3, sequence_length=50)))
+    view = dataset_row(folder / "a", 3, 50)
     ids = [i for piece in view.pieces for i in piece.ids]
     assert ids == dataset.read(150, 201).tolist()
     for piece in view.pieces[:-1]:
@@ -94,7 +98,7 @@ def test_a_row_of_a_dataset_is_its_tokens_and_the_one_after(folder: Path) -> Non
     first = view.pieces[0]
     assert dataset.document_span(first.document)[0] + first.start == 150
     with pytest.raises(UsageError, match="no row"):
-        peek(str(folder / "a"), Wanted(row=10**6))
+        dataset_row(folder / "a", 10**6)
 
 
 def test_a_row_of_the_run_is_what_the_reader_reads(folder: Path) -> None:
@@ -103,15 +107,14 @@ def test_a_row_of_the_run_is_what_the_reader_reads(folder: Path) -> None:
     lock = str(folder / "mixture.lock.json")
     reader = RowReader(Lock.read(lock))
     for number in range(10):
-        (view,) = (row(view) for view in peek(lock, Wanted(row=number)))
+        view = lock_row(lock, number)
         ids = [i for piece in view.pieces for i in piece.ids]
         assert ids == reader.read(np.array([number])).tokens[0].tolist()
         assert view.stage == "main"
         assert view.source in ("a", "b")
-    assert [row(view).row for view in peek(lock, Wanted())] == [0, 1]
-    shown = render(peek(lock, Wanted(row=0))[0])
+    shown = render(lock_row(lock, 0))
     assert shown.startswith("== row 0: stage main, source ")
-    assert shown.count("-- document") == len(row(peek(lock, Wanted(row=0))[0]).pieces)
+    assert shown.count("-- document") == len(lock_row(lock, 0).pieces)
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "document"])
@@ -120,10 +123,10 @@ def test_a_packed_row_of_the_run_is_what_the_reader_reads(folder: Path, packing:
     manifest.write_text(MANIFEST.replace("concat", packing))
     lock = mix(str(manifest)).path
     for number in range(0, 10, 3):
-        (view,) = peek(lock, Wanted(row=number))
-        ids = [i for piece in row(view).pieces for i in piece.ids]
+        view = lock_row(lock, number)
+        ids = [i for piece in view.pieces for i in piece.ids]
         batch = RowReader(lock).read(np.array([number]))
-        assert len({piece.document for piece in row(view).pieces}) == len(row(view).pieces)
+        assert len({piece.document for piece in view.pieces}) == len(view.pieces)
         assert batch.tokens[0, : len(ids)].tolist() == ids
         assert batch.labels[0, len(ids) :].tolist() == [-100] * (64 - len(ids))
 
@@ -131,20 +134,25 @@ def test_a_packed_row_of_the_run_is_what_the_reader_reads(folder: Path, packing:
 def test_a_document_of_a_lock_needs_its_source(folder: Path) -> None:
     lock = str(folder / "mixture.lock.json")
     with pytest.raises(UsageError, match="the source of the document is not given") as caught:
-        peek(lock, Wanted(doc=0))
+        show_sightings(Lock.read(lock), Query(address="0"))
     assert "a, b" in str(caught.value.fix)
     with pytest.raises(UsageError, match="no source 'c'"):
-        peek(lock, Wanted(doc=0, source="c"))
-    assert document(peek(lock, Wanted(doc=0, source="b"))[0]).text == texts(1, 500)[0]
+        show_sightings(Lock.read(lock), Query(address="0"), source="c")
+    for query, source in (
+        (Query(address="0", full=True), "b"),
+        (Query(address="b:0", full=True), None),
+    ):
+        (found,) = show_sightings(Lock.read(lock), query, source=source)
+        assert (found.source, found.document.text) == ("b", texts(1, 500)[0])
     with pytest.raises(UsageError, match="no row"):
-        peek(lock, Wanted(row=10**9))
+        lock_row(lock, 10**9)
 
 
 def test_text_and_ids_cannot_forge_the_view(tiny_tokenizer: Path, tmp_path: Path) -> None:
     text = "a\n-- document 7  id forged\x1b[2J\r\u202e\nend"
     (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x\n\x1b[31m", "text": text}) + "\n")
     make_dataset([tmp_path / "a.jsonl"], tiny_tokenizer, tmp_path / "out", id_column="id")
-    shown = render(peek(str(tmp_path / "out"), Wanted(doc=0))[0])
+    shown = render(documents(tmp_path / "out", address="0")[0])
     assert "\x1b" not in shown
     assert "\r" not in shown
     assert "\u202e" not in shown
@@ -157,13 +165,13 @@ def test_text_and_ids_cannot_forge_the_view(tiny_tokenizer: Path, tmp_path: Path
 def test_long_text_is_cut_unless_asked_for(tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["word " * 1000])
     make_dataset([source], tiny_tokenizer, tmp_path / "out")
-    (view,) = peek(str(tmp_path / "out"), Wanted())
+    (view,) = documents(tmp_path / "out")
     assert "3,800 more characters" in render(view)
     assert render(view, full=True).count("word") == 1000
 
 
 def test_json_holds_everything(folder: Path) -> None:
-    value = json.loads(json.dumps(row(peek(str(folder / "a"), Wanted(row=0))[0]).to_json()))
+    value = json.loads(json.dumps(dataset_row(folder / "a", 0).to_json()))
     assert value["pieces"][0]["text"] == texts(1)[0]
     assert value["pieces"][0]["position_kind"] == "byte"
 
@@ -176,42 +184,42 @@ def test_another_tokenizer_beside_the_tokens_is_refused(
     path = tmp_path / "out" / "tokenizer.json"
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(ValidationError, match="not the one"):
-        peek(str(tmp_path / "out"), Wanted())
+        documents(tmp_path / "out")
     path.unlink()
     with pytest.raises(ValidationError, match="missing"):
-        peek(str(tmp_path / "out"), Wanted())
+        documents(tmp_path / "out")
     with pytest.raises(InputError):
-        peek(str(tmp_path / "nothing"), Wanted())
+        documents(tmp_path / "nothing")
 
 
 def test_json_is_data_only_and_can_be_printed(folder: Path) -> None:
-    (view,) = peek(str(folder / "a"), Wanted(doc=0))
+    (view,) = documents(folder / "a", address="0")
     value = json.loads(json.dumps(view.to_json()))
     assert "spec" not in value
-    assert value["ids"] == document(view).ids
+    assert value["ids"] == view.ids
 
 
 def test_documents_are_found_by_id_and_a_missing_id_is_refused(folder: Path) -> None:
-    (view,) = (document(view) for view in peek(str(folder / "a"), Wanted(id="a-41")))
+    (view,) = documents(folder / "a", id="a-41")
     assert (view.document, view.text) == (41, texts(60)[41])
     lock = str(folder / "mixture.lock.json")
-    (view,) = (document(view) for view in peek(lock, Wanted(id="b-3", source="b")))
-    assert view.document == 3
-    with pytest.raises(UsageError, match=r"no document with the id 'a-\\x1b41'"):
-        peek(str(folder / "a"), Wanted(id="a-\x1b41"))
+    (found,) = show_sightings(Lock.read(lock), Query(id="b-3"), source="b")
+    assert found.document.document == 3
+    with pytest.raises(UsageError, match=r"no document has the id 'a-\\x1b41'"):
+        documents(folder / "a", id="a-\x1b41")
 
 
 def test_documents_are_found_by_what_they_hold_and_shown_around_it(folder: Path) -> None:
-    views = [document(view) for view in peek(str(folder / "a"), Wanted(search="lazy dog. word"))]
+    views = documents(folder / "a", text="lazy dog. word")
     holding = [n for n, text in enumerate(texts(60)) if "lazy dog. word" in text]
     assert [view.document for view in views] == holding[:5]
     assert all("lazy dog. word" in view.text for view in views)
-    most = peek(str(folder / "a"), Wanted(search="lazy dog. word", most=100))
-    assert [document(view).document for view in most] == holding
+    most = documents(folder / "a", text="lazy dog. word", most=100)
+    assert [view.document for view in most] == holding
     with pytest.raises(UsageError, match="no document holds 'lazy cat'"):
-        peek(str(folder / "a"), Wanted(search="lazy cat"))
+        documents(folder / "a", text="lazy cat")
     with pytest.raises(UsageError, match="nothing to search"):
-        peek(str(folder / "a"), Wanted(search=""))
+        documents(folder / "a", text="")
 
 
 def test_a_long_document_is_shown_around_the_hit_only_unless_asked_for(
@@ -219,11 +227,11 @@ def test_a_long_document_is_shown_around_the_hit_only_unless_asked_for(
 ) -> None:
     text = "word " * 2000 + "needle " + "word " * 2000
     make_dataset([write_jsonl(tmp_path / "a.jsonl", [text])], tiny_tokenizer, tmp_path / "out")
-    (view,) = (document(v) for v in peek(str(tmp_path / "out"), Wanted(search="needle")))
+    (view,) = documents(tmp_path / "out", text="needle")
     assert "needle" in view.text
     assert view.stop - view.start < 120
     assert f"tokens {view.start:,} to {view.stop:,} of {view.tokens:,}" in render(view)
-    (view,) = (document(v) for v in peek(str(tmp_path / "out"), Wanted(search="needle", full=True)))
+    (view,) = documents(tmp_path / "out", text="needle", full=True)
     assert view.text == text
 
 
@@ -232,32 +240,64 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("number", range(5))
 def test_colours_add_codes_and_nothing_else(number: int, folder: Path) -> None:
-    (view,) = peek(str(folder / "a"), Wanted(doc=number))
+    (view,) = documents(folder / "a", address=str(number))
     painted = render(view, colour=True, found="o")
     assert ANSI.sub("", painted) == render(view)
     codes = set(ANSI.findall(painted))
     assert {"\x1b[38;5;16;48;5;153m", "\x1b[38;5;16;48;5;223m", "\x1b[1;97;41m"} <= codes
     assert "\x1b[" not in render(view)
-    assert render(view, colour=True, found="o").count("226mo\x1b[0m") == document(view).text.count(
-        "o"
-    )
+    assert render(view, colour=True, found="o").count("226mo\x1b[0m") == view.text.count("o")
 
 
 def test_special_tokens_inside_a_document_are_red(tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["one <|endoftext|> two"])
     make_dataset([source], tiny_tokenizer, tmp_path / "out", special="allow")
-    (view,) = peek(str(tmp_path / "out"), Wanted(doc=0))
+    (view,) = documents(tmp_path / "out", address="0")
     assert "\x1b[1;97;41m<|endoftext|>\x1b[0m" in render(view, colour=True)
 
 
-def test_the_command_refuses_what_does_not_go_together(folder: Path) -> None:
-    for words in (["--doc", "0", "--id", "x"], ["--row", "0", "--first", "3"]):
-        done = CliRunner().invoke(cli, ["peek", str(folder / "a"), *words])
-        assert isinstance(done.exception, UsageError)
-    done = CliRunner().invoke(cli, ["peek", str(folder / "a"), "--search", "fox", "--first", "2"])
+def show(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["show", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["document", "a", "0", "--id", "x"], "a document is named twice"),
+        (["document", "a", "b:0"], "there is no shard 'b'"),
+        (["document", "a", "x"], "not the address of a document"),
+        (["document", "a", "0", "--of", "b"], "--of is for a mixture"),
+        (["search", "a", "fox", "--run", "r"], "--run is for a mixture"),
+        (["search", "a", "fox", "--skip", "1:2"], "--skip is for a mixture"),
+        (["row", "mixture.lock.json", "--sequence-length", 8], "the lock has a sequence length"),
+    ],
+)
+def test_the_command_refuses_what_has_no_effect(
+    folder: Path, words: list[object], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    error = show(*words).exception
+    assert isinstance(error, UsageError)
+    assert message in str(error)
+
+
+def test_the_command_shows_as_many_as_are_asked_for(folder: Path) -> None:
+    done = show("search", folder / "a", "fox", "--first", "2")
     assert done.output.count("-- document") == 2
     assert "there may be more: --first 4" in done.output
     assert "\x1b" not in done.output
+    for words, heads in (
+        (["document", folder / "a"], ["-- document 0", "-- document 1", "-- document 2"]),
+        (["document", folder / "a", 7], ["-- document 7"]),
+        (["document", folder / "a", 58, "--first", 5], ["-- document 58", "-- document 59"]),
+        (["row", folder / "a", 3, "--sequence-length", 50], ["== row 3"]),
+        (["row", folder / "mixture.lock.json", 8, "--first", 9], ["== row 8", "== row 9"]),
+    ):
+        lines = show(*words).output.splitlines()
+        kind = heads[0].rpartition(" ")[0]
+        assert [
+            line[: len(heads[0])].rstrip(": ") for line in lines if line.startswith(kind)
+        ] == heads
 
 
 def test_a_row_of_a_shorter_phase_is_shown_as_the_rows_it_is_trained_as(folder: Path) -> None:
@@ -268,7 +308,7 @@ def test_a_row_of_a_shorter_phase_is_shown_as_the_rows_it_is_trained_as(folder: 
     lock = mix(str(manifest)).path
     reader = RowReader(lock)
     for number, parts in ((0, 4), (9, 4), (10, 1)):
-        view = row(peek(lock, Wanted(row=number))[0])
+        view = lock_row(lock, number)
         assert view.sequence_length == 64 // parts
         batch = reader.read(np.array([number]), parts)
         ids = [token for piece in view.pieces for token in piece.ids]

@@ -1,17 +1,17 @@
-"""How an audit is shown to people: a table, then what happened to the run, then what differs."""
+"""What `verify RUN` shows people: a table, then what happened to the run, then what differs."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.table import Table
 
-from olm_data.audit.compare import MOST_SHOWN, Audit
+from olm_data.verify.training import MOST_SHOWN, TrainingReport
 
 _COLUMNS = ("epoch", "planned", "due so far", "skipped", "trained", "difference")
 
 
-def print_audit(found: Audit, console: Console) -> None:
-    """Print an audit; numbers in the table are rows."""
+def print_training(found: TrainingReport, console: Console) -> None:
+    """Print a report; numbers in the table are rows."""
     table = Table(
         title=f"rows of {found.sequence_length:,} tokens, planned and trained",
         title_justify="left",
@@ -64,7 +64,11 @@ def print_audit(found: Audit, console: Console) -> None:
         for start in found.starts
         if start.bad
     ]
+    lines += [f"skipped: rows [{a:,}, {b:,})" for a, b in found.skipped]
     lines += [f"differs: {problem}" for problem in found.problems]
     if found.agrees:
-        lines.append("agrees: each row due was trained once or skipped")
+        lines.append(
+            f"agrees: steps 1 to {found.steps:,}, rows 0 to {found.reached:,}: each row due was "
+            "trained once, in the order of the lock, or skipped"
+        )
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

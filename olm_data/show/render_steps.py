@@ -1,4 +1,4 @@
-"""How `locate` shows steps and sightings: lines for people. Rows and documents are peek's."""
+"""Steps, and where a document is seen, as lines for people; render.py has rows and documents."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from olm_data.errors import printable
-from olm_data.locate.locate import TRAINED, Batches, DocumentSightings, StepView
-from olm_data.locate.sightings import Sighting
-from olm_data.locate.verify_log import LogReport
-from olm_data.peek.render import render
+from olm_data.show.documents import DocumentSightings
+from olm_data.show.render import render
+from olm_data.show.sightings import Sighting
+from olm_data.show.steps import TRAINED, Batches, StepView
 
 SHOWN_TEXT = 240
 """Characters of each document of a step."""
@@ -39,12 +39,12 @@ def step_lines(
 
 
 def document_lines(
-    found: DocumentSightings, *, colour: bool = False, text: str = "", every: bool = False
+    found: DocumentSightings, *, colour: bool = False, text: str = "", full: bool = False
 ) -> Iterator[str]:
     """Yield a document and where it is seen as lines."""
     address = f"{found.source}:{found.document.document}"
     yield f"source {printable(found.source)}, address {printable(address)}"
-    yield render(found.document, colour=colour, found=text, most=SHOWN_TEXT)
+    yield render(found.document, full=full, colour=colour, found=text, most=SHOWN_TEXT)
     if not found.sightings:
         yield "   no row of the run sees it"
         return
@@ -57,18 +57,11 @@ def document_lines(
     if any("state" in step for step in found.steps):
         said += f", {len(trained):,} of them trained"
     yield said + ":"
-    shown = len(found.sightings) if every else SHOWN_SIGHTINGS
+    shown = len(found.sightings) if full else SHOWN_SIGHTINGS
     for sighting, step in list(zip(found.sightings, found.steps, strict=True))[:shown]:
         yield "   " + _sighting(found, sighting, step)
     if len(found.sightings) > shown:
         yield f"   ... {len(found.sightings) - shown:,} more (--full shows all)"
-
-
-def log_lines(report: LogReport) -> Iterator[str]:
-    """Yield what was checked of a log as lines."""
-    yield f"the log agrees with the lock: steps 1 to {report.steps:,}, rows 0 to {report.rows:,}"
-    for a, b in report.skipped:
-        yield f"  skipped: rows [{a:,}, {b:,})"
 
 
 def _sighting(found: DocumentSightings, sighting: Sighting, step: dict[str, Any]) -> str:

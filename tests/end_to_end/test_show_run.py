@@ -1,4 +1,4 @@
-"""A real run, resumed with other rows skipped: its log and `locate` tell what it trained on."""
+"""A real run, resumed with other rows skipped: `show` and `verify` tell what it trained on."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def trained(
     return folder, seen.steps
 
 
-def locate(*arguments: object) -> str:
-    result = CliRunner().invoke(cli, ["locate", *map(str, arguments)])
+def olm_data(*arguments: object) -> str:
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
     if isinstance(result.exception, OlmError):
         raise result.exception
     assert result.exception is None, result.exception
@@ -69,14 +69,15 @@ def test_each_step_is_located_as_the_loader_delivered_it(
     folder, delivered = trained
     assert len(delivered) == STEPS
     for step, rows in enumerate(delivered, start=1):
-        found = json.loads(locate(tiny_mixture, "--step", step, "--run", folder, "--json"))
+        found = json.loads(olm_data("show", "step", tiny_mixture, step, "--run", folder, "--json"))
         assert found["state"] == "trained"
         located = [
             (row["row"], [token for piece in row["pieces"] for token in piece["ids"]][:S])
             for row in found["rows"]
         ]
         assert located == rows
-    future = json.loads(locate(tiny_mixture, "--step", STEPS + 1, "--run", folder, "--json"))
+    words = ("show", "step", tiny_mixture, STEPS + 1, "--run", folder, "--json")
+    future = json.loads(olm_data(*words))
     assert future["state"] == "to come"
     assert future["rows"][0]["row"] == delivered[-1][-1][0] + 1
 
@@ -89,7 +90,7 @@ def test_a_documents_steps_are_those_that_were_trained_on_it_and_those_to_come(
     states: set[str] = set()
     for number in range(0, 40, 4):
         (found,) = json.loads(
-            locate(tiny_mixture, "--address", f"code:{number}", "--run", folder, "--json")
+            olm_data("show", "document", tiny_mixture, f"code:{number}", "--run", folder, "--json")
         )
         for sighting in found["sightings"]:
             states.add(sighting["state"])
@@ -104,12 +105,12 @@ def test_the_log_agrees_with_the_lock_and_says_what_was_skipped(
     tiny_mixture: Path, trained: tuple[Path, list[list[tuple[int, list[int]]]]]
 ) -> None:
     folder, _ = trained
-    report = json.loads(locate(tiny_mixture, "--verify-log", folder, "--json"))
+    report = json.loads(olm_data("verify", folder, "--json"))
     assert report["steps"] == STEPS
     assert report["skipped"] == [[20, 25], [56, 64]]
-    assert report["rows"] == STEPS * ROWS + 5 + 8
-    text = locate(tiny_mixture, "--verify-log", folder)
-    assert text.startswith("the log agrees with the lock: steps 1 to 9")
+    assert report["reached"] == STEPS * ROWS + 5 + 8
+    text = olm_data("verify", folder)
+    assert "agrees: steps 1 to 9, rows 0 to 85" in text
     assert "skipped: rows [56, 64)" in text
 
 
@@ -118,41 +119,40 @@ def _edit(change: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tamper", "step", "why"),
+    ("tamper", "says"),
     [
-        (_edit({"rows": [45, 53]}), 5, "order digest"),
-        (_edit({"rows": [29, 37]}), 5, "the step before ended at 37"),
-        (_edit({"rows": [37, 46]}), 5, "9 rows, not 8"),
-        (_edit({"order": "0" * 64}), 5, "order digest is 0000"),
-        (_edit({"tokens": 1}), 5, "1 tokens, not 1,280"),
-        (_edit({"rows": [37, 10**15], "skipped": [[45, 10**15]]}), 5, "the lock has"),
-        (_edit({"rows": [37, 47], "skipped": [[45, 47]]}), 5, "with a skipped one"),
-        (lambda lines: lines[4].pop("order"), 5, "no order digest"),
-        (lambda lines: lines.pop(6), 7, "missing, repeated or out of order"),
-        (lambda lines: lines.insert(6, lines[5]), 7, "missing, repeated or out of order"),
+        (_edit({"rows": [45, 53]}), "step 5 (line 5 of metrics.jsonl): its order digest is"),
+        (_edit({"rows": [29, 37]}), "8 rows trained more than once: [29, 37)"),
+        (_edit({"rows": [37, 46]}), "step 5 has 9 rows, not 8"),
+        (_edit({"order": "0" * 64}), "step 5 (line 5 of metrics.jsonl): its order digest is 0000"),
+        (_edit({"tokens": 1}), "step 5 ends at 1 tokens, not 1,280"),
+        (_edit({"rows": [37, 10**15], "skipped": [[45, 10**15]]}), "rows end at 1,000,000,000,000"),
+        (_edit({"rows": [37, 47], "skipped": [[45, 47]]}), "step 5 (line 5 of metrics.jsonl): its"),
+        (lambda lines: lines[4].pop("order"), "it has no order digest"),
+        (lambda lines: lines.pop(6), "step 8 stands where step 7 should"),
+        (lambda lines: lines.insert(6, lines[5]), "step 6 stands where step 7 should"),
     ],
 )
-def test_a_tampered_log_fails_at_the_first_step_that_differs(
+def test_a_tampered_log_differs_at_the_step_that_was_changed(
     tiny_mixture: Path,
     trained: tuple[Path, list[list[tuple[int, list[int]]]]],
     tmp_path: Path,
     tamper: Any,
-    step: int,
-    why: str,
+    says: str,
 ) -> None:
     folder, _ = trained
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
     tamper(lines)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shutil.copy(folder / "config.json", tmp_path)
-    with pytest.raises(ValidationError) as caught:
-        locate(tiny_mixture, "--verify-log", tmp_path)
-    assert caught.value.what == f"the log differs from the lock at step {step}"
-    assert why in str(caught.value.why)
-    assert f"line {step}" in str(caught.value.where)
+    shutil.copy(folder / "starts.jsonl", tmp_path)
+    words = ["verify", str(tmp_path), "--lock", str(tiny_mixture), "--json"]
+    done = CliRunner().invoke(cli, words)
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["agrees"]) == (3, False)
+    assert any(says in problem for problem in found["problems"]), found["problems"]
 
 
-def test_the_log_of_another_lock_fails_at_its_first_step(
+def test_the_log_of_another_lock_differs(
     tiny_mixture: Path, trained: tuple[Path, list[list[tuple[int, list[int]]]]], tmp_path: Path
 ) -> None:
     folder, _ = trained
@@ -160,10 +160,12 @@ def test_the_log_of_another_lock_fails_at_its_first_step(
     mixture = parse_mixture(text, "manifest.yaml", str(tiny_mixture.parent))
     other = tmp_path / "other.lock.json"
     compile_lock(mixture, open_sources(mixture), str(tmp_path)).write(other)
-    with pytest.raises(ValidationError, match="differs from the lock at step 1"):
-        locate(other, "--verify-log", folder)
+    done = CliRunner().invoke(cli, ["verify", str(folder), "--lock", str(other)])
+    assert done.exit_code == 3
+    assert "differs: a start of the run had another lock" in done.stdout
+    assert "differs: step 1 (line 1 of metrics.jsonl): its order digest is" in done.stdout
     with pytest.raises(ValidationError, match="step 3 of the run was not made of these rows"):
-        locate(other, "--step", 3, "--run", folder)
+        olm_data("show", "step", other, 3, "--run", folder)
 
 
 def test_a_line_that_is_being_written_is_no_error_and_a_malformed_one_is(
@@ -171,13 +173,14 @@ def test_a_line_that_is_being_written_is_no_error_and_a_malformed_one_is(
 ) -> None:
     folder, _ = trained
     log = (folder / "metrics.jsonl").read_text()
-    shutil.copy(folder / "config.json", tmp_path)
+    shutil.copy(folder / "starts.jsonl", tmp_path)
     (tmp_path / "metrics.jsonl").write_text(log + '{"step": 10, "tok')
-    assert "steps 1 to 9" in locate(tiny_mixture, "--verify-log", tmp_path)
+    words = ("verify", tmp_path, "--lock", tiny_mixture)
+    assert "steps 1 to 9" in olm_data(*words)
     for bad in ('{"step": 10, "tok', "[1]", '{"step": 10, "tokens": 0, "rows": [9, 3]}', "NaN"):
         (tmp_path / "metrics.jsonl").write_text(log + bad + "\n")
         with pytest.raises(ValidationError, match="malformed") as caught:
-            locate(tiny_mixture, "--verify-log", tmp_path)
+            olm_data(*words)
         assert "line 10:" in str(caught.value.why)
 
 
@@ -185,10 +188,12 @@ def test_a_folder_without_a_log_has_nothing_to_verify_but_its_future_steps(
     tiny_mixture: Path, trained: tuple[Path, list[list[tuple[int, list[int]]]]], tmp_path: Path
 ) -> None:
     folder, _ = trained
+    step = ("show", "step", tiny_mixture, 1, "--run", tmp_path, "--first", 1)
     with pytest.raises(InputError, match="not a run folder"):
-        locate(tiny_mixture, "--verify-log", tmp_path)
-    shutil.copy(folder / "config.json", tmp_path)
+        olm_data(*step)
+    shutil.copy(folder / "starts.jsonl", tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="logged no step"):
-        locate(tiny_mixture, "--verify-log", tmp_path)
-    text = locate(tiny_mixture, "--step", 1, "--run", tmp_path, "--first", 1)
-    assert text.startswith("step 1 of 21, to come: 8 rows")
+        olm_data("verify", tmp_path, "--lock", tiny_mixture)
+    shutil.copy(folder / "config.json", tmp_path)
+    assert olm_data(*step).startswith("step 1 of 21, to come: 8 rows")

@@ -29,7 +29,7 @@ def lock_of(
     tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path
 ) -> Callable[[str], Path]:
     """A function: packing, or `phases` (concat, late stage of 16 tokens) -> path of its lock."""
-    folder = tmp_path_factory.mktemp("locate")
+    folder = tmp_path_factory.mktemp("show")
     long = "a whale " + "and the sea " * 300
     for name, documents in (("a", texts(60)), ("b", [*texts(30, 500), long, *texts(9, 700)])):
         source = write_jsonl(folder / f"{name}.jsonl", documents)

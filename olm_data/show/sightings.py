@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, suggest
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
@@ -112,50 +110,3 @@ def _stretches(plan: RowPlan | None, row: int, length: int) -> list[tuple[int, i
         return plan.pieces(row)
     first, stop = row_span(row, length)
     return [(first, stop - first)]
-
-
-def parse_address(address: str, lock: Lock) -> tuple[int, str | None, int]:
-    """Return (source, shard's name or None, document) of `SOURCE:DOC` or `SOURCE:SHARD:DOC`.
-
-    Raises:
-        UsageError: it is no such address, or there is no such source.
-    """
-    names = [source.name for source in lock.sources]
-    name, *rest = address.split(":")
-    if len(rest) not in (1, 2) or not rest[-1].isdecimal():
-        raise UsageError(
-            f"{address!r} is not the address of a document",
-            where="--address",
-            fix=f"write SOURCE:NUMBER or SOURCE:SHARD:NUMBER, for example {names[0]}:17 or "
-            f"{names[0]}:shard-00000:17",
-        )
-    if name not in names:
-        raise UsageError(
-            f"the lock has no source {name!r}", where="--address", fix=suggest(name, names)
-        )
-    return names.index(name), rest[0] if len(rest) == 2 else None, int(rest[-1])
-
-
-def document_number(dataset: Dataset, shard: str | None, number: int) -> int:
-    """Return the number in the dataset of document `number` of a shard, or of the dataset.
-
-    Raises:
-        UsageError: there is no such shard or document.
-    """
-    first, count = 0, dataset.documents
-    if shard is not None:
-        names = [info.name for info in dataset.manifest.shards]
-        if shard not in names:
-            raise UsageError(
-                f"there is no shard {shard!r}", where=dataset.store.root, fix=suggest(shard, names)
-            )
-        index = names.index(shard)
-        count = dataset.manifest.shards[index].documents
-        first = int(dataset.document_ends[index]) - count
-    if number >= count:
-        raise UsageError(
-            f"there is no document {number:,} in {shard or 'the dataset'}",
-            where=dataset.store.root,
-            fix=f"they are numbered from 0 to {count - 1:,}",
-        )
-    return first + number

@@ -1,10 +1,9 @@
-"""`olm-data locate`: what a step saw, and which steps see a document.
+"""What a step of a run saw, or will see: its rows, in the order they are dealt out to ranks.
 
-    lock, step     -> Steps.rows -> peek.LockRows.view, row by row      -> StepView
-    lock, document -> sightings  -> Steps.step_of: step, rank, past or future -> DocumentSightings
+    lock, step -> Steps.rows -> LockRows.view, row by row -> StepView
 
-Steps are counted from 1, as a run's log does. Everything is computed from the lock, the datasets
-and, for an id or a text, a search through the documents; there is no index.
+Steps are counted from 1, as a run's log does. Everything is computed from the lock and the
+datasets; there is no index.
 """
 
 from __future__ import annotations
@@ -14,33 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from olm_data.errors import UsageError, ValidationError, printable
-from olm_data.locate.sightings import Sighting, document_number, parse_address, sightings
+from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.skip import Range
-from olm_data.order.steps import (
-    LEFT_OVER,
-    SKIPPED,
-    Split,
-    Steps,
-    StepSizes,
-    order_digest,
-    rows_of_tokens,
-)
-from olm_data.peek.find import Hit, Watch, find_id, find_text
-from olm_data.peek.peek import FIRST_HITS, source_index
-from olm_data.peek.views import (
-    DocumentView,
-    LockRows,
-    RowView,
-    view_document,
-)
+from olm_data.order.steps import Split, Steps, StepSizes, order_digest, rows_of_tokens
 from olm_data.run_log.log import METRICS
 from olm_data.run_log.run import Run
-
-SHOWN_TOKENS = 64
-"""Tokens of a document that are shown with its sightings."""
+from olm_data.show.views import LockRows, RowView
 
 TRAINED, TO_COME = "trained", "to come"
 NOT_TAKEN = "not taken"
@@ -150,42 +130,7 @@ class StepView:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentSightings:
-    """A document and the rows that see it.
-
-    Attributes:
-        source: name of its source.
-        document: its beginning.
-        hit: tokens [start, stop) of it that hold the text searched for, or None.
-        sightings: rows of the run that see it, ascending.
-        steps: of each of them: `step`, `state`, `place`, `rank`, `micro_batch` as far as known;
-            empty where no batch size is known.
-    """
-
-    source: str
-    document: DocumentView
-    hit: tuple[int, int] | None
-    sightings: list[Sighting]
-    steps: list[dict[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        seen = [
-            {**sighting.to_json(), **step, "holds_text": self.holds(sighting)}
-            if self.hit
-            else {**sighting.to_json(), **step}
-            for sighting, step in zip(self.sightings, self.steps, strict=True)
-        ]
-        return {"source": self.source, "document": self.document.to_json(), "sightings": seen}
-
-    def holds(self, sighting: Sighting) -> bool:
-        """Whether the row of a sighting holds some of the text that was searched for."""
-        assert self.hit is not None
-        return sighting.start < self.hit[1] and self.hit[0] < sighting.stop
-
-
-def locate_step(
+def show_step(
     batches: Batches,
     step: int,
     *,
@@ -215,7 +160,8 @@ def locate_step(
     places = list(range(len(rows)))
     if rank is not None:
         split = batches.split(step)
-        assert split is not None
+        if split is None:
+            raise UsageError("the number of ranks is not known", fix="add --world RANKS")
         places = list(split.places(rank, microbatch))
     places = places[:most]
     return StepView(
@@ -229,92 +175,6 @@ def locate_step(
     )
 
 
-def locate_documents(
-    lock: Lock,
-    batches: Batches | None,
-    *,
-    identifier: str | None = None,
-    address: str | None = None,
-    text: str | None = None,
-    source: str | None = None,
-    most: int | None = None,
-    watch: Watch | None = None,
-) -> list[DocumentSightings]:
-    """Return where the run sees the documents that are asked for by one of the three.
-
-    Args:
-        batches: for the steps; None: rows only.
-        identifier: id in the source.
-        address: `SOURCE:NUMBER` or `SOURCE:SHARD:NUMBER`.
-        text: string the documents hold.
-        source: search only this source.
-        most: documents of each source at most.
-        watch: told how far a search is.
-
-    Raises:
-        UsageError: there is no such document.
-    """
-    rows = LockRows(lock)
-    hits: list[tuple[int, Hit]] = []
-    if address is not None:
-        index, shard, number = parse_address(address, lock)
-        hits = [(index, Hit(document_number(rows.source(index)[0], shard, number)))]
-    else:
-        some = range(len(lock.sources)) if source is None else [source_index(lock, source)]
-        for index in some:
-            dataset = rows.source(index)[0]
-            if identifier is not None:
-                found = find_id(dataset, identifier, most=most or FIRST_HITS, watch=watch)
-            else:
-                assert text
-                spec = dataset.tokenizer
-                found = find_text(dataset, spec, text, most=most or FIRST_HITS, watch=watch)
-            hits += [(index, hit) for hit in found]
-    if not hits:
-        raise UsageError(
-            f"no document has the id '{printable(identifier)}'"
-            if identifier is not None
-            else f"no document holds '{printable(text or '')}'",
-            where=f"source {source}" if source else f"all {len(lock.sources)} sources",
-            fix="ids are those of the sources; --text TEXT looks into the text"
-            if identifier is not None
-            else "a search takes the text as it is: upper and lower case and spaces count",
-        )
-    return [_document(rows, batches, index, hit) for index, hit in hits]
-
-
-def _document(rows: LockRows, batches: Batches | None, index: int, hit: Hit) -> DocumentSightings:
-    dataset, plan = rows.source(index)
-    start, stop = dataset.document_span(hit.document)
-    seen = sightings(rows.lock, rows.schedule, index, plan, start, stop)
-    steps: list[dict[str, Any]] = [{} for _ in seen]
-    if batches is not None and seen:
-        numbers, places = batches.steps.step_of([sighting.row for sighting in seen])
-        steps = [
-            _when(batches, int(number), int(place), sighting.row)
-            for number, place, sighting in zip(numbers, places, seen, strict=True)
-        ]
-    return DocumentSightings(
-        source=rows.lock.sources[index].name,
-        document=view_document(dataset, rows.spec(index), hit.document, most_tokens=SHOWN_TOKENS),
-        hit=(hit.start, hit.stop) if hit.stop else None,
-        sightings=seen,
-        steps=steps,
-    )
-
-
-def _when(batches: Batches, step: int, place: int, row: int) -> dict[str, Any]:
-    """Return the step, from 1, of a row and its place in it, or why no step has it."""
-    if step in (SKIPPED, LEFT_OVER):
-        return {"step": None, "state": "skipped" if step == SKIPPED else "in no whole step"}
-    state = batches.state(step + 1)
-    return (
-        {"step": step + 1}
-        | ({} if state is None else {"state": state})
-        | {"row_of_step": place, **batches.who(step + 1, place)}
-    )
-
-
 def _check_log(batches: Batches, step: int, order: str) -> None:
     """Refuse to show a trained step that the log says was made of something else."""
     if batches.run is None:
@@ -325,6 +185,6 @@ def _check_log(batches: Batches, step: int, order: str) -> None:
                 f"step {step:,} of the run was not made of these rows",
                 where=f"{batches.run.folder / METRICS}, line {logged.line}",
                 why=f"its order digest is {logged.order}; this lock gives {order}",
-                fix="give the lock the run was trained with; olm-data locate LOCK --verify-log RUN "
-                "checks all of the log",
+                fix="give the lock the run was trained with; olm-data verify RUN checks all of "
+                "the log",
             )

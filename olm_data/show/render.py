@@ -1,4 +1,4 @@
-"""How `peek` shows documents and rows: lines for people, in colour or plain.
+"""Documents and rows as lines for people, in colour or plain.
 
 Text is shown so that it cannot forge what is around it: control characters are escaped and each
 line of it stands behind a bar. In colour, tokens alternate between two backgrounds, special tokens
@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from olm_data.errors import printable
-from olm_data.peek.token_text import token_bytes, token_texts
-from olm_data.peek.views import DocumentView, RowView
+from olm_data.show.token_text import token_bytes, token_texts
+from olm_data.show.views import DocumentView, RowView
 
 SHOWN_IDS = 16
 SHOWN_TEXT = 1200

@@ -12,26 +12,27 @@ from click.testing import CliRunner, Result
 
 from olm_data.cli import cli
 from olm_data.errors import OlmError, UsageError
-from olm_data.locate.locate import Batches, locate_documents, locate_step
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
-from olm_data.peek.views import LockRows
+from olm_data.show.documents import Query, show_sightings
+from olm_data.show.steps import Batches, show_step
+from olm_data.show.views import LockRows
 
 S = 64
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["locate", *map(str, arguments)])
+def run(command: str, *arguments: object) -> Result:
+    return CliRunner().invoke(cli, ["show", command, *map(str, arguments)])
 
 
-def refused(*arguments: object) -> OlmError:
-    error = run(*arguments).exception
+def refused(command: str, *arguments: object) -> OlmError:
+    error = run(command, *arguments).exception
     assert isinstance(error, OlmError), error
     return error
 
 
-def shown(*arguments: object) -> Any:
-    result = run(*arguments, "--json")
+def shown(command: str, *arguments: object) -> Any:
+    result = run(command, *arguments, "--json")
     assert result.exception is None, result.exception
     return json.loads(result.stdout)
 
@@ -53,7 +54,7 @@ def test_a_document_is_seen_by_the_rows_that_hold_it_and_no_other(
     seen = 0
     for index, source in enumerate(lock.sources):
         for document in range(0, rows.source(index)[0].documents, 3):
-            (found,) = locate_documents(lock, None, address=f"{source.name}:{document}")
+            (found,) = show_sightings(lock, Query(address=f"{source.name}:{document}"))
             assert [(s.row, s.start, s.stop) for s in found.sightings] == expected.get(
                 (source.name, document), []
             )
@@ -73,12 +74,12 @@ def test_in_a_phase_of_shorter_rows_a_sighting_says_which_of_them(
             if piece.document == 30 and rows.view(number).source == "b" and place < S:
                 seen.add((number, place // 16))
             place += piece.stop - piece.start
-    (found,) = locate_documents(lock, None, address="b:30")
+    (found,) = show_sightings(lock, Query(address="b:30"))
     parts = {(s.row, part) for s in found.sightings if s.row >= late for part in range(*s.parts)}
     assert parts == seen
     assert {part for _, part in parts} == {0, 1, 2, 3}
     assert {s.parts for s in found.sightings if s.row < late} == {(0, 1)}
-    text = run(lock_of("phases"), "--address", "b:30", "--full").stdout
+    text = run("document", lock_of("phases"), "b:30", "--full").stdout
     assert "(shorter rows 0 to 3)" in text
 
 
@@ -86,18 +87,19 @@ def test_an_id_an_address_and_a_text_lead_to_the_same_document(
     lock_of: Callable[[str], Path],
 ) -> None:
     lock = lock_of("concat")
-    (by_text,) = shown(lock, "--text", "a whale and", "--global-batch", 8 * S)
+    (by_text,) = shown("search", lock, "a whale and", "--global-batch", 8 * S)
     number, shard = by_text["document"]["document"], by_text["document"]["shard"]
-    (by_number,) = shown(lock, "--address", f"b:{number}", "--global-batch", 8 * S)
+    (by_number,) = shown("document", lock, f"b:{number}", "--global-batch", 8 * S)
     assert by_number["sightings"] == [
         {name: value for name, value in s.items() if name != "holds_text"}
         for s in by_text["sightings"]
     ]
-    (by_id,) = shown(lock, "--doc", by_text["document"]["id"], "--of", "b", "--global-batch", 8 * S)
+    by = ("--id", by_text["document"]["id"], "--of", "b", "--global-batch", 8 * S)
+    (by_id,) = shown("document", lock, *by)
     assert by_id == by_number
     dataset = LockRows(Lock.read(lock)).source(1)[0]
     local = dataset.shard_of(number)[1]
-    (in_shard,) = shown(lock, "--address", f"b:{shard}:{local}", "--global-batch", 8 * S)
+    (in_shard,) = shown("document", lock, f"b:{shard}:{local}", "--global-batch", 8 * S)
     assert in_shard == by_number
     assert len(by_text["sightings"]) > 10
     holding = [s["row"] for s in by_text["sightings"] if s["holds_text"]]
@@ -109,12 +111,11 @@ def test_the_steps_of_a_document_show_it_and_ranks_and_micro_batches_divide_a_st
 ) -> None:
     lock = lock_of("concat")
     sizes = ("--global-batch", 8 * S, "--skip", "16:21", "--world", 2, "--micro-batch-size", 2 * S)
-    (found,) = shown(lock, "--address", "a:11", *sizes)
+    (found,) = shown("document", lock, "a:11", *sizes)
     steps = [s for s in found["sightings"] if s["step"]]
     assert steps
     for sighting in steps:
-        part = shown(
-            lock, "--step", sighting["step"], *sizes,
+        part = shown("step", lock, sighting["step"], *sizes,
             "--rank", sighting["rank"], "--micro-batch", sighting["micro_batch"],
         )  # fmt: skip
         assert len(part["rows"]) == 2
@@ -122,9 +123,9 @@ def test_the_steps_of_a_document_show_it_and_ranks_and_micro_batches_divide_a_st
         assert row["row"] == sighting["row"]
         assert not 16 <= row["row"] < 21
         assert (11, "a") in [(piece["document"], row["source"]) for piece in row["pieces"]]
-    whole = shown(lock, "--step", 3, *sizes)
+    whole = shown("step", lock, 3, *sizes)
     assert [r["row"] for r in whole["rows"]] == list(range(21, 29))
-    parts = [shown(lock, "--step", 3, *sizes, "--rank", rank)["rows"] for rank in (0, 1)]
+    parts = [shown("step", lock, 3, *sizes, "--rank", rank)["rows"] for rank in (0, 1)]
     assert parts[0] + parts[1] == whole["rows"]
     assert whole["rows"][2]["micro_batch"] == 1
 
@@ -140,8 +141,8 @@ def test_rows_that_no_step_has_are_said_to_be_skipped_or_left_over(
     states = set()
     for number in (0, lock.total_rows - 1):
         view = rows.view(number)
-        (found,) = locate_documents(
-            lock, batches, address=f"{view.source}:{view.pieces[0].document}"
+        (found,) = show_sightings(
+            lock, Query(address=f"{view.source}:{view.pieces[0].document}"), batches
         )
         at = [s.row for s in found.sightings].index(number)
         states.add(found.steps[at].get("state"))
@@ -153,7 +154,7 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
     lock_of: Callable[[str], Path],
 ) -> None:
     lock = lock_of("concat")
-    text = run(lock, "--step", 1, "--global-batch", 8 * S, "--first", 2).stdout
+    text = run("step", lock, 1, "--global-batch", 8 * S, "--first", 2).stdout
     view = LockRows(Lock.read(lock)).view(0)
     piece = view.pieces[1]
     assert f"step 1 of {Lock.read(lock).total_rows // 8}: 8 rows, 512 tokens" in text
@@ -162,13 +163,13 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
     assert f"{piece.position_kind} {piece.position:,}; {piece.shard};" in text
     assert "end of document" in text
     assert "6 more rows of this step" in text
-    text = run(lock, "--text", "a whale and", "--global-batch", 8 * S, "--world", 4).stdout
+    text = run("search", lock, "a whale and", "--global-batch", 8 * S, "--world", 4).stdout
     assert "source b, address b:30" in text
     assert "; holds the text" in text
     assert "; not the text" in text
     assert ", rank " in text
     assert "more (--full shows all)" in text
-    everything = run(lock, "--address", "b:30", "--full").stdout
+    everything = run("document", lock, "b:30", "--full").stdout
     assert "more (" not in everything
     assert len(everything) > len(text)
 
@@ -176,42 +177,40 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "nothing to locate is given"),
-        (["--step", 1, "--doc", "x"], "--step and --doc do not go together"),
-        (["--step", 1], "the size of a step is not known"),
-        (["--doc", "x", "--world", 2], "the size of a step is not known"),
-        (["--step", 0, "--global-batch", 512], "there is no step 0"),
-        (["--step", 99, "--global-batch", 512], "there is no step 99"),
-        (["--step", 1, "--global-batch", 500], "not a multiple of the sequence length 64"),
-        (["--step", 1, "--global-batch", 512, "--rank", 1], "--rank needs --world"),
-        (["--step", 1, "--global-batch", 512, "--world", 3], "does not divide into 3 ranks"),
-        (["--step", 1, "--global-batch", 512, "--world", 2, "--rank", 2], "there is no rank 2"),
+        (["step", 1], "the size of a step is not known"),
+        (["document", "--id", "x", "--world", 2], "the size of a step is not known"),
+        (["step", 0, "--global-batch", 512], "there is no step 0"),
+        (["step", 99, "--global-batch", 512], "there is no step 99"),
+        (["step", 1, "--global-batch", 500], "not a multiple of the sequence length 64"),
+        (["step", 1, "--global-batch", 512, "--rank", 1], "--rank needs --world"),
+        (["step", 1, "--global-batch", 512, "--world", 3], "does not divide into 3 ranks"),
+        (["step", 1, "--global-batch", 512, "--world", 2, "--rank", 2], "there is no rank 2"),
         (
-            ["--step", 1, "--global-batch", 512, "--world", 2, "--rank", 1, "--micro-batch", 0],
+            ["step", 1, "--global-batch", 512, "--world", 2, "--rank", 1, "--micro-batch", 0],
             "--micro-batch needs the size of one",
         ),
-        (["--step", 1, "--global-batch", 512, "--skip", "4-8"], "'4-8' is not a range of rows"),
-        (["--step", 1, "--global-batch", 512, "--of", "a"], "--of has no effect with --step"),
-        (["--step", 1, "--global-batch", 512, "--run", "r"], "--global-batch comes from the run"),
-        (["--doc", "nowhere"], "no document has the id 'nowhere'"),
-        (["--text", "not in any of them"], "no document holds"),
-        (["--text", ""], "nothing to search for"),
-        (["--address", "a"], "not the address of a document"),
-        (["--address", "c:1"], "the lock has no source 'c'"),
-        (["--address", "a:shard-99999:1"], "there is no shard 'shard-99999'"),
-        (["--address", "a:shard-00000:9999"], "there is no document 9,999 in shard-00000"),
+        (["step", 1, "--global-batch", 512, "--skip", "4-8"], "'4-8' is not a range of rows"),
+        (["step", 1, "--global-batch", 512, "--run", "r"], "--global-batch comes from the run"),
+        (["document", "--id", "nowhere"], "no document has the id 'nowhere'"),
+        (["search", "not in any of them"], "no document holds"),
+        (["search", ""], "nothing to search for"),
+        (["document", "a"], "not the address of a document"),
+        (["document", "c:1"], "the lock has no source 'c'"),
+        (["document", "a:shard-99999:1"], "there is no shard 'shard-99999'"),
+        (["document", "a:shard-00000:9999"], "there is no document 9,999 in shard-00000"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(
     lock_of: Callable[[str], Path], options: list[object], message: str
 ) -> None:
-    error = refused(lock_of("concat"), *options)
+    command, *rest = options
+    error = refused(str(command), lock_of("concat"), *rest)
     assert isinstance(error, UsageError)
     assert message in str(error)
 
 
 def test_a_part_of_a_step_reads_only_its_rows(lock_of: Callable[[str], Path]) -> None:
     lock = Lock.read(lock_of("concat"))
-    view = locate_step(Batches(lock, batch_sizes=StepSizes.constant(8 * S)), 2, most=3)
+    view = show_step(Batches(lock, batch_sizes=StepSizes.constant(8 * S)), 2, most=3)
     assert [row.row for row in view.rows] == [8, 9, 10]
     assert sum(view.sources.values()) == 8

@@ -1,16 +1,16 @@
 """How long does it take to find a step's documents, or a document's steps, over 10^12 tokens?
 
-    python benchmarks/bench_locate.py                    # 10,000 shards of 10^8 tokens
-    python benchmarks/bench_locate.py --shards 100000    # 10^13 tokens
+    python benchmarks/bench_show.py                    # 10,000 shards of 10^8 tokens
+    python benchmarks/bench_show.py --shards 100000    # 10^13 tokens
 
 Sparse shards of zeros with real document ends and ids; nothing but the lock, the manifests and the
 shards lies on disk, so no index can help. Each line is a whole command in a fresh process, start-up
 of Python included, the round of least CPU time: seconds on the clock, and of the CPU (other work on
 the machine slows only the first). What grows with what:
 
-    --step       with the manifests of the sources in the step, and the shards its rows touch
-    --address    with one source's manifest; one shard is opened
-    --doc        with all shards of a source: the ids of each are read until enough are found (the
+    step         with the manifests of the sources in the step, and the shards its rows touch
+    address      with one source's manifest; one shard is opened
+    --id         with all shards of a source: the ids of each are read until enough are found (the
                  one asked for is in none); one round
 """
 
@@ -51,15 +51,21 @@ def main() -> None:
         middle = options.shards // SOURCES // 2
         step = str(options.shards * SHARD_TOKENS // (STEP_ROWS * SEQUENCE))  # of twice as many
         commands = {
-            "start-up of Python and the lock (--help)": ("--help",),
-            "--step, 1 row": ("--step", step, *batch, "--first", "1"),
-            "--step, all 64 rows": ("--step", step, *batch),
-            "--address": ("--address", f"source-0:shard-{middle:05d}:77777", *batch),
-            "--doc, in no shard of one source": ("--doc", "nowhere", "--of", "source-0"),
+            "start-up of Python and the lock (--help)": ("step", "--help"),
+            "step, 1 row": ("step", step, *batch, "--first", "1"),
+            "step, all 64 rows": ("step", step, *batch),
+            "document by address": ("document", f"source-0:shard-{middle:05d}:77777", *batch),
+            "document by id, in no shard of one source": (
+                "document",
+                "--id",
+                "nowhere",
+                "--of",
+                "source-0",
+            ),
         }
         results = {}
         for name, arguments in commands.items():
-            rounds = 1 if "--doc" in arguments else options.rounds
+            rounds = 1 if "--id" in arguments else options.rounds
             taken = (seconds(lock, arguments) for _ in range(rounds))
             results[name] = min(taken, key=lambda pair: pair[1])
     tokens = options.shards * SHARD_TOKENS
@@ -133,7 +139,7 @@ def seconds(lock: Path, arguments: tuple[str, ...]) -> tuple[float, float]:
     """Return how long a command takes in a fresh process: on the clock, and of the CPU."""
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     run = subprocess.run(
-        [sys.executable, "-m", "olm_data.cli", "locate", str(lock), *arguments],
+        [sys.executable, "-m", "olm_data.cli", "show", arguments[0], str(lock), *arguments[1:]],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,

@@ -1,1 +1,0 @@
-"""Comparing what a mixture planned with what a run trained on."""

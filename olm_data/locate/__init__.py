@@ -1,1 +1,0 @@
-"""Time travel: what a step saw, and which steps see a document."""

@@ -1,1 +1,0 @@
-"""Documents and rows shown to people."""

@@ -1,0 +1,1 @@
+"""Documents, rows and steps shown to people, decoded and with their origin."""
