@@ -30,9 +30,10 @@ from olm_train.bad_step import NonFiniteError, check_finite, leave_out_recorded,
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.defaults import with_defaults
 from olm_train.checkpoint.carried import carried
+from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.logs import default_work_dir, fetch_logs, run_logs
 from olm_train.checkpoint.manifest import CONFIG, STATE, Kind
-from olm_train.checkpoint.resume import LoadPolicy, restore
+from olm_train.checkpoint.resume import LoadPolicy, load_state, restore
 from olm_train.checkpoint.save import Contents
 from olm_train.checkpoint.state import to_json
 from olm_train.data.batch import Batch
@@ -67,7 +68,7 @@ class Trainer:
             or `slurm`: at the end of its job; None: no limit.
         time_margin: seconds before that at which the run stops by itself, saved.
         callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
-            checkpointer are added unless one of that class, or None under that name, is given.
+            checkpointer are added unless one of that class, or of that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
         comm: how long ranks wait for each other.
         lease: how the save folder is held.
@@ -103,7 +104,7 @@ class Trainer:
         max_rewinds: int = 3,
         time_limit: float | Literal["slurm"] | None = None,
         time_margin: float = 120.0,
-        callbacks: Mapping[str, Callback | None] | None = None,
+        callbacks: Mapping[str, Callback] | None = None,
         config: Mapping[str, Any] | None = None,
         comm: CommConfig | None = None,
         lease: LeasePolicy | None = None,
@@ -355,6 +356,10 @@ class Trainer:
             self._asked.append((kind, wait))
             return
         self._call("save_checkpoint", kind, wait=wait)
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Go to a checkpoint of this run; every rank calls it."""
+        load_state(self, checkpoint)
 
     def contents(self, kind: Kind) -> Contents:
         """Return what a checkpoint of the current step holds; its tensors are the live ones."""

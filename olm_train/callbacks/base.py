@@ -15,23 +15,74 @@ run on every callback, so it holds the state of all of them after its step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from olm_data.order.skip import Range
+    from olm_data.storage.lease import Fence
+    from olm_train.checkpoint.load import Checkpoint
     from olm_train.checkpoint.manifest import Kind
-    from olm_train.trainer import Trainer
+    from olm_train.checkpoint.save import Contents
+    from olm_train.data.batch import Batch
+    from olm_train.data.loader import DataLoader
+    from olm_train.distributed.world import World
+    from olm_train.train_module_base import TrainModule
+
+
+class TrainingRun(Protocol):
+    """What a callback may use of the `Trainer`, which documents it; the trainer alone sets it."""
+
+    train_module: TrainModule
+    data_loader: DataLoader
+    world: World
+    save_folder: str
+    work_dir: Path
+    config: dict[str, Any]
+    config_changes: tuple[str, ...]
+    chosen: list[str]
+    step: int
+    stop_step: int
+    resumed: bool
+    left: list[str]
+    bad_rows: tuple[Range, ...]
+    checkpoints: dict[int, Kind]
+    paused_seconds: float
+    fence: Fence | None
+
+    @property
+    def main(self) -> bool: ...
+    def tokens_at(self, step: int) -> int: ...
+    def rows_of(self, step: int) -> tuple[int, int]: ...
+    def skipped_in(self, step: int) -> tuple[Range, ...]: ...
+    def order_digest(self, step: int) -> str: ...
+    def say(self, message: str) -> None: ...
+    def pause(self) -> AbstractContextManager[None]: ...
+    def ask_to_stop(self) -> bool: ...
+    def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None: ...
+    def flush_metrics(self) -> None: ...
+    def contents(self, kind: Kind) -> Contents: ...
+    def checkpoint_saved(self, folder: str) -> None: ...
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None: ...
+    def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]: ...
+    def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None: ...
 
 
 class Callback:
-    """Base of all callbacks: every hook does nothing.
+    """Base of all callbacks: every hook does nothing. Its options are the fields of a dataclass.
 
     Attributes:
         priority: callbacks of higher priority run first.
+        enabled: false: it is left out.
         trainer: the trainer it is attached to, set before the first hook.
     """
 
     priority: ClassVar[int] = 0
-    trainer: Trainer
+    enabled: bool = True
+    trainer: TrainingRun
 
     def state_dict(self) -> dict[str, Any]:
         """Return JSON values that a resumed run needs; called when a checkpoint is made."""

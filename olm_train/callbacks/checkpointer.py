@@ -11,8 +11,8 @@ from olm_train.checkpoint.retention import Removal
 from olm_train.checkpoint.saver import SavePolicy, Saver
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointerConfig:
+@dataclass(kw_only=True)
+class CheckpointerCallback(Callback):
     """When checkpoints are written and how long they stay.
 
     Attributes:
@@ -64,41 +64,35 @@ class CheckpointerConfig:
             raise UsageError(
                 "max_checkpoints has no effect with remove: never", fix="leave one of them out"
             )
-
-    def build(self) -> CheckpointerCallback:
-        """Return the callback."""
-        return CheckpointerCallback(self)
-
-
-class CheckpointerCallback(Callback):
-    """See `CheckpointerConfig`."""
-
-    def __init__(self, config: CheckpointerConfig) -> None:
-        self.config = config
         self._saver: Saver | None = None
 
     def pre_train(self) -> None:
-        trainer, config = self.trainer, self.config
-        background = config.save_async
+        trainer = self.trainer
+        background = self.save_async
         if background is None:
             background = trainer.world.device.type == "cuda"
         policy = SavePolicy(
             background=background,
-            timeout=config.save_timeout,
-            remove=config.remove,
-            keep=config.max_checkpoints,
+            timeout=self.save_timeout,
+            remove=self.remove,
+            keep=self.max_checkpoints,
         )
         self._saver = Saver(
-            trainer.save_folder, trainer.work_dir, trainer.world, policy, trainer.say, trainer.fence
+            trainer.save_folder,
+            trainer.work_dir,
+            trainer.world,
+            policy,
+            trainer.say,
+            trainer.fence,
         )
-        if config.pre_train_checkpoint and trainer.step == 0:
+        if self.pre_train_checkpoint and trainer.step == 0:
             trainer.save_checkpoint(Kind.fixed)
 
     def post_step(self) -> None:
-        step, ephemeral = self.trainer.step, self.config.ephemeral_save_interval
-        if step in self.config.fixed_steps:
+        step, ephemeral = self.trainer.step, self.ephemeral_save_interval
+        if step in self.fixed_steps:
             self.trainer.save_checkpoint(Kind.fixed)
-        elif step % self.config.save_interval == 0:
+        elif step % self.save_interval == 0:
             self.trainer.save_checkpoint(Kind.permanent)
         elif ephemeral is not None and step % ephemeral == 0 and step < self.trainer.stop_step:
             self.trainer.save_checkpoint(Kind.ephemeral)

@@ -26,8 +26,8 @@ from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import step_of
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConsoleLoggerConfig:
+@dataclass(kw_only=True)
+class ConsoleLoggerCallback(Callback):
     """Lines on the terminal.
 
     Attributes:
@@ -41,17 +41,6 @@ class ConsoleLoggerConfig:
     def __post_init__(self) -> None:
         if self.log_interval < 1:
             raise UsageError(f"log_interval is at least 1, not {self.log_interval}")
-
-    def build(self) -> ConsoleLoggerCallback:
-        """Return the callback."""
-        return ConsoleLoggerCallback(self)
-
-
-class ConsoleLoggerCallback(Callback):
-    """See `ConsoleLoggerConfig`."""
-
-    def __init__(self, config: ConsoleLoggerConfig) -> None:
-        self.config = config
         self._speed: dict[str, float] = {}
 
     def pre_train(self) -> None:
@@ -75,7 +64,7 @@ class ConsoleLoggerCallback(Callback):
         if any(step == first for first, _ in sizes.changes):
             trainer.say(f"the global batch is {sizes.size(step - 1):,} tokens from step {step:,}")
         last = step == trainer.stop_step
-        if step % self.config.log_interval and not last and step != 1:
+        if step % self.log_interval and not last and step != 1:
             return
         total = f"{trainer.stop_step:,}"
         parts = [

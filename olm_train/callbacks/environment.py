@@ -30,9 +30,11 @@ DRIVER = Path("/proc/driver/nvidia/version")
 MOST_SHOWN = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
+@dataclass(kw_only=True)
+class EnvironmentCallback(Callback):
     """Versions of packages, Python, device and driver, saved with the run.
+
+    Runs first: nothing of the run has been changed when it refuses.
 
     Attributes:
         enabled: save versions of packages, Python, device and driver in `environment.json`, and say
@@ -40,25 +42,14 @@ class EnvironmentConfig:
         strict: refuse to resume where something has changed; `--strict-env` sets it.
     """
 
+    priority: ClassVar[int] = 9
+
     enabled: bool = True
     strict: bool = False
 
     def __post_init__(self) -> None:
         if self.strict and not self.enabled:
             raise UsageError("strict has no effect without enabled", fix="leave one of them out")
-
-    def build(self) -> EnvironmentCallback:
-        """Return the callback."""
-        return EnvironmentCallback(self)
-
-
-class EnvironmentCallback(Callback):
-    """See `EnvironmentConfig`. Runs first: nothing of the run has been changed when it refuses."""
-
-    priority: ClassVar[int] = 9
-
-    def __init__(self, config: EnvironmentConfig) -> None:
-        self.config = config
 
     def pre_train(self) -> None:
         self.trainer.world.on_main(self._compare)
@@ -71,7 +62,7 @@ class EnvironmentCallback(Callback):
             except MalformedJson as error:
                 raise malformed_log(path, str(error)) from None
             changed = differences(before, now)
-            if changed and self.config.strict:
+            if changed and self.strict:
                 raise ValidationError(
                     f"the environment is not that of the run: {'; '.join(changed)}",
                     where=str(path),

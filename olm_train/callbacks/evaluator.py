@@ -25,8 +25,8 @@ from olm_train.checkpoint.manifest import Kind
 from olm_train.data.loader import EvalLoader
 
 
-@dataclass(frozen=True, kw_only=True)
-class LMEvaluatorConfig:
+@dataclass(kw_only=True)
+class LMEvaluatorCallback(Callback):
     """Held-out data sets and when to look at them.
 
     Attributes:
@@ -51,17 +51,6 @@ class LMEvaluatorConfig:
             raise UsageError(f"eval_interval is at least 1, not {self.eval_interval}")
         if self.max_batches is not None and self.max_batches < 1:
             raise UsageError(f"max_batches is at least 1, not {self.max_batches}")
-
-    def build(self) -> LMEvaluatorCallback:
-        """Return the callback."""
-        return LMEvaluatorCallback(self)
-
-
-class LMEvaluatorCallback(Callback):
-    """See `LMEvaluatorConfig`."""
-
-    def __init__(self, config: LMEvaluatorConfig) -> None:
-        self.config = config
         self._last = -1
         self._made: dict[str, str] = {}  # digest of each data set evaluated after step `_last`
         self._loaders: dict[str, EvalLoader] = {}
@@ -76,8 +65,8 @@ class LMEvaluatorCallback(Callback):
         """Return the data sets that were not there when the run ended."""
         trainer = self.trainer
         left = self._due()
-        for name in self.config.datasets.keys() & self._made.keys():
-            folder = self.config.datasets[name]
+        for name in self.datasets.keys() & self._made.keys():
+            folder = self.datasets[name]
             digest = open_held_out(name, folder, trainer.data_loader.lock).digest
             if self._made[name] != digest:
                 trainer.say(
@@ -89,7 +78,7 @@ class LMEvaluatorCallback(Callback):
 
     def pre_train(self) -> None:
         trainer, lock = self.trainer, self.trainer.data_loader.lock
-        for name, folder in self.config.datasets.items():
+        for name, folder in self.datasets.items():
             self._loaders[name] = EvalLoader(
                 open_held_out(name, folder, lock),
                 lock.sequence_length,
@@ -101,11 +90,11 @@ class LMEvaluatorCallback(Callback):
     def _due(self) -> list[str]:
         """Return the data sets that are to be looked at after this step and have not been."""
         step, ended = self.trainer.step, self.trainer.step >= self.trainer.stop_step
-        due = step % self.config.eval_interval == 0 and step > 0
-        due |= self.config.eval_on_startup and step == 0
-        due |= self.config.eval_on_finish and ended
+        due = step % self.eval_interval == 0 and step > 0
+        due |= self.eval_on_startup and step == 0
+        due |= self.eval_on_finish and ended
         made = self._made.keys() if step == self._last else set()
-        names = [name for name in self.config.datasets if due and name not in made]
+        names = [name for name in self.datasets if due and name not in made]
         if names and (made or ended):  # evaluations of a run that has ended are in its log alone
             folder = self.trainer.work_dir
             known = self.trainer.world.on_main(lambda: evaluated(folder, step))
@@ -146,7 +135,7 @@ class LMEvaluatorCallback(Callback):
             for number, batch in enumerate(self._loaders[name]):
                 if self.trainer.ask_to_stop() and not to_the_end:
                     return None
-                if number == self.config.max_batches:
+                if number == self.max_batches:
                     break
                 loss_sum, count = module.eval_batch(batch)
                 total += torch.stack([loss_sum.double(), count.double()])

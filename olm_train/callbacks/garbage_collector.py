@@ -12,8 +12,8 @@ from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 
 
-@dataclass(frozen=True, kw_only=True)
-class GarbageCollectorConfig:
+@dataclass(kw_only=True)
+class GarbageCollectorCallback(Callback):
     """When Python's garbage is collected.
 
     Attributes:
@@ -27,17 +27,6 @@ class GarbageCollectorConfig:
     def __post_init__(self) -> None:
         if self.gc_interval < 1:
             raise UsageError(f"gc_interval is at least 1, not {self.gc_interval}")
-
-    def build(self) -> GarbageCollectorCallback:
-        """Return the callback."""
-        return GarbageCollectorCallback(self)
-
-
-class GarbageCollectorCallback(Callback):
-    """See `GarbageCollectorConfig`."""
-
-    def __init__(self, config: GarbageCollectorConfig) -> None:
-        self.config = config
         self._was_enabled = False
 
     def pre_train(self) -> None:
@@ -46,7 +35,7 @@ class GarbageCollectorCallback(Callback):
         gc.freeze()  # modules, model and data stay: later collections need not look at them
 
     def post_step(self) -> None:
-        if self.trainer.step % self.config.gc_interval == 0:
+        if self.trainer.step % self.gc_interval == 0:
             gc.collect(1)
 
     def close(self) -> None:

@@ -30,27 +30,19 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.environment import device_name
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricSaverConfig:
-    """The metrics file.
+@dataclass(kw_only=True)
+class MetricSaverCallback(Callback):
+    """The metrics file, written into the run's folder on rank 0.
 
     Attributes:
         enabled: write `metrics.jsonl`.
     """
 
-    enabled: bool = True
-
-    def build(self) -> MetricSaverCallback:
-        """Return the callback."""
-        return MetricSaverCallback()
-
-
-class MetricSaverCallback(Callback):
-    """Writes `metrics.jsonl` and `starts.jsonl` into the save folder, on rank 0."""
-
     priority: ClassVar[int] = 3  # the file is open before an evaluation at start-up is logged
 
-    def __init__(self) -> None:
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
         self._writer: MetricsWriter | None = None
 
     def pre_train(self) -> None:

@@ -22,7 +22,6 @@ from olm_data.run_log.log import Start, Step, read_metrics, read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint
-from olm_train.checkpoint.resume import load_state
 from olm_train.metrics import MetricsBuffer
 
 COMPARED = (CE_LOSS, GRAD_NORM)
@@ -30,9 +29,11 @@ OTHERWISE = 1e-3
 """Tolerance, relative, where bits cannot be expected."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayCheckerConfig:
+@dataclass(kw_only=True)
+class ReplayCheckerCallback(Callback):
     """Repetition of logged steps at a resume.
+
+    Runs before the metric saver, which cuts the log.
 
     Attributes:
         enabled: at a resume, where `replay_checker` is given at all, take logged steps again and
@@ -44,6 +45,8 @@ class ReplayCheckerConfig:
         strict: a difference ends the run; false: it is a warning.
     """
 
+    priority: ClassVar[int] = 8
+
     enabled: bool = True
     steps: int = 5
     tolerance: float | None = None
@@ -54,19 +57,6 @@ class ReplayCheckerConfig:
             raise UsageError(f"steps is at least 1, not {self.steps}")
         if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
             raise UsageError(f"tolerance is a number of at least 0, not {self.tolerance:g}")
-
-    def build(self) -> ReplayCheckerCallback:
-        """Return the callback."""
-        return ReplayCheckerCallback(self)
-
-
-class ReplayCheckerCallback(Callback):
-    """See `ReplayCheckerConfig`. Runs before the metric saver, which cuts the log."""
-
-    priority: ClassVar[int] = 8
-
-    def __init__(self, config: ReplayCheckerConfig) -> None:
-        self.config = config
         self._done = False
 
     def pre_train(self) -> None:
@@ -79,7 +69,7 @@ class ReplayCheckerCallback(Callback):
         trainer = self.trainer
         logged = trainer.world.on_main(lambda: read_logged(trainer.work_dir))
         last = max(logged, default=0)
-        checkpoint = self._newest(last - self.config.steps) or self._newest(last - 1)
+        checkpoint = self._newest(last - self.steps) or self._newest(last - 1)
         # Rows left out since, or a batch size changed since, make other steps of the same numbers.
         steps = []
         for step in range((checkpoint.step if checkpoint else last) + 1, last + 1):
@@ -87,7 +77,7 @@ class ReplayCheckerCallback(Callback):
             if not known or trainer.order_digest(step) != logged[step].order:
                 break
             steps.append(step)
-        steps = steps[: self.config.steps]
+        steps = steps[: self.steps]
         if checkpoint is None or not steps:
             trainer.say("note: replay check: no logged step follows a checkpoint; none is compared")
             return
@@ -104,7 +94,7 @@ class ReplayCheckerCallback(Callback):
             self._tell(problem, checkpoint)
         newest = self._newest(here)
         assert newest is not None  # the one this start began with
-        load_state(trainer, newest)
+        trainer.load_checkpoint(newest)
 
     def _newest(self, at_most: int) -> Checkpoint | None:
         """Return the newest checkpoint up to a step; the start has told of damaged ones."""
@@ -119,7 +109,7 @@ class ReplayCheckerCallback(Callback):
         """Take `count` steps after a checkpoint; return their metrics by step."""
         trainer, buffer = self.trainer, MetricsBuffer()
         if checkpoint.step != trainer.step:  # else the state that training would go on with
-            load_state(trainer, checkpoint)
+            trainer.load_checkpoint(checkpoint)
         batches = iter(trainer.data_loader)
         for _ in range(count):
             metrics = trainer.take_step(next(batches))
@@ -128,15 +118,15 @@ class ReplayCheckerCallback(Callback):
         return dict(buffer.collect())
 
     def _tolerance(self, steps: list[int]) -> float:
-        if self.config.tolerance is not None:
-            return self.config.tolerance
+        if self.tolerance is not None:
+            return self.tolerance
         world, folder = self.trainer.world, self.trainer.work_dir
         starts = world.on_main(lambda: read_starts(folder))
         same = all(ranks_of(step, starts) == world.size for step in steps)
         return 0.0 if same and world.device.type == "cpu" else OTHERWISE
 
     def _tell(self, problem: str, checkpoint: Checkpoint) -> None:
-        if not self.config.strict:
+        if not self.strict:
             self.trainer.say(f"warning: replay check: {problem}")
             return
         raise ValidationError(

@@ -28,9 +28,11 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 MOST_SHOWN = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaCheckerConfig:
+@dataclass(kw_only=True)
+class ReplicaCheckerCallback(Callback):
     """Comparison of what several ranks hold.
+
+    Runs before the checkpointer: no difference is saved.
 
     Attributes:
         enabled: compare, where `replica_checker` is given at all, tensors that several ranks hold
@@ -39,6 +41,8 @@ class ReplicaCheckerConfig:
             one wait for the device.
     """
 
+    priority: ClassVar[int] = 4
+
     enabled: bool = True
     interval: int = 1000
 
@@ -46,22 +50,9 @@ class ReplicaCheckerConfig:
         if self.interval < 1:
             raise UsageError(f"interval is at least 1, not {self.interval}")
 
-    def build(self) -> ReplicaCheckerCallback:
-        """Return the callback."""
-        return ReplicaCheckerCallback(self)
-
-
-class ReplicaCheckerCallback(Callback):
-    """See `ReplicaCheckerConfig`. Runs before the checkpointer: no difference is saved."""
-
-    priority: ClassVar[int] = 4
-
-    def __init__(self, config: ReplicaCheckerConfig) -> None:
-        self.config = config
-
     def post_step(self) -> None:
         trainer = self.trainer
-        if trainer.step % self.config.interval or trainer.world.size == 1:
+        if trainer.step % self.interval or trainer.world.size == 1:
             return
         tensors = {
             name: tensor

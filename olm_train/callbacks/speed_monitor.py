@@ -27,14 +27,18 @@ from olm_train.callbacks.base import Callback
 from olm_train.estimate.gpus import model_flops_utilisation
 
 
-@dataclass(frozen=True, kw_only=True)
-class SpeedMonitorConfig:
-    """Throughput metrics.
+@dataclass(kw_only=True)
+class SpeedMonitorCallback(Callback):
+    """Throughput metrics, added to those of the last step of each window.
+
+    The first step of a run warms up caches and compilers and is in no window.
 
     Attributes:
         enabled: measure throughput.
         data_wait_alarm: share of the time waited for data above which a warning is printed.
     """
+
+    priority: ClassVar[int] = 1  # its metrics are there when the console prints
 
     enabled: bool = True
     data_wait_alarm: float = 0.25
@@ -44,22 +48,6 @@ class SpeedMonitorConfig:
             raise UsageError(
                 f"data_wait_alarm is a share above 0 and up to 1, not {self.data_wait_alarm:g}"
             )
-
-    def build(self) -> SpeedMonitorCallback:
-        """Return the callback."""
-        return SpeedMonitorCallback(self)
-
-
-class SpeedMonitorCallback(Callback):
-    """Adds throughput to the metrics of the last step of each window.
-
-    The first step of a run warms up caches and compilers and is in no window.
-    """
-
-    priority: ClassVar[int] = 1  # its metrics are there when the console prints
-
-    def __init__(self, config: SpeedMonitorConfig | None = None) -> None:
-        self.config = config or SpeedMonitorConfig()
         self._window: tuple[int, float, float, float] | None = None
         self._pairs = self._tokens = 0.0
 
@@ -84,7 +72,7 @@ class SpeedMonitorCallback(Callback):
         metrics[SECONDS_PER_STEP] = seconds / steps
         metrics[DATA_WAIT_SECONDS] = wait
         metrics[DATA_WAIT_SHARE] = wait / seconds
-        if wait > self.config.data_wait_alarm * seconds:
+        if wait > self.data_wait_alarm * seconds:
             self.trainer.say(
                 f"warning: steps {first + 1:,} to {step:,} waited {wait:.1f} s of {seconds:.1f} s "
                 f"({wait / seconds:.0%}) for data: storage is slower than training"

@@ -33,9 +33,11 @@ STDERR = 2
 """Of the process itself: sys.stderr may have been replaced by something without a number."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchdogConfig:
+@dataclass(kw_only=True)
+class WatchdogCallback(Callback):
     """The end of a run that hangs.
+
+    Runs first: what other callbacks do is watched too.
 
     Attributes:
         enabled: end a rank that no longer moves, with the stacks of its threads and the last step
@@ -44,25 +46,14 @@ class WatchdogConfig:
             longer than the longest of them, and than compiling.
     """
 
+    priority: ClassVar[int] = 10
+
     enabled: bool = True
     timeout: float = 3600.0
 
     def __post_init__(self) -> None:
         if not self.timeout > 0:
             raise UsageError(f"timeout is above 0, not {self.timeout:g}")
-
-    def build(self) -> WatchdogCallback:
-        """Return the callback."""
-        return WatchdogCallback(self)
-
-
-class WatchdogCallback(Callback):
-    """See `WatchdogConfig`. Runs first: what other callbacks do is watched too."""
-
-    priority: ClassVar[int] = 10
-
-    def __init__(self, config: WatchdogConfig) -> None:
-        self.config = config
         self._last = 0.0
         self._doing = "starting"
         self._stopped = threading.Event()
@@ -98,23 +89,23 @@ class WatchdogCallback(Callback):
 
     def _beat(self, doing: str) -> None:
         self._last, self._doing = time.monotonic(), doing
-        faulthandler.dump_traceback_later(self.config.timeout * BACKSTOP, exit=True, file=STDERR)
+        faulthandler.dump_traceback_later(self.timeout * BACKSTOP, exit=True, file=STDERR)
 
     def _watch(self) -> None:
-        while not self._stopped.wait(self.config.timeout / PER_TIMEOUT):
+        while not self._stopped.wait(self.timeout / PER_TIMEOUT):
             told = f"step {self.trainer.step:,} done, {self._doing}"
             if self._store is not None:
                 try:
                     self._store.set(str(self.trainer.world.rank), told)
                 except dist.DistError:  # the rank that holds the store is gone; its end is told
                     self._store = None
-            if time.monotonic() - self._last > self.config.timeout:
+            if time.monotonic() - self._last > self.timeout:
                 self._end(told)
 
     def _end(self, told: str) -> None:
         world = self.trainer.world
         lines = [
-            f"error: rank {world.rank} has not moved for {self.config.timeout:g} seconds: {told}",
+            f"error: rank {world.rank} has not moved for {self.timeout:g} seconds: {told}",
             *(f"  rank {rank}: {self._told_by(rank)}" for rank in range(world.size)),
             "  why: a rank or a collective hangs; the stacks of all threads follow",
             "  fix: look for a rank behind the others; run the same command again to go on",

@@ -18,16 +18,16 @@ from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.checkpointer import CheckpointerConfig
-from olm_train.callbacks.console_logger import ConsoleLoggerConfig
-from olm_train.callbacks.environment import EnvironmentConfig
-from olm_train.callbacks.evaluator import LMEvaluatorConfig
-from olm_train.callbacks.garbage_collector import GarbageCollectorConfig
-from olm_train.callbacks.metric_saver import MetricSaverConfig
-from olm_train.callbacks.replay_checker import ReplayCheckerConfig
-from olm_train.callbacks.replica_checker import ReplicaCheckerConfig
-from olm_train.callbacks.speed_monitor import SpeedMonitorConfig
-from olm_train.callbacks.watchdog import WatchdogConfig
+from olm_train.callbacks.checkpointer import CheckpointerCallback
+from olm_train.callbacks.console_logger import ConsoleLoggerCallback
+from olm_train.callbacks.environment import EnvironmentCallback
+from olm_train.callbacks.evaluator import LMEvaluatorCallback
+from olm_train.callbacks.garbage_collector import GarbageCollectorCallback
+from olm_train.callbacks.metric_saver import MetricSaverCallback
+from olm_train.callbacks.replay_checker import ReplayCheckerCallback
+from olm_train.callbacks.replica_checker import ReplicaCheckerCallback
+from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
+from olm_train.callbacks.watchdog import WatchdogCallback
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
 from olm_train.checkpoint.saved_config import saved_config
 from olm_train.data.cache_config import CacheConfig
@@ -108,24 +108,21 @@ class CallbacksConfig:
         replay_checker: repeats logged steps at a resume, and compares.
     """
 
-    checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
-    console_logger: ConsoleLoggerConfig = field(default_factory=ConsoleLoggerConfig)
-    metric_saver: MetricSaverConfig = field(default_factory=MetricSaverConfig)
-    speed_monitor: SpeedMonitorConfig = field(default_factory=SpeedMonitorConfig)
-    garbage_collector: GarbageCollectorConfig = field(default_factory=GarbageCollectorConfig)
-    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
-    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
-    lm_evaluator: LMEvaluatorConfig | None = None
-    replica_checker: ReplicaCheckerConfig | None = None
-    replay_checker: ReplayCheckerConfig | None = None
+    checkpointer: CheckpointerCallback = field(default_factory=CheckpointerCallback)
+    console_logger: ConsoleLoggerCallback = field(default_factory=ConsoleLoggerCallback)
+    metric_saver: MetricSaverCallback = field(default_factory=MetricSaverCallback)
+    speed_monitor: SpeedMonitorCallback = field(default_factory=SpeedMonitorCallback)
+    garbage_collector: GarbageCollectorCallback = field(default_factory=GarbageCollectorCallback)
+    environment: EnvironmentCallback = field(default_factory=EnvironmentCallback)
+    watchdog: WatchdogCallback = field(default_factory=WatchdogCallback)
+    lm_evaluator: LMEvaluatorCallback | None = None
+    replica_checker: ReplicaCheckerCallback | None = None
+    replay_checker: ReplayCheckerCallback | None = None
 
-    def build(self) -> dict[str, Callback | None]:
-        """Return the callbacks by name, None for one that is switched off."""
-        configs = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {
-            name: config.build() if config is not None and config.enabled else None
-            for name, config in configs.items()
-        }
+    def build(self) -> dict[str, Callback]:
+        """Return the callbacks by name, each a new one."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: replace(callback) for name, callback in given.items() if callback is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.replay_checker import (
     COMPARED,
-    ReplayCheckerConfig,
+    ReplayCheckerCallback,
     first_difference,
 )
 from olm_train.trainer import Trainer
@@ -181,4 +181,4 @@ def test_60_no_number_is_the_same_only_as_no_number(was: float | None, now: floa
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"tolerance": -0.1}, {"tolerance": math.nan}])
 def test_60_options_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        ReplayCheckerConfig(**wrong)
+        ReplayCheckerCallback(**wrong)
