@@ -58,7 +58,7 @@ import zstandard
 from peers import driver
 
 from olm_data.canonical import sha256_file
-from olm_data.dataset.shard import ShardWriter
+from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import ENCODERS, make_encoder
 from olm_data.errors import OlmError
 from olm_data.select.digests import content_hashes, document_digests

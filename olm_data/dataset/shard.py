@@ -1,26 +1,20 @@
-"""One shard on disk: written once, checked at open, read by memory map.
+"""One shard on disk: checked at open, read by memory map.
 
-    ids, offsets, document rows  ->  ShardWriter.append ... .commit  ->  four files, record last
-    four files                   ->  Shard: size, header, digest of ends at open; 64 KiB blocks of
-                                     the tokens checked on first touch
+    four files  ->  Shard: size, header, digest of ends at open; 64 KiB blocks of the tokens checked
+                    on first touch
 
-Tokens and ends are read and written here, document rows in docs.py, the record in record.py.
-
-The format is specified in docs/reference/format.md. Never: scan for EOS ids, write through a
-memory map (a full disk would be a SIGBUS), unpickle.
+Tokens and ends are read here and written in shard_writer.py; document rows are in docs.py, the
+record in record.py. The format is specified in docs/reference/format.md. Never: scan for EOS ids,
+unpickle.
 """
 
 from __future__ import annotations
 
-import os
 import zlib
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from olm_data.canonical import sha256_file
 from olm_data.dataset.container import (
     HEADER_BYTES,
     Container,
@@ -30,190 +24,21 @@ from olm_data.dataset.container import (
     tokens_header,
     tokens_suffix,
 )
-from olm_data.dataset.docs import DOCS, DocsWriter, DocumentRows, docs_schema
+from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.record import (
-    BLOCK_BYTES,
     RECORD,
-    Blocks,
-    FileInfo,
     ShardRecord,
     damaged,
-    stored_plan,
-    window_counts,
 )
-from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
-from olm_data.errors import ConflictError, ValidationError
 from olm_data.regular_files import MAX_WHOLE
-from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 Verify = Literal["off", "lazy", "full"]
 
-CAST_TOKENS = 1 << 20  # narrowed and written at a time
 ENDS = ".ends.npy"
-
-
-class ShardWriter:
-    """Writes one shard into a staging folder and publishes it with its record last.
-
-    Args:
-        store: dataset folder the shard is published in.
-        name: `shard-00000` style name.
-        dtype: uint16 or uint32.
-        vocab_size: every id must be below it.
-        staging: local folder for unfinished files (see `Store.staging`).
-        keep: Arrow schema of the kept columns, or None.
-        shuffle: seed of the order of the documents, or None for the order of `append`.
-        container: whether the tokens have a NumPy header.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        dtype: np.dtype[Any],
-        vocab_size: int,
-        staging: Path,
-        keep: pa.Schema | None = None,
-        shuffle: int | None = None,
-        container: Container = "npy",
-    ) -> None:
-        self.store, self.name, self.vocab_size = store, name, vocab_size
-        self.dtype = np.dtype(dtype)
-        self._container, self._tokens_kind = container, tokens_suffix(container)
-        kinds = (self._tokens_kind, ENDS, DOCS)
-        self._paths = {kind: staging / (name + kind) for kind in kinds}
-        self._shuffle = shuffle
-        self._ends: list[np.ndarray] = []
-        self._tokens = self._documents = self._text_bytes = 0
-        self._max_token_id = -1
-        with io_errors(store.url(name)):
-            self._file = open(self._paths[self._tokens_kind], "wb", buffering=0)  # noqa: SIM115
-            _write_all(self._file, bytes(tokens_header(container)))
-            self._docs = DocsWriter(self._paths[DOCS], docs_schema(keep))
-
-    @property
-    def tokens(self) -> int:
-        """Tokens appended so far."""
-        return self._tokens
-
-    def append(self, ids: np.ndarray, offsets: np.ndarray, docs: pa.RecordBatch) -> None:
-        """Append documents in order.
-
-        Args:
-            ids: uint32 [n], the documents' tokens end to end, BOS and EOS included.
-            offsets: int64 [d + 1] into `ids`; every document has at least one token.
-            docs: d rows with the columns of `docs_schema`.
-
-        Raises:
-            ValidationError: an id is outside the vocabulary or a document is empty.
-        """
-        from olm_data.arrow_values import as_numpy
-
-        documents = len(offsets) - 1
-        assert docs.num_rows == documents
-        if documents == 0:
-            return
-        if np.any(np.diff(offsets) <= 0):
-            raise ValidationError("an empty document reached the writer", where=self.name)
-        body = ids[offsets[0] : offsets[-1]]
-        largest = int(body.max())
-        if largest >= self.vocab_size:
-            raise ValidationError(
-                f"token id {largest} is outside the vocabulary of {self.vocab_size} entries",
-                where=self.store.url(self.name),
-                why="an embedding table has no row for it",
-                fix="use the tokenizer.json the encoder was made from",
-            )
-        with io_errors(self.store.url(self.name)):
-            for start in range(0, len(body), CAST_TOKENS):
-                part = body[start : start + CAST_TOKENS].astype(self.dtype, copy=False)
-                _write_all(self._file, part.view(np.uint8).data)
-            self._docs.append(docs)
-        self._ends.append((offsets[1:] - offsets[0] + self._tokens).astype(np.uint64))
-        self._tokens += len(body)
-        self._documents += documents
-        self._text_bytes += int(as_numpy(docs.column("text_bytes")).sum())
-        self._max_token_id = max(self._max_token_id, largest)
-
-    def commit(
-        self, *, plan: str, units: Sequence[dict[str, Any]], dropped: dict[str, int]
-    ) -> ShardRecord:
-        """Make the shard durable and visible: tokens, ends, docs, then the record.
-
-        An empty shard has a record but no other file. A late worker of the same plan writes the
-        same bytes again; over the shard of another plan nothing is written.
-
-        Raises:
-            ConflictError: the folder holds this shard of another plan.
-        """
-        if stored_plan(self.store, self.name) not in (None, plan):
-            raise self._other_plan()
-        ends = np.concatenate(self._ends) if self._ends else np.zeros(0, np.uint64)
-        where = self.store.url(self.name)
-        with io_errors(where):
-            self._docs.finish()
-            self._file.seek(0)
-            _write_all(self._file, file_header(self._container, self.dtype, self._tokens))
-            os.fsync(self._file.fileno())
-            self._file.close()
-            if self._shuffle is not None and len(ends):
-                order = document_order(self._shuffle, self.name, len(ends))
-                tokens, header = self._paths[self._tokens_kind], tokens_header(self._container)
-                ends = shuffle_tokens(tokens, header, self.dtype, ends, order)
-                shuffle_rows(self._paths[DOCS], order)
-            with open(self._paths[ENDS], "wb", buffering=0) as file:
-                _write_all(file, npy_header(np.dtype(np.uint64), len(ends)))
-                _write_all(file, ends.view(np.uint8).data)
-                os.fsync(file.fileno())
-            with open(self._paths[DOCS], "rb") as file:
-                os.fsync(file.fileno())
-            files = {
-                kind.split(".")[1]: FileInfo(path.stat().st_size, sha256_file(path))
-                for kind, path in self._paths.items()
-            }
-            crc32 = _block_checksums(self._paths[self._tokens_kind])
-        record = ShardRecord(
-            version=1,
-            name=self.name,
-            plan=plan,
-            tokens=self._tokens,
-            documents=self._documents,
-            text_bytes=self._text_bytes,
-            max_token_id=self._max_token_id,
-            files=files if self._tokens else {},
-            blocks=Blocks(BLOCK_BYTES, crc32 if self._tokens else ""),
-            units=list(units),
-            dropped=dict(sorted(dropped.items())),
-            windows=window_counts(ends),
-        )
-        if self._tokens:
-            for kind, path in self._paths.items():
-                self.store.publish(self.name + kind, path, files[kind.split(".")[1]].sha256)
-        try:
-            self.store.create(self.name + RECORD, record.encode())
-        except ConflictError as error:
-            if stored_plan(self.store, self.name) not in (None, plan):
-                raise self._other_plan() from error
-            self.store.put(self.name + RECORD, record.encode())  # damaged, or of a lost shard
-        return record
-
-    def _other_plan(self) -> ConflictError:
-        return ConflictError(
-            "the output holds this shard of another plan",
-            where=self.store.url(self.name + RECORD),
-            why="another run, with other inputs or options, writes there",
-            fix="stop that run, or choose another --output",
-        )
-
-    def discard(self) -> None:
-        """Close the unfinished files; the staging folder's owner removes them."""
-        self._file.close()
-        self._docs.discard()
 
 
 class Shard:
@@ -385,19 +210,6 @@ class Shard:
             return self.store.read(self.name + kind, limit=limit)
         except FileNotFoundError as error:
             raise damaged(self.store.url(self.name + kind), "the file is missing") from error
-
-
-def _write_all(file: Any, data: bytes | memoryview) -> None:
-    """Write all of `data` to an unbuffered file: the kernel may accept less at a time."""
-    view = memoryview(data)
-    while len(view):
-        view = view[file.write(view) :]
-
-
-def _block_checksums(path: Path) -> str:
-    with open(path, "rb") as file:
-        blocks = iter(lambda: file.read(BLOCK_BYTES), b"")
-        return "".join(f"{zlib.crc32(block):08x}" for block in blocks)
 
 
 def _sha256(data: bytes | memoryview) -> str:

@@ -258,13 +258,11 @@ def _import(
             )
         not_ended = 0 if tokenizer.eos is None else len(borders.ends) - looked.ended
         if not write:
-            return _Shard(borders, not_ended, looked.sha256, None)
+            return _Shard(borders, not_ended, looked.tokens.file.sha256, None)
         if job.names[number] is None:
             _link(file, job.store, shard + RAW_TOKENS)
-        record = write_sidecars(
-            job.store, shard, number, job.plan, file, borders, looked, not_ended
-        )
-        return _Shard(borders, not_ended, looked.sha256, record)
+        record = write_sidecars(job.store, shard, number, job.plan, borders, looked, not_ended)
+        return _Shard(borders, not_ended, looked.tokens.file.sha256, record)
 
     shards = list(in_order(one, range(len(found)), granted_cpus()))
     before_manifest()

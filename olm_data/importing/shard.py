@@ -10,7 +10,6 @@ Never: writes or copies a token.
 from __future__ import annotations
 
 import hashlib
-import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,19 +19,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from olm_data.dataset.container import npy_header
 from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
-from olm_data.dataset.record import (
-    BLOCK_BYTES,
-    RECORD,
-    Blocks,
-    FileInfo,
-    ShardRecord,
-    window_counts,
-)
+from olm_data.dataset.record import BLOCK_BYTES, FileInfo, ShardRecord
 from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard_writer import TokensSummary, publish_shard
 from olm_data.importing.files import Borders, TokenFile, pieces, refuse
-from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store
 
 NOT_ENDED = "not_ended"
@@ -44,15 +35,12 @@ class Seen:
     """What one pass over a token file tells.
 
     Attributes:
-        sha256, crc32: of the file, and of each of its blocks as 8 hexadecimal digits.
-        largest: the largest id.
+        tokens: size, digests and largest id of the file.
         ended: documents whose last token is the EOS id.
         hashes: uint64 [documents], XXH3-64 of the bytes of each document's tokens.
     """
 
-    sha256: str
-    crc32: str
-    largest: int
+    tokens: TokensSummary
     ended: int
     hashes: np.ndarray
 
@@ -102,7 +90,9 @@ def look(
             last = ends[first:number].astype(np.int64) - 1 - place // dtype.itemsize
             ended += int(np.count_nonzero(ids[last] == eos))
         place = stop
-    return Seen(sha256.hexdigest(), "".join(crc32), largest, ended, hashes)
+    info = FileInfo(file.bytes, sha256.hexdigest())
+    tokens = TokensSummary(file=info, crc32="".join(crc32), largest=largest)
+    return Seen(tokens, ended, hashes)
 
 
 def _refuse_ids(
@@ -129,7 +119,6 @@ def write_sidecars(
     name: str,
     number: int,
     plan: str,
-    file: TokenFile,
     borders: Borders,
     seen: Seen,
     not_ended: int,
@@ -143,36 +132,21 @@ def write_sidecars(
         plan: digest of the import.
         not_ended: documents whose last token is not the EOS id.
     """
-    ends = borders.ends
     with store.staging() as staging:
-        paths = {ENDS: staging / (name + ENDS), DOCS: staging / (name + DOCS)}
-        header = npy_header(np.dtype(np.uint64), len(ends))
-        write_durable(paths[ENDS], header + ends.astype("<u8").tobytes())
+        paths = {kind: staging / (name + kind) for kind in (ENDS, DOCS)}
         _write_docs(paths[DOCS], number, borders, seen.hashes)
-        files = {"tokens": FileInfo(file.bytes, seen.sha256)}
-        for kind, path in paths.items():
-            data = path.read_bytes()
-            digest = hashlib.sha256(data).hexdigest()
-            files[kind.split(".")[1]] = FileInfo(len(data), digest)
-            store.publish(name + kind, path, digest)
-    units = {"input": number, NOT_ENDED: not_ended}
-    record = ShardRecord(
-        version=1,
-        name=name,
-        plan=plan,
-        tokens=int(ends[-1]),
-        documents=len(ends),
-        text_bytes=0,
-        max_token_id=seen.largest,
-        files=files,
-        blocks=Blocks(BLOCK_BYTES, seen.crc32),
-        units=[units],
-        dropped={"empty": borders.empty} if borders.empty else {},
-        windows=window_counts(ends),
-    )
-    encoded = record.encode()
-    store.put(name + RECORD, encoded)
-    return record, hashlib.sha256(encoded).hexdigest()
+        record = publish_shard(
+            store,
+            name,
+            paths,
+            borders.ends.astype("<u8", copy=False),
+            seen.tokens,
+            plan=plan,
+            text_bytes=0,
+            units=[{"input": number, NOT_ENDED: not_ended}],
+            dropped={"empty": borders.empty} if borders.empty else {},
+        )
+    return record, hashlib.sha256(record.encode()).hexdigest()
 
 
 def _write_docs(path: Path, number: int, borders: Borders, hashes: np.ndarray) -> None:
@@ -195,5 +169,3 @@ def _write_docs(path: Path, number: int, borders: Borders, hashes: np.ndarray) -
     with DocsWriter(path, schema) as writer:
         for rows in table.to_batches():
             writer.append(rows)
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())

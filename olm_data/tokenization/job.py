@@ -26,7 +26,7 @@ import pyarrow as pa
 from olm_data.dataset.manifest import EXCLUDED, MAX_IDS, VALIDATION
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD
-from olm_data.dataset.shard import ShardWriter
+from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.base import SpecialPolicy
 from olm_data.encoders.code_points import Ranges

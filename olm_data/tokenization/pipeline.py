@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from olm_data.arrow_values import numbers
 from olm_data.dataset.docs import docs_schema
-from olm_data.dataset.shard import ShardWriter
+from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import Encoded, TextEncoder
 from olm_data.encoders.batches import chosen_of, ids_of
 from olm_data.errors import InputError, printable

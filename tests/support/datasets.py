@@ -39,7 +39,8 @@ from olm_data.dataset.record import (
     ShardRecord,
     window_counts,
 )
-from olm_data.dataset.shard import ENDS, ShardWriter
+from olm_data.dataset.shard import ENDS
+from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 
