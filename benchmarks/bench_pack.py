@@ -1,4 +1,4 @@
-"""How long does planning rows take, and what do the rows waste?
+"""How long does planning rows take, and what do the rows cost?
 
     python benchmarks/bench_pack.py
     python benchmarks/bench_pack.py --documents 1e6 --lengths 1024,2048,8192 --loop-documents 1e5
@@ -20,36 +20,32 @@ from functools import partial
 
 import numpy as np
 
-from olm_data.packing.best_fit import Int64
-from olm_data.packing.row_plan import (
-    WINDOW,
-    PackedRows,
-    StreamPacker,
-    Waste,
-    pack_best_fit,
-    pack_documents,
-)
+from olm_data.packing.base import Int64, PackedRows, PackingCost
+from olm_data.packing.best_fit import pack_best_fit
+from olm_data.packing.concat import StreamPacker
+from olm_data.packing.document import pack_documents
+from olm_data.packing.write_plan import WINDOW
 
 Pack = Callable[[Int64, Int64], Iterator[PackedRows]]
 
 
-def packer(packing: str, length: int, waste: Waste) -> Pack:
+def packer(packing: str, length: int, cost: PackingCost) -> Pack:
     """Return what packs a window of documents."""
     if packing == "best_fit":
-        return partial(pack_best_fit, sequence_length=length, key=1, min_tail=1, waste=waste)
+        return partial(pack_best_fit, sequence_length=length, key=1, min_tail=1, cost=cost)
     if packing == "document":
-        return partial(pack_documents, sequence_length=length, waste=waste)
-    return StreamPacker(length, waste).pack
+        return partial(pack_documents, sequence_length=length, cost=cost)
+    return StreamPacker(length, cost).pack
 
 
-def plan(sizes: Int64, packing: str, length: int) -> Waste:
+def plan(sizes: Int64, packing: str, length: int) -> PackingCost:
     """Plan all documents, window by window, and let the rows go."""
-    waste = Waste()
-    pack, starts = packer(packing, length, waste), np.cumsum(sizes) - sizes
+    cost = PackingCost()
+    pack, starts = packer(packing, length, cost), np.cumsum(sizes) - sizes
     for low in range(0, len(sizes), WINDOW):
         for _ in pack(starts[low : low + WINDOW], sizes[low : low + WINDOW]):
             pass
-    return waste
+    return cost
 
 
 def one_by_one(sizes: list[int], length: int) -> tuple[int, int]:
@@ -112,11 +108,11 @@ def main() -> None:
             rounds = []
             for _ in range(args.rounds):
                 rounds.append(seconds(lambda p=packing, n=length: plan(sizes, p, n)))
-            waste, taken[packing] = plan(sizes, packing, length), min(rounds)
+            cost, taken[packing] = plan(sizes, packing, length), min(rounds)
             print(
-                f"{packing:>9}, rows of {length:6,}: {min(rounds):6.2f} s, {waste.rows:11,} rows, "
-                f"padding {waste.padding / (waste.rows * length):9.4%}, "
-                f"cut without need {waste.cut_short:10,}, with {waste.cut_long:10,}"
+                f"{packing:>9}, rows of {length:6,}: {min(rounds):6.2f} s, {cost.rows:11,} rows, "
+                f"padding {cost.padding / (cost.rows * length):9.4%}, "
+                f"cut without need {cost.cut_short:10,}, with {cost.cut_long:10,}"
             )
         some = sizes[: args.loop_documents].tolist()
         loop = seconds(lambda some=some, n=length: one_by_one(some, n))

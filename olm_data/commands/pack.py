@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from olm_data.commands.said import note
 from olm_data.errors import UsageError
+
+if TYPE_CHECKING:
+    from olm_data.dataset.view import View
 
 
 @click.command()
@@ -50,7 +54,7 @@ def pack(
     from rich.console import Console
 
     from olm_data.counts import parse_count
-    from olm_data.mixture import compare as verb
+    from olm_data.packing import compare as verb
 
     if not all(text.isdecimal() and int(text) for text in lengths.split(",")):
         raise UsageError(
@@ -61,9 +65,8 @@ def pack(
         packings.split(","),
         [int(text) for text in lengths.split(",")],
         most_documents=None if documents == "all" else parse_count(documents),
-        min_tail=min_tail,
-        where=where,
-        exclude_ids=exclude_ids,
+        keys={"min_tail": min_tail},
+        view=_view(where, exclude_ids),
     )
     if as_json:
         click.echo(json.dumps([one.to_json() for one in found], indent=1))
@@ -73,3 +76,13 @@ def pack(
         note(f"wrote {verb.write_comparison(found, html)}")
     best = min(found, key=lambda one: (one.cut_avoidable, one.padding))
     note(f"next: write packing: {best.packing} in the mixture's manifest.yaml")
+
+
+def _view(where: str | None, exclude_ids: str | None) -> View | None:
+    from olm_data.dataset.view import View
+    from olm_data.sources.selected import read_ids
+
+    if where is None and exclude_ids is None:
+        return None
+    excluded = None if exclude_ids is None else read_ids(exclude_ids)
+    return View(where, excluded, "--where" if where is not None else "--exclude-ids")

@@ -188,7 +188,7 @@ def row(
     """
     from olm_data.dataset.dataset import Dataset
     from olm_data.mixture.lock import Lock
-    from olm_data.packing.packing import rows_in
+    from olm_data.packing.concat import rows_in
     from olm_data.show.render import render
     from olm_data.show.views import LockRows, view_row
     from olm_data.target import dataset_root, is_lock

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -20,18 +21,28 @@ import msgspec
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import TokenizerInfo
-from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.dataset.view import ViewInfo
+from olm_data.errors import InputError, ValidationError
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock
 from olm_data.mixture.lock_format import LockSource, LockTokenizer
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
-from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.view import ViewInfo
+from olm_data.mixture.named_choice import located
 from olm_data.order.base import Order, SourceSize
-from olm_data.packing.packing import PLANNED, rows_in
+from olm_data.packing.concat import rows_in
+from olm_data.packing.packings import from_lock
+from olm_data.packing.row_plan import PlanInfo
 from olm_data.storage.store import is_remote
 
 __all__ = ["Lock", "Mixture", "compile_lock", "open_sources", "parse_mixture", "read_mixture"]
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """The row plan of a source, and what its view keeps; None where it draws on all documents."""
+
+    plan: PlanInfo
+    view: ViewInfo | None = None
 
 
 def open_sources(mixture: Mixture) -> dict[str, Dataset]:
@@ -56,8 +67,7 @@ def compile_lock(
     mixture: Mixture,
     datasets: Mapping[str, Dataset],
     folder: str = "",
-    plans: Mapping[str, PlanInfo] | None = None,
-    views: Mapping[str, ViewInfo] | None = None,
+    packed: Mapping[str, PackedSource] = {},
 ) -> Lock:
     """Compile a manifest against its datasets.
 
@@ -65,8 +75,7 @@ def compile_lock(
         mixture: the parsed manifest.
         datasets: one for each source, by name.
         folder: where the lock will lie (default: the manifest's folder).
-        plans: the row plan of each source that needs one, for its packing or view, by name.
-        views: what was kept of each source that has a view, by name.
+        packed: the row plan of each source that needs one, for its packing or view, by name.
 
     Raises:
         ValidationError: the sources were made by different tokenizers.
@@ -75,24 +84,19 @@ def compile_lock(
     """
     tokenizer = _one_tokenizer(mixture, datasets)
     sources = tuple(
-        _compile_source(
-            mixture,
-            spec,
-            datasets[spec.name],
-            (plans or {}).get(spec.name),
-            (views or {}).get(spec.name),
-        )
+        _compile_source(mixture, spec, datasets[spec.name], packed.get(spec.name))
         for spec in mixture.sources
     )
     stages = compile_stages(mixture, sources)
     refuse_exhausted(mixture, sources, stages)
     folder = folder or mixture.folder
+    order = _compile_order(mixture, sources, datasets)
     lock = Lock(
         format=FORMAT,
         version=VERSION,
         seed=mixture.seed,
         sequence_length=mixture.sequence_length,
-        packing=mixture.packing,
+        packing=from_lock(mixture.packing.name, order),
         tokenizer=LockTokenizer(
             sha256=tokenizer.sha256,
             probe_sha256=tokenizer.probe_sha256,
@@ -109,7 +113,7 @@ def compile_lock(
         tools={"olm": __version__},
         digest="",
         folder=folder,
-        order=_compile_order(mixture, sources, datasets),
+        order=order,
     )
     return msgspec.structs.replace(lock, digest=lock.compute_digest())
 
@@ -136,19 +140,14 @@ def _compile_source(
     mixture: Mixture,
     spec: SourceSpec,
     dataset: Dataset,
-    plan: PlanInfo | None,
-    view: ViewInfo | None,
+    packed: PackedSource | None,
 ) -> LockSource:
     length = mixture.sequence_length
+    plan, view = (None, None) if packed is None else (packed.plan, packed.view)
     rows = rows_in(dataset.tokens, length) if plan is None else plan.rows
     if not rows:
         tokens, kept = (dataset.tokens, "") if view is None else (view.tokens, " in its view")
-        needed = f"packing: {mixture.packing} makes no row of them"
-        if mixture.packing not in PLANNED:
-            needed = (
-                f"one row takes {length + 1:,} (sequence_length {length:,} and the token that "
-                "follows)"
-            )
+        needed = mixture.packing.none_because(length)
         raise InputError(
             f"source {spec.name!r} has {tokens:,} tokens{kept}; {needed}",
             where=mixture.where("sources", spec.name),
@@ -180,12 +179,8 @@ def _compile_order(
         )
         for source in sources
     ]
-    try:
+    with located(mixture.where("order")):
         return mixture.order.compile(sizes, mixture.seed)
-    except UsageError as error:
-        raise UsageError(
-            error.what, where=mixture.where("order"), why=error.why, fix=error.fix
-        ) from None
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:

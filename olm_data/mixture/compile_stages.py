@@ -20,7 +20,6 @@ from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.stage_spec import StageSpec
 from olm_data.order.schedule import MAX_ROWS, Stage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
-from olm_data.packing.packing import rows_between
 
 
 def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[LockStage, ...]:
@@ -48,6 +47,15 @@ def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[Loc
             )
         stages += compiled
     return tuple(stages)
+
+
+def rows_between(start_token: int, stop_token: int, sequence_length: int) -> int:
+    """Return the rows of a stage that runs from token `start_token` to `stop_token` of the run.
+
+    Boundaries are token counts from the run's beginning, each rounded down to a whole row, so the
+    roundings of earlier stages never add up.
+    """
+    return stop_token // sequence_length - start_token // sequence_length
 
 
 def _by_shares(

@@ -45,7 +45,7 @@ def diff(old: Lock, new: Lock) -> Difference:
         for what, was, now in (
             ("seed", old.seed, new.seed),
             ("sequence_length", old.sequence_length, new.sequence_length),
-            ("packing", old.packing, new.packing),
+            ("packing", old.packing.name, new.packing.name),
             ("tokenizer", old.tokenizer.sha256[:12], new.tokenizer.sha256[:12]),
             ("order", old.order, new.order),
         )

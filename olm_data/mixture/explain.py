@@ -28,7 +28,7 @@ def explain(lock: Lock) -> list[str]:
         rows = (
             f"floor(({source.tokens:,} tokens - 1) / S) = {source.rows:,} rows"
             if source.plan is None
-            else f"{source.rows:,} rows of its row plan ({lock.packing})"
+            else f"{source.rows:,} rows of its row plan ({lock.packing.name})"
         )
         cap = Fraction(source.max_epochs)
         lines.append(

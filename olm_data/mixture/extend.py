@@ -15,12 +15,12 @@ import msgspec
 
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import UsageError
+from olm_data.mixture.compile_stages import rows_between
 from olm_data.mixture.diff import same_rows
 from olm_data.mixture.extended import Extended, places_digest, sample_rows
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import whole_stages
 from olm_data.order.schedule import Stage, rows_by_source
-from olm_data.packing.packing import rows_between
 
 
 def extend(lock: Lock, tokens: int, where: str) -> Lock:

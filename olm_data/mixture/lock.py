@@ -26,9 +26,12 @@ from olm_data.errors import ConflictError, InputError, ValidationError, printabl
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.mixture.lock_format import LockFile, is_consistent
 from olm_data.order.base import Order
-from olm_data.order.orders import from_lock, to_lock
+from olm_data.order.orders import from_lock as order_from_lock
+from olm_data.order.orders import to_lock
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
+from olm_data.packing.base import Packing
+from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
 from olm_data.storage.json_file import read_json
@@ -37,8 +40,6 @@ from olm_data.threads import in_order
 
 FORMAT, VERSION = "olm-mixture-lock", 1
 UNDIGESTED = ("digest", "tools", "locations")
-
-"""Remote manifests fetched at a time; local ones are hashed and parsed as fast by one thread."""
 
 
 class Lock(LockFile, frozen=True, kw_only=True):
@@ -51,16 +52,19 @@ class Lock(LockFile, frozen=True, kw_only=True):
         extends: older locks whose rows are the first ones of this, the oldest first.
         digest: names this mixture everywhere else.
         order: of the rows of each source in an epoch.
+        packing: how documents became rows.
         folder: local path or URL that relative locations start from.
     """
 
     order: Order
+    packing: Packing
     folder: str
 
     def __repr__(self) -> str:
         return (
             f"<Lock {self.digest[:12]}: {self.total_rows:,} rows of {self.sequence_length:,} "
-            f"tokens, {len(self.sources):,} sources, {len(self.stages):,} stages, {self.packing}>"
+            f"tokens, {len(self.sources):,} sources, {len(self.stages):,} stages, "
+            f"{self.packing.name}>"
         )
 
     @property
@@ -151,7 +155,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """
         open_one = partial(self.open_dataset, verify=verify, max_open=max_open)
         if not any(map(is_remote, (self.folder, *self.locations.values()))):
-            return [*map(open_one, range(len(self.sources)))]
+            return [*map(open_one, range(len(self.sources)))]  # one thread hashes as fast
         return [*in_order(open_one, range(len(self.sources)))]
 
     def open_dataset(
@@ -201,7 +205,8 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Return the object of the file."""
         content = msgspec.to_builtins(self)
         del content["folder"]
-        return content | {"order": ORDER} | to_lock(self.order)
+        content |= {"order": ORDER, "packing": self.packing.name}
+        return content | to_lock(self.order)
 
     def write(
         self, path: str | os.PathLike[str], *, overwrite: bool = False
@@ -278,13 +283,14 @@ class Lock(LockFile, frozen=True, kw_only=True):
                     fix="give the lock that olm-data mix wrote, or use the release that wrote it",
                 )
             del head["order"]
-            order = from_lock(head)
+            order = order_from_lock(head)
+            packing = packing_from_lock(head.pop("packing", None), order)
             content = msgspec.convert(head, LockFile)
         except (MalformedJson, msgspec.ValidationError) as error:
             raise _no_lock(path, str(error)) from None
         fields = {name: getattr(content, name) for name in content.__struct_fields__}
-        lock = cls(folder=split(path)[0], order=order, **fields)
-        if lock.digest != lock.compute_digest() or not is_consistent(lock, order):
+        lock = cls(folder=split(path)[0], order=order, packing=packing, **fields)
+        if lock.digest != lock.compute_digest() or not is_consistent(lock, order, packing):
             raise ValidationError(
                 "the lock was changed after it was written: its digest does not match",
                 where=path,

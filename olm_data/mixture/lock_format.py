@@ -15,14 +15,14 @@ import msgspec
 
 from olm_data.bounded_json import Size
 from olm_data.counts import MAX_COUNT
+from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.extended import Extended
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
-from olm_data.mixture.pack import PlanInfo
-from olm_data.mixture.view import ViewInfo
 from olm_data.order.base import Order
 from olm_data.order.slots import MAX_BLOCK
-from olm_data.packing.packing import PACKINGS, PLANNED, rows_in
-from olm_data.packing.row_plan import FILES
+from olm_data.packing.base import Packing
+from olm_data.packing.concat import rows_in, unused_tail
+from olm_data.packing.row_plan import FILES, PlanInfo
 from olm_data.storage.names import acts, is_mixture_name
 
 Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -67,6 +67,14 @@ class LockSource(
         """Tokens of the documents that are drawn on."""
         return self.tokens if self.view is None else self.view.tokens
 
+    def tokens_in_no_row(self, sequence_length: int) -> int:
+        """Return how many of its tokens stand in no row of the lock's sequence length."""
+        return unused_tail(self.tokens, sequence_length) if self.plan is None else self.plan.dropped
+
+    def padding(self, sequence_length: int) -> float:
+        """Return the share of the inputs of its rows that are padding."""
+        return 0 if self.plan is None else 1 - self.plan.tokens / (self.rows * sequence_length)
+
 
 class LockStage(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -106,15 +114,14 @@ class LockFile(
 ):
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
-    Beside them stand `order`, which is the version of the schedule, and the order of the rows under
-    a key of its own (`orders.to_lock`).
+    Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the
+    order of the rows under a key of its own (`orders.to_lock`).
     """
 
     format: str
     version: int
     seed: Seed
     sequence_length: Size
-    packing: str
     tokenizer: LockTokenizer
     sources: tuple[LockSource, ...]
     stages: tuple[LockStage, ...]
@@ -124,7 +131,7 @@ class LockFile(
     extends: tuple[Extended, ...] = ()
 
 
-def is_consistent(lock: LockFile, order: Order) -> bool:
+def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
     names = [source.name for source in lock.sources]
     return (
@@ -134,13 +141,9 @@ def is_consistent(lock: LockFile, order: Order) -> bool:
         and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH
         and sum(stage.rows for stage in lock.stages) <= MAX_COUNT
         and all(s.max_documents_per_row <= lock.sequence_length + 1 for s in lock.sources)
-        and lock.packing in PACKINGS
         and order.fits([s.rows for s in lock.sources], lock.seed)
-        and (order.shard_rows is None or lock.packing == "concat")
         and all(
-            (s.plan is not None)
-            == (lock.packing in PLANNED or s.view is not None or order.shard_rows is not None)
-            for s in lock.sources
+            (s.plan is not None) == (packing.planned or s.view is not None) for s in lock.sources
         )
         and all(
             s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0

@@ -26,10 +26,12 @@ from olm_data.mixture.manifest_values import (
     number_at,
     value_at,
 )
-from olm_data.mixture.order_spec import parse_order
+from olm_data.mixture.named_choice import keys_of, read_choice
 from olm_data.mixture.stage_spec import EXAMPLE, StageSpec, parse_groups, parse_stages
 from olm_data.order.base import OrderKeys
-from olm_data.packing.packing import PACKINGS
+from olm_data.order.orders import manifest_orders
+from olm_data.packing.base import Packing
+from olm_data.packing.packings import PACKINGS, for_order
 from olm_data.select.where import parse
 from olm_data.storage.store import is_remote
 
@@ -66,8 +68,7 @@ class Mixture:
     folder: str
     seed: int
     sequence_length: int
-    packing: str
-    min_tail: int
+    packing: Packing
     sources: tuple[SourceSpec, ...]
     stages: tuple[StageSpec, ...]
     on_exhausted: str
@@ -103,7 +104,7 @@ def parse_mixture(text: str | bytes, path: str = "manifest.yaml", folder: str = 
 
 
 def _mixture(document: Document, folder: str) -> Mixture:
-    top = mapping_at(document, ())
+    top, orders = mapping_at(document, ()), manifest_orders()
     check_keys(
         top,
         (
@@ -111,16 +112,13 @@ def _mixture(document: Document, folder: str) -> Mixture:
             "seed",
             "sequence_length",
             "packing",
-            "min_tail",
+            *keys_of(PACKINGS.values()),
             "sources",
             "groups",
             "stages",
             "on_exhausted",
             "order",
-            "window_chunks",
-            "chunk_tokens",
-            "batch_rows",
-            "chunk_rows",
+            *keys_of(orders.values()),
         ),
         document.where,
     )
@@ -137,25 +135,18 @@ def _mixture(document: Document, folder: str) -> Mixture:
     integer_at(document, ("version",), 1, 1)
     sources = _sources(document)
     names = [source.name for source in sources]
-    packing = choice_at(document, "packing", PACKINGS)
-    if "min_tail" in top and packing != "best_fit":
-        raise UsageError(
-            f"min_tail has no meaning with packing: {packing}",
-            where=document.where("min_tail"),
-            fix="leave it out, or write packing: best_fit",
-        )
+    packing = read_choice(document, "packing", PACKINGS)
+    views = [source.view for source in sources]
+    order = read_choice(document, "order", orders, lambda one: one.check(packing.name, views))
     return Mixture(
         folder=folder,
         seed=integer_at(document, ("seed",), 0, MAX_INTEGER) if "seed" in top else 0,
         sequence_length=integer_at(document, ("sequence_length",), 1, MAX_SEQUENCE_LENGTH),
-        packing=packing,
-        min_tail=integer_at(document, ("min_tail",), 1, MAX_SEQUENCE_LENGTH)
-        if "min_tail" in top
-        else 1,
+        packing=for_order(packing, order),
         sources=sources,
         stages=parse_stages(document, folder, names, parse_groups(document, names)),
         on_exhausted=choice_at(document, "on_exhausted", ON_EXHAUSTED),
-        order=parse_order(document, packing, [s.view for s in sources]),
+        order=order,
         document=document,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,15 +21,18 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.view import View
 from olm_data.errors import UsageError, printable
-from olm_data.mixture.compile import compile_lock, open_sources, read_mixture
+from olm_data.mixture.compile import PackedSource, compile_lock, open_sources, read_mixture
 from olm_data.mixture.extend import extend
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.pack import write_plan
-from olm_data.mixture.view import open_views
+from olm_data.mixture.manifest import Mixture
+from olm_data.mixture.views import open_views
 from olm_data.mixture.whole_stage import whole_stages
 from olm_data.order.slots import TOLERANCE
-from olm_data.packing.packing import PLANNED, unused_tail
+from olm_data.packing.row_plan import PlanInfo
+from olm_data.packing.write_plan import write_plan
 from olm_data.storage.disk import io_errors, make_folder
 from olm_data.storage.places import refuse_no_file
 from olm_data.storage.scratch import abandoned, scratch
@@ -40,7 +43,7 @@ MANIFESTS = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixResult:
     """What `mix` did: the lock, where it is (or would be), and written | unchanged | dry run."""
 
     lock: Lock
@@ -50,7 +53,7 @@ class Mixed:
 
 def mix(
     manifest: str, output: str | None = None, *, dry_run: bool = False, overwrite: bool = False
-) -> Mixed:
+) -> MixResult:
     """Compile `manifest` and write the lock to `output` (default: NAME.lock.json beside it).
 
     Raises:
@@ -64,44 +67,47 @@ def mix(
         raise UsageError(
             "the output must be a .json file", where=path, fix=f"--output {path}.lock.json"
         )
+    folder = split(path)[0]
     mixture = read_mixture(manifest)
-    datasets, folder = open_sources(mixture), split(path)[0]
+    datasets = open_sources(mixture)
     views = open_views(mixture)
-    shard_rows = getattr(mixture.order, "shard_rows", None)
-    planned = list(datasets) if mixture.packing in PLANNED or shard_rows else list(views)
-    if not planned:
-        lock = compile_lock(mixture, datasets, folder)
-        return Mixed(lock, path, "dry run" if dry_run else lock.write(path, overwrite=overwrite))
-    with (
-        io_errors(folder, writing=True),
-        _staging(folder, here=not dry_run) as staging,
-    ):
-        plans, kept = {}, {}
-        for name in planned:
-            made = Path(staging, name)
-            made.mkdir()
-            plans[name] = write_plan(
-                datasets[name],
-                mixture.packing,
-                mixture.sequence_length,
-                made,
-                min_tail=mixture.min_tail,
-                view=views.get(name),
-                shard_rows=shard_rows,
-            )
-            if name in views:
-                views[name].refuse_nothing(f"source {name!r}", datasets[name])
-                kept[name] = views[name].info()
-        lock = compile_lock(mixture, datasets, folder, plans, kept)
+    planned = list(datasets) if mixture.packing.planned else list(views)
+    with _staging(folder, here=not dry_run) if planned else nullcontext(Path()) as staging:
+        packed = {
+            name: pack_source(name, mixture, datasets[name], views.get(name), staging / name)
+            for name in planned
+        }
+        lock = compile_lock(mixture, datasets, folder, packed)
         if dry_run:
-            return Mixed(lock, path, "dry run")
-        for name, plan in plans.items():  # before the lock that needs them
-            place = Store(folder).child(plan.folder)
-            for file, sha256 in plan.sha256.items():
-                made = Path(staging, name, file)
-                if place.size(file) != made.stat().st_size or place.sha256(file) != sha256:
-                    place.publish(file, made, sha256)
-        return Mixed(lock, path, lock.write(path, overwrite=overwrite))
+            return MixResult(lock, path, "dry run")
+        for name, source in packed.items():  # before the lock that needs them
+            publish_plan(source.plan, staging / name, Store(folder))
+    return MixResult(lock, path, lock.write(path, overwrite=overwrite))
+
+
+def pack_source(
+    name: str, mixture: Mixture, dataset: Dataset, view: View | None, folder: Path
+) -> PackedSource:
+    """Write the row plan of a source into a new local folder.
+
+    Raises:
+        InputError: its view keeps no document.
+    """
+    folder.mkdir()
+    scan = None if view is None else view.over(dataset)
+    plan = write_plan(dataset, mixture.packing, mixture.sequence_length, folder, scan)
+    if scan is None:
+        return PackedSource(plan)
+    scan.refuse_nothing(f"source {name!r}")
+    return PackedSource(plan, scan.info())
+
+
+def publish_plan(plan: PlanInfo, folder: Path, beside: Store) -> None:
+    """Publish the files of a row plan where a lock in `beside` looks for them, if not there yet."""
+    store = beside.child(plan.folder)
+    for file, sha256 in plan.sha256.items():
+        if store.size(file) != (folder / file).stat().st_size or store.sha256(file) != sha256:
+            store.publish(file, folder / file, sha256)
 
 
 @contextmanager
@@ -115,16 +121,17 @@ def _staging(folder: str, *, here: bool) -> Iterator[Path]:
     parent = None
     if here and not is_remote(folder):
         parent = Path(Store(folder).root)
-        make_folder(str(parent))
-        abandoned(parent, remove=True)
+        with io_errors(folder, writing=True):
+            make_folder(str(parent))
+            abandoned(parent, remove=True)
     abandoned(remove=True)
-    with scratch(parent) as staging:
+    with io_errors(folder, writing=True), scratch(parent) as staging:
         yield staging
 
 
 def lengthen(
     path: str, tokens: int, output: str | None, *, dry_run: bool = False, overwrite: bool = False
-) -> Mixed:
+) -> MixResult:
     """Write a lock that goes on where the one at `path` ends, `tokens` tokens further.
 
     Args:
@@ -150,8 +157,8 @@ def lengthen(
             fix=f"--output {os.path.splitext(older)[0]}-longer.json",
         )
     if dry_run:
-        return Mixed(lock, output, "dry run")
-    return Mixed(lock, output, lock.write(output, overwrite=overwrite))
+        return MixResult(lock, output, "dry run")
+    return MixResult(lock, output, lock.write(output, overwrite=overwrite))
 
 
 def compiled(path: str) -> Lock:
@@ -203,12 +210,8 @@ def plan(lock: Lock) -> dict[str, Any]:
                 "source": source.name,
                 "tokens_available": source.tokens_kept,
                 "rows_available": source.rows,
-                "tokens_in_no_row": unused_tail(source.tokens, length)
-                if source.plan is None
-                else source.plan.dropped,
-                "padding": 0
-                if source.plan is None
-                else 1 - source.plan.tokens / (source.rows * length),
+                "tokens_in_no_row": source.tokens_in_no_row(length),
+                "padding": source.padding(length),
                 "rows": rows,
                 "tokens": rows * length,
                 "epochs": rows / source.rows,

@@ -80,6 +80,11 @@ class OrderKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             UsageError: without `where`: the caller knows the line.
         """
 
+    @property
+    def shard_rows(self) -> int | None:
+        """Rows are cut from each shard alone, a multiple of so many; None: from whole streams."""
+        return None
+
     @abstractmethod
     def compile(self, sources: Sequence[SourceSize], seed: int) -> Order:
         """Return the order of these sources.
@@ -134,11 +139,6 @@ class Order(OrderKeys, frozen=True):
     def fits(self, rows: Sequence[int], seed: int) -> bool:
         """Whether this can be the order of sources with so many rows each."""
         return True
-
-    @property
-    def shard_rows(self) -> int | None:
-        """Rows are cut from each shard alone, a multiple of so many; None: from whole streams."""
-        return None
 
     def for_source(self, source: int) -> Self:
         """Return what of the order concerns the source of this index."""

@@ -32,10 +32,9 @@ for _order in (Shuffled, Windowed, OlmoCore):
     register(_order)
 
 
-def keys_of(name: str) -> type[OrderKeys]:
-    """Return what a manifest may say beside `order: NAME`; the first name is the default."""
-    order = ORDERS[name]
-    return order.keys or order
+def manifest_orders() -> dict[str, type[OrderKeys]]:
+    """Return what a manifest may say beside `order: NAME`, by name; the first is the default."""
+    return {name: order.keys or order for name, order in ORDERS.items()}
 
 
 def to_lock(order: Order) -> dict[str, Any]:

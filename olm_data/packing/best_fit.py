@@ -1,5 +1,6 @@
 """Packing `best_fit`: pieces of documents into rows of S tokens, by best-fit decreasing.
 
+    documents longer than a row -> full rows and a remainder                (`pack_best_fit`)
     lengths of pieces -> histogram of lengths -> best-fit decreasing on whole groups:
          "so many pieces of this length go into each of these rows"            (`fill`)
       -> which piece lies where, vectorised                                    (`best_fit`)
@@ -13,10 +14,17 @@ Source: best-fit decreasing as in Johnson, Near-optimal bin packing algorithms (
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost, cut_documents
 
 _INDEX_BITS = 24
 MOST_PIECES = 1 << _INDEX_BITS
@@ -24,8 +32,73 @@ MOST_PIECES = 1 << _INDEX_BITS
 
 _BLOCK = 1 << 10
 
-Int64 = NDArray[np.int64]
+_CACHED = 1 << 15  # numbers hashed together: they stay in the processor's cache
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
 Uint64 = NDArray[np.uint64]
+
+
+class BestFit(Packing, frozen=True):
+    """Documents whole where they fit in a row, in as few rows as best-fit decreasing takes.
+
+    Attributes:
+        min_tail: remainders of a cut document with fewer tokens are dropped.
+    """
+
+    name: ClassVar[str] = "best_fit"
+
+    min_tail: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1
+
+    def pack(
+        self,
+        dataset: Dataset,
+        documents: Iterable[tuple[Int64, Int64]],
+        sequence_length: int,
+        cost: PackingCost,
+    ) -> Iterator[PackedRows]:
+        """Yield the rows of each window of documents."""
+        seed = f"best_fit {dataset.digest} {sequence_length}"
+        key = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=8).digest(), "little")
+        for starts, lengths in documents:
+            yield from pack_best_fit(
+                starts, lengths, sequence_length, key=key, min_tail=self.min_tail, cost=cost
+            )
+
+
+def pack_best_fit(
+    starts: Int64,
+    lengths: Int64,
+    sequence_length: int,
+    *,
+    key: int,
+    min_tail: int,
+    cost: PackingCost,
+) -> Iterator[PackedRows]:
+    """Pack one window of documents by best-fit decreasing, the full rows of long ones first.
+
+    Args:
+        starts, lengths: int64 [d], first token and number of tokens of each document.
+        key: decides which documents of equal length meet which others.
+        min_tail: remainders of a cut document with fewer tokens are dropped.
+        cost: is added to.
+    """
+    long = np.flatnonzero(lengths >= sequence_length)
+    full = lengths[long] // sequence_length
+    yield from cut_documents(starts[long], lengths[long], full, sequence_length)
+    first, tails = starts.copy(), lengths.copy()
+    first[long] += full * sequence_length
+    tails[long] -= full * sequence_length
+    keep = tails > 0
+    keep[long] &= tails[long] >= min_tail
+    first, tails = first[keep], tails[keep]
+    packed = best_fit(tails, _mixed(first, key), sequence_length)
+    rows, used = len(packed.starts) - 1, int(tails.sum())
+    cost.rows += int(full.sum()) + rows
+    cost.tokens += int(full.sum()) * sequence_length + used
+    cost.padding += rows * sequence_length - used
+    cost.cut_long += int((lengths[long] > sequence_length).sum())
+    cost.dropped += int(lengths.sum()) - int(full.sum()) * sequence_length - used
+    yield PackedRows(first[packed.order], tails[packed.order], np.diff(packed.starts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +115,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class Assignment:
     """`each` pieces of one length into each of `rows` rows.
 
     Attributes:
@@ -58,7 +131,7 @@ class Move:
     slot: int
 
 
-def fill(counts: Int64, sequence_length: int) -> tuple[list[Move], int]:
+def fill(counts: Int64, sequence_length: int) -> tuple[list[Assignment], int]:
     """Decide best-fit decreasing for a histogram of piece lengths.
 
     Args:
@@ -67,7 +140,7 @@ def fill(counts: Int64, sequence_length: int) -> tuple[list[Move], int]:
     Returns:
         the moves, which take the pieces in descending order of length, and the number of rows.
     """
-    moves: list[Move] = []
+    moves: list[Assignment] = []
     open_rows, rows = _OpenRows(), 0
     for length in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[length])
@@ -80,7 +153,7 @@ def fill(counts: Int64, sequence_length: int) -> tuple[list[Move], int]:
             first, run, slot = open_rows.take(room)
             each = min(room // length, left)
             taken = min(run, left // each)
-            moves.append(Move(first, taken, each, slot))
+            moves.append(Assignment(first, taken, each, slot))
             left -= taken * each
             open_rows.put(room, first + taken, run - taken, slot)
             open_rows.put(room - each * length, first, taken, slot + each)
@@ -177,5 +250,19 @@ class _OpenRows:
 
 
 def _lowest(bits: int) -> int:
-    """Return the place of the lowest set bit."""
+    """Return the number of the lowest set bit."""
     return (bits & -bits).bit_length() - 1
+
+
+def _mixed(values: Int64, key: int) -> NDArray[np.uint64]:
+    """Return a 64-bit hash of each value: the finaliser of SplitMix64 (Steele et al., 2014)."""
+    mixed = np.empty(len(values), np.uint64)
+    for low in range(0, len(values), _CACHED):
+        z = mixed[low : low + _CACHED]
+        np.multiply(values[low : low + _CACHED].view(np.uint64), _STEP, out=z)
+        z += np.uint64(key)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z ^= z >> np.uint64(shift)
+            z *= np.uint64(factor)
+        z ^= z >> np.uint64(31)
+    return mixed

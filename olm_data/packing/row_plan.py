@@ -1,14 +1,11 @@
-"""Rows as lists of pieces: what packing decides, stored as three memory-mapped arrays.
+"""Rows as lists of pieces, stored as three memory-mapped arrays: the file format of a row plan.
 
-    documents of a dataset, window by window -> pieces of some rows -> ... of the next
-                                                    `-> starts, lengths, ends (.npy)
+    PackedRows, part by part --write--> starts, lengths, ends (.npy); PlanInfo in the lock
     RowPlan.open(folder) -> .pieces(row)     -> the reader copies them one behind the other
 
-A piece is a stretch of one document. The pieces of a row have at most S + 1 tokens, the last of
-which is only a label; after each piece that ends before that, a document ends. A row with fewer
-tokens is padded. A source that is packed as one stream of all its documents needs no plan
-(`packing.py`). Never: hold more in memory than a window of documents and a part of their rows,
-however long they are, or read a token.
+The pieces of a row have at most S + 1 tokens, the last of which is only a label; after each piece
+that ends before that, a document ends. A row with fewer tokens is padded. Never: hold more in
+memory than some of the rows.
 """
 
 from __future__ import annotations
@@ -16,191 +13,55 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import Size
+from olm_data.canonical import digest
 from olm_data.dataset.container import HEADER_BYTES, mapped_bytes, npy_header
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ValidationError
-from olm_data.packing.best_fit import Int64, best_fit
+from olm_data.packing.base import Int64, PackedRows
 from olm_data.storage.disk import io_errors
 from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store
 
-WINDOW = 1 << 22
-"""Documents packed at once: the memory of a plan does not grow with the dataset."""
-
-PART = 1 << 20
-"""Rows given at once, where they can be made one after another."""
-
 _COPIED = 4 << 20  # bytes
-_CACHED = 1 << 15  # numbers hashed together: they stay in the processor's cache
-_STEP = np.uint64(0x9E3779B97F4A7C15)
+_LOOKED_AT = 1 << 22  # pieces
 
 STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
 FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Some consecutive rows.
+class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a lock says of a source's row plan.
 
     Attributes:
-        starts: int64 [p], first token of each piece, counted over the dataset.
-        lengths: int64 [p], tokens of each piece.
-        counts: int64 [rows], pieces of each row.
+        rows, pieces: how many there are.
+        tokens: inputs in the rows; the other places are padding.
+        cut: documents longer than a row, which lie in several.
+        dropped: tokens in no row (remainders shorter than `min_tail`).
+        most_pieces: pieces of the row that has most.
+        sha256: of each file, by name.
     """
 
-    starts: Int64
-    lengths: Int64
-    counts: Int64
+    rows: Size
+    pieces: Size
+    tokens: Size
+    cut: Size
+    dropped: Size
+    most_pieces: Size
+    sha256: dict[str, str]
 
-
-@dataclass(slots=True)
-class Waste:
-    """What a packing costs, summed over a dataset.
-
-    Attributes:
-        rows: rows made.
-        tokens: tokens in them that are inputs.
-        padding: places without a token.
-        cut_long: documents cut because they are longer than a row.
-        cut_short: documents cut though they would have fitted into one row.
-        dropped: tokens in no row.
-    """
-
-    rows: int = 0
-    tokens: int = 0
-    padding: int = 0
-    cut_long: int = 0
-    cut_short: int = 0
-    dropped: int = 0
-
-
-def pack_best_fit(
-    starts: Int64, lengths: Int64, sequence_length: int, *, key: int, min_tail: int, waste: Waste
-) -> Iterator[PackedRows]:
-    """Pack one window of documents by best-fit decreasing, the full rows of long ones first.
-
-    Args:
-        starts, lengths: int64 [d], first token and number of tokens of each document.
-        key: decides which documents of equal length meet which others.
-        min_tail: remainders of a cut document with fewer tokens are dropped.
-        waste: is added to.
-    """
-    long = np.flatnonzero(lengths >= sequence_length)
-    full = lengths[long] // sequence_length
-    yield from _stretches(starts[long], lengths[long], full, sequence_length)
-    first, tails = starts.copy(), lengths.copy()
-    first[long] += full * sequence_length
-    tails[long] -= full * sequence_length
-    keep = tails > 0
-    keep[long] &= tails[long] >= min_tail
-    first, tails = first[keep], tails[keep]
-    packed = best_fit(tails, _mixed(first, key), sequence_length)
-    rows, used = len(packed.starts) - 1, int(tails.sum())
-    waste.rows += int(full.sum()) + rows
-    waste.tokens += int(full.sum()) * sequence_length + used
-    waste.padding += rows * sequence_length - used
-    waste.cut_long += int((lengths[long] > sequence_length).sum())
-    waste.dropped += int(lengths.sum()) - int(full.sum()) * sequence_length - used
-    yield PackedRows(first[packed.order], tails[packed.order], np.diff(packed.starts))
-
-
-def pack_documents(
-    starts: Int64, lengths: Int64, sequence_length: int, *, waste: Waste
-) -> Iterator[PackedRows]:
-    """Give each document rows of its own, padded; one longer than a row goes on in the next."""
-    counts = -(-lengths // sequence_length)
-    rows, tokens = int(counts.sum()), int(lengths.sum())
-    waste.rows += rows
-    waste.tokens += tokens
-    waste.padding += rows * sequence_length - tokens
-    waste.cut_long += int((lengths > sequence_length).sum())
-    yield from _stretches(starts, lengths, counts, sequence_length)
-
-
-def _stretches(
-    starts: Int64, lengths: Int64, counts: Int64, sequence_length: int
-) -> Iterator[PackedRows]:
-    """Yield the first `counts` [d] stretches of S tokens of each document, a row each.
-
-    A stretch after which the document goes on has one token more: its last label.
-    """
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if len(ends) else 0
-    for low in range(0, total, PART):
-        row = np.arange(low, min(low + PART, total), dtype=np.int64)
-        document = np.searchsorted(ends, row, side="right")
-        inside = (row - (ends - counts)[document]) * sequence_length
-        size = np.minimum(sequence_length + 1, lengths[document] - inside)
-        yield PackedRows(starts[document] + inside, size, np.ones(len(row), np.int64))
-
-
-class StreamPacker:
-    """Packs chosen documents as one stream, row r from its token r * S, across windows.
-
-    The same geometry as `packing.py` has for all documents of a dataset. What is left at the end
-    and fills no row is dropped.
-    """
-
-    def __init__(self, sequence_length: int, waste: Waste) -> None:
-        self._length, self._waste, self._past = sequence_length, waste, 0
-        self._starts: Int64 = np.zeros(0, np.int64)
-        self._lengths: Int64 = np.zeros(0, np.int64)
-
-    def pack(self, starts: Int64, lengths: Int64) -> Iterator[PackedRows]:
-        """Yield the rows that the stream has now and had not before."""
-        starts = np.concatenate([self._starts, starts[lengths > 0]])
-        lengths = np.concatenate([self._lengths, lengths[lengths > 0]])
-        size, ends = self._length, np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        rows = max(0, (total - 1) // size)
-        for row in range(0, rows, PART):
-            yield self._rows(starts, lengths, ends, row, min(row + PART, rows))
-        self._count_cuts(lengths, ends, rows * size)
-        self._keep(starts, lengths, ends, rows * size)
-        self._waste.rows += rows
-        self._waste.tokens += rows * size
-        self._waste.dropped = total - (rows * size + 1 if rows else 0)
-
-    def _rows(self, starts: Int64, lengths: Int64, ends: Int64, i: int, j: int) -> PackedRows:
-        """Return rows i .. j-1 of what is at hand; neighbours share the token on their border."""
-        size = self._length
-        low = np.arange(i, j, dtype=np.int64) * size
-        first = np.searchsorted(ends, low, side="right")
-        last = np.searchsorted(ends, low + size, side="right")
-        counts = last - first + 1
-        document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        before = (ends - lengths)[document]
-        begin = np.maximum(np.repeat(low, counts), before)
-        stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
-        return PackedRows(starts[document] + begin - before, stop - begin, counts)
-
-    def _count_cuts(self, lengths: Int64, ends: Int64, used: int) -> None:
-        """Count the documents that begin in these rows and go on in another row than they begin."""
-        begin = ends - lengths
-        fresh = (begin >= 0) & (begin < used)
-        if self._past and len(fresh):
-            fresh[0] = False  # the rest of a document that began in earlier rows
-        size = self._length
-        apart = fresh & (begin // size != (ends - 1) // size)
-        self._waste.cut_long += int((apart & (lengths > size)).sum())
-        self._waste.cut_short += int((apart & (lengths <= size)).sum())
-
-    def _keep(self, starts: Int64, lengths: Int64, ends: Int64, used: int) -> None:
-        at = int(np.searchsorted(ends, used, side="right"))
-        self._starts, self._lengths = starts[at:].copy(), lengths[at:].copy()
-        if at < len(starts):
-            gone = used - int(ends[at] - lengths[at])
-            self._starts[0] += gone
-            self._lengths[0] -= gone
-            self._past = gone
+    @property
+    def folder(self) -> str:
+        """Folder of the files, relative to the lock's: named by content, so locks can share it."""
+        return f"row-plans/{digest(msgspec.to_builtins(self))[:16]}"
 
 
 class RowPlan:
@@ -229,10 +90,10 @@ class RowPlan:
         Looks at every piece once, some at a time: pieces stand in the order of rows.
         """
         found = []
-        for low in range(0, len(self.starts), WINDOW):
-            starts = self.starts[low : low + WINDOW]
+        for low in range(0, len(self.starts), _LOOKED_AT):
+            starts = self.starts[low : low + _LOOKED_AT]
             here = starts < np.uint64(stop)
-            here &= starts + self.lengths[low : low + WINDOW] > np.uint64(start)
+            here &= starts + self.lengths[low : low + _LOOKED_AT] > np.uint64(start)
             found.append(np.flatnonzero(here) + low)
         pieces = np.concatenate(found) if found else np.zeros(0, np.int64)
         rows = np.searchsorted(self.ends, pieces.astype(np.uint64), side="right")
@@ -345,20 +206,6 @@ def _copy(store: Store, name: str, path: Path) -> str:
             with io_errors(str(path), writing=True):
                 file.write(piece)
     return seen.hexdigest()
-
-
-def _mixed(values: Int64, key: int) -> NDArray[np.uint64]:
-    """Return a 64-bit hash of each value: the finaliser of SplitMix64 (Steele et al., 2014)."""
-    mixed = np.empty(len(values), np.uint64)
-    for low in range(0, len(values), _CACHED):
-        z = mixed[low : low + _CACHED]
-        np.multiply(values[low : low + _CACHED].view(np.uint64), _STEP, out=z)
-        z += np.uint64(key)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            z ^= z >> np.uint64(shift)
-            z *= np.uint64(factor)
-        z ^= z >> np.uint64(31)
-    return mixed
 
 
 def _damaged(url: str, why: str) -> ValidationError:

@@ -15,7 +15,6 @@ import numpy as np
 
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
-from olm_data.packing.packing import unused_tail
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
@@ -41,13 +40,12 @@ def packing_section(lock: Lock) -> str:
     length = lock.sequence_length
     costs = []
     for source in lock.sources:
-        plan = source.plan
         costs.append(
             (
                 source.name,
                 f"{source.rows:,}",
-                f"{unused_tail(source.tokens, length) if plan is None else plan.dropped:,}",
-                f"{0 if plan is None else 1 - plan.tokens / (source.rows * length):.4%}",
+                f"{source.tokens_in_no_row(length):,}",
+                f"{source.padding(length):.4%}",
             )
         )
     rows = spread(lock.total_rows, MEASURED_ROWS).astype(np.int64)
@@ -78,7 +76,7 @@ def packing_section(lock: Lock) -> str:
     body = table(head, costs, numbers=3) + svg(draw, alt, height=2.2)
     body += table(("measure", "value"), facts, numbers=1)
     return section(
-        f"Packing: {lock.packing}",
+        f"Packing: {lock.packing.name}",
         body + note(f"Lower table: {len(rows):,} rows, evenly spread over the run."),
     )
 

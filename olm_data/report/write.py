@@ -92,6 +92,6 @@ def _facts(lock: Lock) -> list[tuple[str, str]]:
         ("rows planned", f"{lock.total_rows:,}"),
         ("tokens planned", f"{lock.total_rows * lock.sequence_length:,}"),
         ("sequence length", f"{lock.sequence_length:,}"),
-        ("packing", lock.packing),
+        ("packing", lock.packing.name),
         ("lock", lock.digest[:12]),
     ]

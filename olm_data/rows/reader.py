@@ -26,7 +26,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.packing.packing import row_span
+from olm_data.packing.concat import row_span
 from olm_data.rows.batch_memory import BatchMemory, Pool
 from olm_data.rows.cache_plan import CacheOptions, open_cache
 from olm_data.rows.fields import (

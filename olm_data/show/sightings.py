@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
-from olm_data.packing.packing import row_span
+from olm_data.packing.concat import row_span
 from olm_data.packing.row_plan import RowPlan
 
 

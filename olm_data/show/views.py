@@ -18,7 +18,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
-from olm_data.packing.packing import row_span, rows_in
+from olm_data.packing.concat import row_span, rows_in
 from olm_data.packing.row_plan import RowPlan
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

@@ -38,8 +38,7 @@ from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
 from olm_data.extras import MissingExtra
-from olm_data.mixture.pack import PlanInfo
-from olm_data.packing.row_plan import file_sizes
+from olm_data.packing.row_plan import PlanInfo, file_sizes
 from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock

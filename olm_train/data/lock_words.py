@@ -14,7 +14,7 @@ def describe_lock(lock: Lock) -> dict[str, str]:
         "seed": str(lock.seed),
         "sequence_length": str(lock.sequence_length),
         "order": ORDER,
-        "packing": lock.packing,
+        "packing": lock.packing.name,
         "tokenizer": lock.tokenizer.sha256,
     }
     for source in lock.sources:

@@ -13,7 +13,7 @@ from olm_data.errors import UsageError
 from olm_data.order.prp import MAX_ROWS
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.order.slots import slot_table
-from olm_data.packing.packing import row_span, rows_in
+from olm_data.packing.concat import row_span, rows_in
 
 HUGE = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**33 + 7, 2**40, 2**50 - 1, 2**50]
 

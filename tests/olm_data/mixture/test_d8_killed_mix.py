@@ -15,7 +15,7 @@ from olm_data.mixture.mix import mix
 KILLED = """\
 import os, sys
 from olm_data.mixture import mix
-def kill(dataset, packing, length, folder, **options):
+def kill(dataset, packing, length, folder, scan):
     (folder / "half").write_bytes(b"x" * 1000)
     os._exit(9)
 mix.write_plan = kill

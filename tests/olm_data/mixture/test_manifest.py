@@ -9,6 +9,7 @@ from support.stand_in import MANIFEST
 
 from olm_data.errors import UsageError
 from olm_data.mixture.manifest import parse_mixture
+from olm_data.packing.concat import Concat
 
 
 def test_a_manifest_is_read_into_exact_values() -> None:
@@ -29,7 +30,7 @@ def test_what_may_be_left_out_has_the_documented_default() -> None:
         "{version: 1, sequence_length: 8, sources: {a: {data: x}}, "
         "stages: [{name: m, tokens: 8, weights: {a: 1}}]}"
     )
-    assert (mixture.seed, mixture.packing, mixture.on_exhausted) == (0, "concat", "error")
+    assert (mixture.seed, mixture.packing, mixture.on_exhausted) == (0, Concat(), "error")
     assert mixture.sources[0].max_epochs == 4
 
 

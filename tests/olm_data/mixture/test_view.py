@@ -18,7 +18,7 @@ from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix, plan, view_lines, warnings
-from olm_data.packing.packing import PACKINGS
+from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
 from olm_data.verify.run import report_lines, verify
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.order.base import Order, SourceEpochs, SourceSize
-from olm_data.order.orders import ORDERS, from_lock, keys_of, to_lock
+from olm_data.order.orders import ORDERS, from_lock, manifest_orders, to_lock
 from olm_data.order.schedule import Schedule, Stage
 
 
@@ -26,7 +26,7 @@ def draw_order(data: st.DataObject, name: str, rows: list[int], seed: int) -> Or
     elif name == "olmo-core":
         keys = {"batch_rows": data.draw(st.integers(1, rows[0]))}
     sources = [SourceSize(rows=n, tokens=8 * n + 1, shards=2) for n in rows]
-    return keys_of(name)(**keys).compile(sources, seed)
+    return manifest_orders()[name](**keys).compile(sources, seed)
 
 
 @pytest.mark.parametrize("name", ORDERS)

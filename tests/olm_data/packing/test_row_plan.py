@@ -17,19 +17,14 @@ from support.datasets import write_sparse_dataset
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
-from olm_data.mixture import pack as module_pack
-from olm_data.mixture.pack import packer
-from olm_data.packing import row_plan as module
-from olm_data.packing.packing import PACKINGS, row_span, rows_in
-from olm_data.packing.row_plan import (
-    PackedRows,
-    RowPlan,
-    StreamPacker,
-    Waste,
-    pack_best_fit,
-    pack_documents,
-    write,
-)
+from olm_data.packing import base
+from olm_data.packing import write_plan as windows
+from olm_data.packing.base import PackedRows, PackingCost
+from olm_data.packing.best_fit import pack_best_fit
+from olm_data.packing.concat import StreamPacker, row_span, rows_in
+from olm_data.packing.document import pack_documents
+from olm_data.packing.packings import PACKINGS
+from olm_data.packing.row_plan import RowPlan, write
 from olm_data.storage.store import Store
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=40)
@@ -61,8 +56,8 @@ def test_best_fit_rows_hold_every_token_once_and_name_the_one_that_follows(
     lengths: list[int], sequence_length: int, gap: int
 ) -> None:
     starts, sizes = documents(lengths, gap)
-    waste = Waste()
-    packed = pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=1, waste=waste)
+    cost = PackingCost()
+    packed = pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=1, cost=cost)
     rows = rows_of(packed)
     seen = [t for row in rows for t in inputs(row, sequence_length)]
     places = [t for a, n in zip(starts.tolist(), lengths, strict=True) for t in range(a, a + n)]
@@ -76,10 +71,10 @@ def test_best_fit_rows_hold_every_token_once_and_name_the_one_that_follows(
             assert row[0][0] + sequence_length not in ends
         else:
             assert all(start + size in ends for start, size in row)
-    assert (waste.rows, waste.tokens, waste.dropped) == (len(rows), len(places), 0)
-    assert waste.padding == len(rows) * sequence_length - len(places)
-    assert waste.cut_long == sum(n > sequence_length for n in lengths)
-    assert waste.cut_short == 0
+    assert (cost.rows, cost.tokens, cost.dropped) == (len(rows), len(places), 0)
+    assert cost.padding == len(rows) * sequence_length - len(places)
+    assert cost.cut_long == sum(n > sequence_length for n in lengths)
+    assert cost.cut_short == 0
 
 
 @given(LENGTHS, st.integers(1, 20), st.integers(1, 8))
@@ -87,9 +82,9 @@ def test_only_remainders_shorter_than_min_tail_are_dropped_and_counted(
     lengths: list[int], sequence_length: int, min_tail: int
 ) -> None:
     starts, sizes = documents(lengths, gap=1)
-    waste = Waste()
+    cost = PackingCost()
     rows = rows_of(
-        pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=min_tail, waste=waste)
+        pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=min_tail, cost=cost)
     )
     seen = sorted(t for row in rows for t in inputs(row, sequence_length))
     kept = []
@@ -98,14 +93,14 @@ def test_only_remainders_shorter_than_min_tail_are_dropped_and_counted(
         cut = tail if size > sequence_length and tail < min_tail else 0
         kept += range(start, start + size - cut)
     assert seen == kept
-    assert (waste.tokens, waste.dropped) == (len(kept), sum(lengths) - len(kept))
-    assert waste.padding == len(rows) * sequence_length - len(kept)
+    assert (cost.tokens, cost.dropped) == (len(kept), sum(lengths) - len(kept))
+    assert cost.padding == len(rows) * sequence_length - len(kept)
 
 
 @given(LENGTHS, st.integers(1, 20))
 def test_a_document_row_holds_one_document(lengths: list[int], sequence_length: int) -> None:
     starts, sizes = documents(lengths)
-    rows = rows_of(pack_documents(starts, sizes, sequence_length, waste=Waste()))
+    rows = rows_of(pack_documents(starts, sizes, sequence_length, cost=PackingCost()))
     assert all(len(row) == 1 for row in rows)
     assert [t for row in rows for t in inputs(row, sequence_length)] == list(range(sum(lengths)))
     assert len(rows) == sum(-(-n // sequence_length) for n in lengths)
@@ -116,8 +111,8 @@ def test_a_stream_has_the_same_rows_in_any_windows(
     lengths: list[int], sequence_length: int, cuts: list[int], gap: int
 ) -> None:
     starts, sizes = documents(lengths, gap)
-    waste = Waste()
-    packer, rows = StreamPacker(sequence_length, waste), []
+    cost = PackingCost()
+    packer, rows = StreamPacker(sequence_length, cost), []
     edges = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
     for a, b in itertools.pairwise(edges):
         rows += rows_of(packer.pack(starts[a:b], sizes[a:b]))
@@ -136,8 +131,8 @@ def test_a_stream_has_the_same_rows_in_any_windows(
             assert owner[start + size - 1] != owner[following]
     # cut: the document of a row's last input goes on as the next row's first
     apart = {owner[one[-1]] for one in wanted if owner[one[-2]] == owner[one[-1]]}
-    assert waste.cut_long + waste.cut_short == len(apart)
-    assert waste.cut_long == sum(lengths[d] > sequence_length for d in apart)
+    assert cost.cut_long + cost.cut_short == len(apart)
+    assert cost.cut_long == sum(lengths[d] > sequence_length for d in apart)
 
 
 def test_a_stored_plan_is_the_plan(tmp_path: Path) -> None:
@@ -145,7 +140,7 @@ def test_a_stored_plan_is_the_plan(tmp_path: Path) -> None:
     parts = [
         part
         for a, b in ((0, 3), (3, 6))
-        for part in pack_best_fit(starts[a:b], sizes[a:b], 8, key=1, min_tail=1, waste=Waste())
+        for part in pack_best_fit(starts[a:b], sizes[a:b], 8, key=1, min_tail=1, cost=PackingCost())
     ]
     rows, pieces = write(tmp_path, parts)
     sha256 = RowPlan.digests(tmp_path)
@@ -170,7 +165,7 @@ def test_a_remote_plan_is_mapped_from_a_copy_that_takes_no_space_afterwards(
     tmp_path: Path, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts, sizes = documents([5, 3, 9, 20, 1, 2])
-    parts = list(pack_best_fit(starts, sizes, 8, key=1, min_tail=1, waste=Waste()))
+    parts = list(pack_best_fit(starts, sizes, 8, key=1, min_tail=1, cost=PackingCost()))
     made, space = tmp_path / "made", tmp_path / "space"
     made.mkdir()
     space.mkdir()
@@ -213,9 +208,8 @@ def test_planning_takes_the_same_memory_for_ten_times_the_documents(
         path = tmp_path / str(shards)
         write_sparse_dataset(path, shards=shards, tokens=1 << 20, documents=1 << 14)
         dataset = Dataset.open(str(path))
-        pack = packer(dataset, packing, 48, waste=Waste())
-        windows = module_pack.documents(dataset, window=1 << 14)
-        peaks.append(peak(part for starts, sizes in windows for part in pack(starts, sizes)))
+        some = windows.documents(dataset, window=1 << 14)
+        peaks.append(peak(PACKINGS[packing]().pack(dataset, some, 48, PackingCost())))
     assert peaks[1] < 1.1 * peaks[0]
 
 
@@ -227,12 +221,12 @@ def test_the_rows_of_long_documents_are_made_a_part_at_a_time(
 
     def packed() -> Iterable[PackedRows]:
         if packing == "best_fit":
-            return pack_best_fit(starts, sizes, 16, key=1, min_tail=1, waste=Waste())
+            return pack_best_fit(starts, sizes, 16, key=1, min_tail=1, cost=PackingCost())
         if packing == "document":
-            return pack_documents(starts, sizes, 16, waste=Waste())
-        return StreamPacker(16, Waste()).pack(starts, sizes)
+            return pack_documents(starts, sizes, 16, cost=PackingCost())
+        return StreamPacker(16, PackingCost()).pack(starts, sizes)
 
     whole = rows_of(packed())
-    monkeypatch.setattr(module, "PART", 1 << 10)
+    monkeypatch.setattr(base, "PART", 1 << 10)
     assert rows_of(packed()) == whole
     assert peak(packed()) < 1 << 18

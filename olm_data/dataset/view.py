@@ -1,19 +1,20 @@
 """A view: the documents of a dataset that a source of a mixture draws on, chosen without a copy.
 
-    sources.NAME.where, .exclude_ids --open_views--> View
-    docs.parquet, 65,536 rows at a time --View--> bool mask of each stretch of documents
-                                           `----> ViewInfo for the lock: what was kept, and why not
+    View: a condition, excluded ids
+    docs.parquet, 65,536 rows at a time --View.over(dataset)--> bool mask of some documents
+                                                          `---> ViewInfo: what was kept, or why not
 
 A document is kept if `where` is true for it (`select/where.py`) and its id is not excluded. Its
 columns are those of `docs.parquet`: the kept ones, and `id`, `input` (the path of the input, as
 `olm-data show` shows it), `position`, `text_bytes`, `content_hash`. What is kept becomes a row plan
-(`pack.py`); nothing is tokenised or copied. Never: read a token, or hold more than a stretch of
+(packing/write_plan.py); nothing is tokenised or copied. Never: read a token, or hold more than some
 documents and 16 bytes for each excluded id.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,8 +25,7 @@ from olm_data.bounded_json import Size
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import DOCS
 from olm_data.dataset.shard import Shard
-from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable, suggest
-from olm_data.mixture.manifest import Mixture, SourceSpec
+from olm_data.errors import InputError, UsageError, ValidationError, printable, suggest
 from olm_data.select.where import Node, columns, parse
 
 if TYPE_CHECKING:
@@ -64,32 +64,42 @@ class ViewInfo(
         return _spelled(self.where, self.ids)
 
 
+@dataclass(frozen=True)
 class View:
-    """Chooses documents of one dataset, and counts what it leaves out.
+    """Which documents of a dataset to draw on.
 
-    Args:
+    Attributes:
         where: a condition, or None.
-        excluded: ids to leave out, or None; what they meet is counted in a copy.
-        place: file and line that ask for the view, for messages.
+        excluded: ids to leave out, or None.
+        asked_at: file and line, or option, that asks for the view, for messages.
     """
 
-    def __init__(self, where: str | None, excluded: IdSet | None, place: str) -> None:
-        self._node: Node | None = None if where is None else parse(where)
-        self._excluded = None if excluded is None else excluded.fresh()
-        self._place = place
-        self._documents = self._tokens = self._by_where = self._by_ids = self._with_id = 0
+    where: str | None
+    excluded: IdSet | None
+    asked_at: str
 
     def __str__(self) -> str:
-        where = None if self._node is None else str(self._node)
-        return _spelled(where, 0 if self._excluded is None else len(self._excluded))
+        where = None if self.where is None else str(parse(self.where))
+        return _spelled(where, 0 if self.excluded is None else len(self.excluded))
 
-    def chosen(
-        self, dataset: Dataset, number: int, shard: Shard
-    ) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield (first document of the shard, bool [d]: which are kept) for stretches of a shard.
+    def over(self, dataset: Dataset) -> ViewScan:
+        """Return a scan of a dataset's documents, with nothing counted yet."""
+        return ViewScan(self, dataset)
+
+
+class ViewScan:
+    """One pass over the documents of a dataset that says which a view keeps, and counts them."""
+
+    def __init__(self, view: View, dataset: Dataset) -> None:
+        self._node: Node | None = None if view.where is None else parse(view.where)
+        self._excluded = None if view.excluded is None else view.excluded.fresh()
+        self._dataset, self._asked_at = dataset, view.asked_at
+        self._documents = self._tokens = self._by_where = self._by_ids = self._with_id = 0
+
+    def chosen(self, number: int, shard: Shard) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield (first document of the shard, bool [d]: which are kept) for parts of a shard.
 
         Args:
-            dataset: the dataset.
             number: of the shard, which has documents.
             shard: the shard, opened.
 
@@ -98,12 +108,12 @@ class View:
             InputError: the condition cannot be decided, or documents have no id to exclude by.
             ValidationError: the document rows are damaged.
         """
-        self._check_digest(dataset, number)
+        self._check_digest(number)
         self._check_columns(shard.docs.schema())
         names = [] if self._node is None else columns(self._node)
         if self._excluded is not None and "id" not in names:
             names = [*names, "id"]
-        inputs = _paths(dataset)
+        inputs = _paths(self._dataset)
         first = 0
         for batch in shard.docs.batches(names):
             mask = self._mask(batch, names, inputs)
@@ -116,7 +126,7 @@ class View:
         self._documents += len(lengths)
         self._tokens += int(lengths.sum())
 
-    def refuse_nothing(self, name: str, dataset: Dataset) -> None:
+    def refuse_nothing(self, name: str) -> None:
         """Raise if no document was kept; `name` says of what, for the message.
 
         Raises:
@@ -124,9 +134,9 @@ class View:
         """
         if not self._documents:
             raise InputError(
-                f"no document of {name} is left: of {dataset.documents:,}, where leaves out "
+                f"no document of {name} is left: of {self._dataset.documents:,}, where leaves out "
                 f"{self._by_where:,} and exclude_ids {self._by_ids:,}",
-                where=self._place,
+                where=self._asked_at,
                 fix="olm-data stats shows the values of the kept columns; widen the condition",
             )
 
@@ -167,7 +177,7 @@ class View:
             if ids.null_count:
                 raise InputError(
                     f"{ids.null_count:,} documents have no id to leave out by",
-                    where=self._place,
+                    where=self._asked_at,
                     fix="tokenise with --id-column NAME, or choose documents with `where`",
                 )
             excluded = self._excluded.find(ids)
@@ -187,15 +197,16 @@ class View:
             if name not in schema.names:
                 raise UsageError(
                     f"the documents have no column {printable(name)!r}",
-                    where=self._place,
+                    where=self._asked_at,
                     fix=f"{suggest(name, schema.names)}; a column is there if tokenize got "
                     "--keep NAME",
                 )
-        place = schema.names.index("input")
-        check_types(self._node, schema.set(place, pa.field("input", pa.string())), self._place)
+        column = schema.names.index("input")
+        check_types(self._node, schema.set(column, pa.field("input", pa.string())), self._asked_at)
 
-    def _check_digest(self, dataset: Dataset, number: int) -> None:
+    def _check_digest(self, number: int) -> None:
         """Refuse a docs.parquet that is not the manifest's: it would choose other documents."""
+        dataset = self._dataset
         info = dataset.manifest.shards[number]
         try:
             if dataset.store.sha256(info.name + DOCS) == info.sha256["docs"]:
@@ -215,44 +226,6 @@ class View:
 def _spelled(where: str | None, ids: int) -> str:
     parts = [] if where is None else [f"where {where}"]
     return " and ".join(parts + ([f"without {ids:,} ids"] if ids else []))
-
-
-def open_views(mixture: Mixture) -> dict[str, View]:
-    """Return the view of each source that has one; reads the files of ids.
-
-    Raises:
-        InputError, UsageError: a file of ids cannot be read; the message has the manifest's line.
-        StorageError: remote storage fails.
-    """
-    views = {}
-    for spec in mixture.sources:
-        if spec.where is None and spec.exclude_ids is None:
-            continue
-        keys = "where" if spec.exclude_ids is None else "exclude_ids"
-        place = mixture.where("sources", spec.name, keys)
-        views[spec.name] = View(spec.where, _ids(mixture, spec, place), place)
-    return views
-
-
-def _ids(mixture: Mixture, spec: SourceSpec, place: str) -> IdSet | None:
-    from olm_data.sources.selected import read_ids
-
-    if spec.exclude_ids is None:
-        return None
-    path = mixture.resolve(spec.exclude_ids)
-    try:
-        return read_ids(path)
-    except (InputError, UsageError) as error:
-        raise _at(error, place, path) from error
-
-
-def _at(error: OlmError, place: str, path: str) -> OlmError:
-    return type(error)(
-        f"exclude_ids: {error.what}",
-        where=f"{printable(path)} (from {place})",
-        why=error.why,
-        fix=error.fix,
-    )
 
 
 def _paths(dataset: Dataset) -> pa.Array:

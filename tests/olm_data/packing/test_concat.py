@@ -7,7 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.packing.packing import row_span, rows_between, rows_in, unused_tail
+from olm_data.mixture.compile_stages import rows_between
+from olm_data.packing.concat import row_span, rows_in, unused_tail
 
 
 @given(st.integers(0, 500), st.integers(1, 40))

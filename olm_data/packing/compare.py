@@ -1,13 +1,13 @@
-"""`olm-data pack --compare`: what each packing would cost, before a byte is written.
+"""What each packing would cost, before a byte is written.
 
-    ends of documents, a window at a time -> row_plan's packers -> Comparison -> table | page
+    ends of documents, a window at a time -> Packing.pack -> Comparison -> table | page
 
-Uses the packers that `mix` uses, so the numbers are those of the rows that would be trained on.
+Packs as `mix` does, so the numbers are those of the rows that would be trained on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.view import View
 from olm_data.errors import UsageError, printable, suggest
-from olm_data.mixture.pack import documents, packer
-from olm_data.mixture.view import View
-from olm_data.packing.packing import PACKINGS
-from olm_data.packing.row_plan import WINDOW, PackedRows, Waste
-from olm_data.sources.selected import read_ids
+from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
+from olm_data.packing.packings import PACKINGS
+from olm_data.packing.write_plan import WINDOW, documents
 
 ROW_DOCUMENTS = 32
 """Documents a row from which on the histogram counts together."""
@@ -77,19 +76,18 @@ def compare(
     lengths: Sequence[int],
     *,
     most_documents: int | None,
-    min_tail: int = 1,
-    where: str | None = None,
-    exclude_ids: str | None = None,
+    keys: Mapping[str, Any] = {},
+    view: View | None = None,
 ) -> list[Comparison]:
     """Pack datasets in several ways, in memory.
 
     Args:
         targets: folders or URLs of datasets.
-        packings: of `packing.PACKINGS`.
+        packings: names of `PACKINGS`.
         lengths: sequence lengths.
         most_documents: look at so many documents of each dataset, its first; None for all.
-        min_tail: see `row_plan.pack_best_fit`.
-        where, exclude_ids: take only a view of each dataset, as a mixture's source does.
+        keys: those that go with a packing in a manifest; each takes the ones it knows.
+        view: take only a view of each dataset, as a mixture's source does.
 
     Raises:
         UsageError: there is no such packing or column.
@@ -98,65 +96,67 @@ def compare(
     for name in packings:
         if name not in PACKINGS:
             raise UsageError(f"there is no packing {name!r}", fix=suggest(name, PACKINGS))
-    excluded = None if exclude_ids is None else read_ids(exclude_ids)
-
-    def view() -> View | None:  # a new one each time: a view counts
-        if where is None and excluded is None:
-            return None
-        return View(where, excluded, "--where" if where is not None else "--exclude-ids")
-
     return [
-        _measure(Dataset.open(target), target, packing, length, most_documents, min_tail, view())
+        _measure(Dataset.open(target), target, _packing(name, keys), length, most_documents, view)
         for target in targets
         for length in lengths
-        for packing in packings
+        for name in packings
     ]
+
+
+def _packing(name: str, keys: Mapping[str, Any]) -> Packing:
+    known = PACKINGS[name].__struct_fields__
+    return PACKINGS[name](**{key: value for key, value in keys.items() if key in known})
 
 
 def _measure(
     dataset: Dataset,
     target: str,
-    packing: str,
+    packing: Packing,
     length: int,
     most_documents: int | None,
-    min_tail: int,
     view: View | None,
 ) -> Comparison:
-    waste, seen = Waste(), 0
+    cost, seen = PackingCost(), 0
     pieces = context = work = 0
     histogram = np.zeros(ROW_DOCUMENTS + 1, np.int64)
-    pack = packer(dataset, packing, length, min_tail=min_tail, waste=waste)
+    scan = None if view is None else view.over(dataset)
     window = WINDOW if most_documents is None else min(WINDOW, most_documents)
-    windows = documents(dataset, window, view)
+    windows = documents(dataset, window, scan)
     if most_documents is not None:
         windows = islice(windows, -(-most_documents // window))
-    for starts, sizes in windows:
-        seen += len(sizes)
-        for packed in pack(starts, sizes):
-            inputs = input_lengths(packed, length)
-            pieces += int((inputs > 0).sum())
-            context += int((inputs * (inputs - 1) // 2).sum())
-            work += int((inputs * (inputs + 1) // 2).sum())
-            held = np.minimum(packed.counts, ROW_DOCUMENTS)
-            histogram += np.bincount(held, minlength=len(histogram))
-    if view is not None:
-        view.refuse_nothing("the dataset", dataset)
-    whole = waste.rows * length * (length + 1) // 2
+
+    def counted() -> Iterator[tuple[Int64, Int64]]:
+        nonlocal seen
+        for starts, sizes in windows:
+            seen += len(sizes)
+            yield starts, sizes
+
+    for packed in packing.pack(dataset, counted(), length, cost):
+        inputs = input_lengths(packed, length)
+        pieces += int((inputs > 0).sum())
+        context += int((inputs * (inputs - 1) // 2).sum())
+        work += int((inputs * (inputs + 1) // 2).sum())
+        held = np.minimum(packed.counts, ROW_DOCUMENTS)
+        histogram += np.bincount(held, minlength=len(histogram))
+    if scan is not None:
+        scan.refuse_nothing("the dataset")
+    whole = cost.rows * length * (length + 1) // 2
     return Comparison(
         dataset=target,
-        packing=packing,
+        packing=packing.name,
         sequence_length=length,
         view=None if view is None else str(view),
         documents=seen,
         of=dataset.documents,
-        rows=waste.rows,
-        tokens=waste.tokens,
-        padding=waste.padding / max(waste.rows * length, 1),
-        cut_needed=waste.cut_long,
-        cut_avoidable=waste.cut_short,
-        dropped=waste.dropped,
-        documents_per_row=pieces / max(waste.rows, 1),
-        context=context / max(waste.tokens, 1),
+        rows=cost.rows,
+        tokens=cost.tokens,
+        padding=cost.padding / max(cost.rows * length, 1),
+        cut_needed=cost.cut_long,
+        cut_avoidable=cost.cut_short,
+        dropped=cost.dropped,
+        documents_per_row=pieces / max(cost.rows, 1),
+        context=context / max(cost.tokens, 1),
         attention_saved=1 - work / max(whole, 1),
         histogram=tuple(histogram.tolist()),
     )
@@ -221,8 +221,8 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
             width = 0.8 / len(chosen)
             for number, (colour, one) in enumerate(zip(colours(), chosen, strict=False)):
                 share = 100 * np.array(one.histogram) / max(one.rows, 1)
-                place = np.arange(len(share)) + (number - (len(chosen) - 1) / 2) * width
-                axes.bar(place, share, width, color=colour, label=one.packing)
+                middle = np.arange(len(share)) + (number - (len(chosen) - 1) / 2) * width
+                axes.bar(middle, share, width, color=colour, label=one.packing)
             axes.set_xlabel(f"documents in a row ({ROW_DOCUMENTS}: and more)")
             axes.set_ylabel("share of rows, %")
             whole_numbers(axes.xaxis)

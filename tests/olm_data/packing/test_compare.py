@@ -12,9 +12,9 @@ from support.datasets import mix_datasets, random_shards, write_dataset
 
 from olm_data.cli import cli
 from olm_data.errors import UsageError
-from olm_data.mixture.compare import compare
 from olm_data.mixture.lock import Lock
-from olm_data.packing.packing import PACKINGS
+from olm_data.packing.compare import compare
+from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
 
 S = 16

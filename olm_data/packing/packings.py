@@ -1,0 +1,43 @@
+"""The packings there are, by their names in a manifest and a lock."""
+
+from __future__ import annotations
+
+import msgspec
+
+from olm_data.order.base import Order, OrderKeys
+from olm_data.packing.base import Packing
+from olm_data.packing.best_fit import BestFit
+from olm_data.packing.concat import Concat
+from olm_data.packing.document import Document
+from olm_data.packing.instances import Instances
+
+PACKINGS: dict[str, type[Packing]] = {}
+"""The first one is the default."""
+
+
+def register(packing: type[Packing]) -> type[Packing]:
+    """Make a packing known by its name; also a decorator."""
+    PACKINGS[packing.name] = packing
+    return packing
+
+
+for _packing in (Concat, BestFit, Document):
+    register(_packing)
+
+
+def from_lock(name: object, order: Order) -> Packing:
+    """Return the packing that a lock names, without the keys that led to its row plans.
+
+    Raises:
+        msgspec.ValidationError: there is no such packing, or it does not go with the order.
+    """
+    if not isinstance(name, str) or name not in PACKINGS:
+        raise msgspec.ValidationError("a packing that this release does not know")
+    if order.shard_rows is not None and name != Instances.name:
+        raise msgspec.ValidationError(f"order {order.name} does not go with packing {name}")
+    return for_order(PACKINGS[name](), order)
+
+
+def for_order(packing: Packing, order: OrderKeys) -> Packing:
+    """Return the packing that gives an order its rows: `packing`, unless shards are cut alone."""
+    return packing if order.shard_rows is None else Instances(chunk_rows=order.shard_rows)
