@@ -14,7 +14,7 @@ import pytest
 from support.faulty_disk import fail, faults, kill
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-import olm_data.dataset.shard
+import olm_data.dataset.shard_writer
 from olm_data.errors import ResourceError
 
 
@@ -104,6 +104,6 @@ def test_05_short_writes_are_continued(
     def short(path: Any, mode: str = "r", **options: Any) -> Any:
         return Short(open(path, mode, **options)) if "w" in mode else open(path, mode, **options)
 
-    monkeypatch.setattr(olm_data.dataset.shard, "open", short, raising=False)
+    monkeypatch.setattr(olm_data.dataset.shard_writer, "open", short, raising=False)
     run(source, tiny_tokenizer, tmp_path / "out")
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")

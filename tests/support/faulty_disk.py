@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import olm_data.dataset.shard
+import olm_data.dataset.shard_writer
 import olm_data.packing.row_plan
 import olm_data.storage.disk
 import olm_data.storage.store
@@ -22,7 +22,7 @@ import olm_data.tokenization.quarantine
 MODULES = (
     olm_data.storage.disk,
     olm_data.storage.store,
-    olm_data.dataset.shard,
+    olm_data.dataset.shard_writer,
     olm_data.packing.row_plan,
     olm_data.tokenization.quarantine,
 )
