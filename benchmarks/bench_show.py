@@ -83,7 +83,8 @@ def make_lock(folder: Path, shards: int) -> Path:
     from support.small_tokenizer import train
 
     from olm_data.dataset.docs import DOCS, docs_schema
-    from olm_data.dataset.manifest import MANIFEST, TOKENIZER, TokenizerInfo, read_manifest
+    from olm_data.dataset.manifest import MANIFEST, read_manifest
+    from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
     from olm_data.mixture.mix import mix
     from olm_data.storage.store import Store
     from olm_data.tokenizer.tokenizer import spec_from_bytes

@@ -7,24 +7,22 @@ Never: list a directory, guess a dtype, or find document borders by an EOS id.
 
 from __future__ import annotations
 
-import hashlib
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 
 from olm_data.dataset.container import tokens_suffix
-from olm_data.dataset.manifest import TOKENIZER, Manifest, read_manifest
+from olm_data.dataset.manifest import Manifest, read_manifest
 from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
-from olm_data.errors import ValidationError
+from olm_data.dataset.tokenizer import own_tokenizer
 from olm_data.storage.store import Store
-from olm_data.tokenizer.probe import probe
-from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 _MAX_MAPPED_SHARDS = 16_384  # the kernel allows 65,530 maps a process
 
@@ -179,28 +177,12 @@ class Dataset(Sequence[Document]):
 
     @cached_property
     def tokenizer(self) -> TokenizerSpec:
-        """The tokenizer stored in the dataset; BOS and EOS are the manifest's business.
+        """The tokenizer stored in the dataset, with the dataset's BOS and EOS.
 
         Raises:
             ValidationError: it is missing, or not the one the dataset was made with.
         """
-        url = self.store.url(TOKENIZER)
-        rules = self.manifest.tokenizer
-        try:
-            data = self.store.read(TOKENIZER)
-        except FileNotFoundError as error:
-            raise ValidationError(
-                "the dataset's tokenizer.json is missing", where=url, fix="restore it from a copy"
-            ) from error
-        if hashlib.sha256(data).hexdigest() != rules.sha256:
-            raise ValidationError(
-                "the tokenizer.json is not the one the dataset was made with",
-                where=url,
-                why="the ids would be shown as other text",
-                fix="restore it from a copy",
-            )
-        probe(data, url)
-        return _spec(data, self.tokenizer_name)
+        return own_tokenizer(self.store, self.manifest.tokenizer, self.tokenizer_name)
 
     @property
     def eos(self) -> int | None:
@@ -331,12 +313,6 @@ class Dataset(Sequence[Document]):
             pieces.append((i, start - base, end - base))
             start, i = end, i + 1
         return pieces
-
-
-@lru_cache(maxsize=2)
-def _spec(data: bytes, name: str) -> TokenizerSpec:
-    """Parse a tokenizer once for all datasets of a mixture, which have the same."""
-    return spec_from_bytes(data, name=name, eos="none", bos="none")
 
 
 def open_shards_budget() -> int:

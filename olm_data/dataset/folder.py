@@ -8,14 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Set
 
-from olm_data.dataset.manifest import (
-    EXCLUDED,
-    JOB,
-    MANIFEST,
-    PLAN,
-    TOKENIZER,
-    VALIDATION,
-)
+from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
+from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
 from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.places import refuse_foreign, refuse_output

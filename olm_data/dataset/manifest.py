@@ -22,13 +22,14 @@ from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
 from olm_data.dataset.options import option_fault
 from olm_data.dataset.record import WINDOWS, ShardRecord
+from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.storage.json_file import read_json
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store
 
-MANIFEST, PLAN, TOKENIZER, VALIDATION = "manifest.json", "plan.json", "tokenizer.json", "validation"
+MANIFEST, PLAN, VALIDATION = "manifest.json", "plan.json", "validation"
 JOB, EXCLUDED = "job.json", "exclude-ids.npy"
 MAX_IDS = 2 << 30
 """Bytes of the ids to leave out: 16 each."""
@@ -41,17 +42,6 @@ _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _FILES = {"tokens", "ends", "docs", "record"}
 _WIDTHS = {str(width) for width in WINDOWS}
-
-
-class TokenizerInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tokenizer made the ids, and the rules for BOS, EOS and special tokens in text."""
-
-    sha256: str
-    probe_sha256: str
-    vocab_size: Size
-    bos: Size | None
-    eos: Size | None
-    special: str
 
 
 class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -20,23 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from olm_data import __version__
 from olm_data.canonical import digest
 from olm_data.dataset.container import RAW_TOKENS
 from olm_data.dataset.folder import refuse_dataset_folder
-from olm_data.dataset.manifest import (
-    MANIFEST,
-    PLAN,
-    TOKENIZER,
-    InputInfo,
-    Manifest,
-    TokenizerInfo,
-    build_manifest,
-)
+from olm_data.dataset.manifest import MANIFEST, PLAN, InputInfo, Manifest, build_manifest
 from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
+from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
 from olm_data.importing.files import Borders, TokenFile, read_borders, refuse, tokenizer_of
 from olm_data.importing.find import find
@@ -206,7 +200,7 @@ class _Job:
             self.options
             | {
                 "dtype": self.dtype.name,
-                "tokenizer": self.tokenizer.to_manifest("plain"),
+                "tokenizer": msgspec.to_builtins(TokenizerInfo.of(self.tokenizer, "plain")),
                 "files": [[_label(file, name), file.bytes] for file, name in files],
             }
         )
@@ -291,7 +285,7 @@ def _manifest(job: _Job, shards: Sequence[_Shard]) -> Manifest:
         raise InputError("the files hold no token", where=store.root)
     inputs = zip(job.files, job.names, documents, shards, strict=True)
     manifest = build_manifest(
-        tokenizer=TokenizerInfo(**tokenizer.to_manifest("plain")),
+        tokenizer=TokenizerInfo.of(tokenizer, "plain"),
         dtype=job.dtype,
         options=job.options,
         plan=job.plan,

@@ -20,12 +20,12 @@ import msgspec
 
 from olm_data import __version__
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import TokenizerInfo
+from olm_data.dataset.tokenizer import TokenizerInfo, TokenizerRules
 from olm_data.dataset.view import ViewInfo
 from olm_data.errors import InputError, ValidationError
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock
-from olm_data.mixture.lock_format import LockSource, LockTokenizer
+from olm_data.mixture.lock_format import LockSource
 from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
 from olm_data.mixture.named_choice import located
 from olm_data.order.base import Order, SourceSize
@@ -97,7 +97,7 @@ def compile_lock(
         seed=mixture.seed,
         sequence_length=mixture.sequence_length,
         packing=from_lock(mixture.packing.name, order),
-        tokenizer=LockTokenizer(
+        tokenizer=TokenizerRules(
             sha256=tokenizer.sha256,
             probe_sha256=tokenizer.probe_sha256,
             vocab_size=tokenizer.vocab_size,

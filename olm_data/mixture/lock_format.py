@@ -15,6 +15,7 @@ import msgspec
 
 from olm_data.bounded_json import Size
 from olm_data.counts import MAX_COUNT
+from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.extended import Extended
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
@@ -30,16 +31,6 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _EXACT = re.compile(r"[0-9]{1,400}(?:/(?!0+\Z)[0-9]{1,400})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _MAX_TEXT = 1 << 16  # characters of a condition
-
-
-class LockTokenizer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokenizer that all sources share."""
-
-    sha256: str
-    probe_sha256: str
-    vocab_size: Size
-    bos: Size | None
-    eos: Size | None
 
 
 class LockSource(
@@ -122,7 +113,7 @@ class LockFile(
     version: int
     seed: Seed
     sequence_length: Size
-    tokenizer: LockTokenizer
+    tokenizer: TokenizerRules
     sources: tuple[LockSource, ...]
     stages: tuple[LockStage, ...]
     locations: dict[str, str]

@@ -77,7 +77,7 @@ def find_text(
     rules = dataset.manifest.tokenizer
     table = token_bytes(spec)
     if table is not None:
-        table = table.without([i for i in (rules.bos, rules.eos) if i is not None])
+        table = table.without(rules.delimiters)
 
     def search(index: int) -> list[Hit]:
         if table is None:
@@ -134,7 +134,7 @@ def _search_decoded(dataset: Dataset, spec: TokenizerSpec, index: int, text: str
     begin = 0
     for number, end in enumerate(shard.ends.tolist()):
         ids = shard.read(begin, end)
-        body = ids[rules.bos is not None : len(ids) - (rules.eos is not None)]
+        body = rules.body(ids)
         found = spec.decode(body).find(text)
         if found >= 0:
             start, stop = _token_span(spec, body, found, found + len(text))

@@ -283,7 +283,7 @@ def collect(
 def _tally(dataset: Dataset, watch: Callable[[int, int], None] | None) -> Tally:
     """Count all shards, a few at a time."""
     rules, inputs = dataset.manifest.tokenizer, len(dataset.manifest.inputs)
-    extra = (rules.bos is not None) + (rules.eos is not None)
+    extra = len(rules.delimiters)
     shards = len(dataset.manifest.shards)
     keep = pa.schema([])
     if shards:

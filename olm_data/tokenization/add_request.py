@@ -16,26 +16,18 @@ from fractions import Fraction
 from typing import Any, cast
 
 from olm_data.dataset.history import read_plans
-from olm_data.dataset.manifest import (
-    EXCLUDED,
-    JOB,
-    MAX_IDS,
-    TOKENIZER,
-    InputInfo,
-    Manifest,
-    read_manifest,
-)
+from olm_data.dataset.manifest import EXCLUDED, JOB, MAX_IDS, InputInfo, Manifest, read_manifest
 from olm_data.dataset.plan import Plan
+from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
 from olm_data.encoders.base import SpecialPolicy
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.errors import InputError, ValidationError, printable
 from olm_data.select.selection import IdSet
 from olm_data.sources import resolve_source
 from olm_data.sources.base import InputFile, PositionKind, SourcePlan
 from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.tokenization.request import Base, Request
-from olm_data.tokenizer.probe import probe
-from olm_data.tokenizer.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,38 +249,13 @@ def in_twice(new: str, known: str, *, finished: bool = False) -> InputError:
 
 def _tokenizer(store: Store, manifest: Manifest) -> TokenizerSpec:
     """Load the dataset's own tokenizer, with its BOS and EOS rule."""
-    info, url = manifest.tokenizer, store.url(TOKENIZER)
-    try:
-        data = store.read(TOKENIZER)
-    except FileNotFoundError as error:
-        raise ValidationError(
-            "the dataset's tokenizer is missing",
-            where=url,
-            fix="put the tokenizer.json it was made with there",
-        ) from error
-    probe(data, url)
-    reference = open_reference(data, plain=True)
-    names = [None if i is None else reference.id_to_token(i) for i in (info.eos, info.bos)]
-    try:
-        spec = spec_from_bytes(
-            data,
-            name=(manifest.tools or {}).get("tokenizer", "tokenizer.json"),
-            eos=names[0] or "none",
-            bos=names[1] or "none",
-        )
-    except UsageError as error:
-        raise ValidationError("the dataset's tokenizer is damaged", where=url) from error
-    if spec.to_manifest(info.special) != {
-        "sha256": info.sha256,
-        "probe_sha256": info.probe_sha256,
-        "vocab_size": info.vocab_size,
-        "bos": info.bos,
-        "eos": info.eos,
-        "special": info.special,
-    }:
+    info = manifest.tokenizer
+    name = (manifest.tools or {}).get("tokenizer", TOKENIZER)
+    spec = own_tokenizer(store, info, name)
+    if TokenizerInfo.of(spec, info.special) != info:
         raise ValidationError(
             "the tokenizer there is not the one that made the dataset",
-            where=url,
+            where=store.url(TOKENIZER),
             why="new tokens would mean something else than the old ones",
             fix="restore the tokenizer.json the dataset was made with",
         )

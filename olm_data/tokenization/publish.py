@@ -16,16 +16,9 @@ from importlib.metadata import version
 import msgspec
 
 from olm_data import __version__
-from olm_data.dataset.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    InputInfo,
-    Manifest,
-    TokenizerInfo,
-    build_manifest,
-    read_manifest,
-)
+from olm_data.dataset.manifest import MANIFEST, InputInfo, Manifest, build_manifest, read_manifest
 from olm_data.dataset.plan import Plan
+from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.sources.account import InputAccount, input_digest, unaccounted
 from olm_data.sources.passed import PassedCount, tally, to_tools
 from olm_data.storage.store import Store
@@ -59,7 +52,7 @@ def publish(
     for number, split in enumerate(SPLITS[: len(splits)]):
         records = [result.splits[number] for result in results]
         manifest = build_manifest(
-            tokenizer=TokenizerInfo(**request.tokenizer.to_manifest(request.special)),
+            tokenizer=TokenizerInfo.of(request.tokenizer, request.special),
             dtype=request.tokenizer.dtype,
             options=request.options() | {"split": split},
             plan=plan.digest,

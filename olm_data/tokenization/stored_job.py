@@ -17,8 +17,9 @@ from typing import Any
 
 from olm_data import __version__
 from olm_data.canonical import digest
-from olm_data.dataset.manifest import JOB, TOKENIZER
+from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
+from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.storage.json_file import read_object

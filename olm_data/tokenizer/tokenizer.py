@@ -130,13 +130,25 @@ class TokenizerSpec:
                 raise
             raise InputError("the tokenizer fails to decode", where=self.name, why=why) from error
 
-    def ended_by(self, *ids: int | None) -> TokenizerSpec:
-        """Return this tokenizer with the BOS and EOS of a dataset among its special tokens."""
-        missing = {*ids} - {None, *self.special_tokens.values()}
-        if not missing:
-            return self
-        names = {str(self.reference.id_to_token(i)): i for i in missing if i is not None}
-        return replace(self, special_tokens=dict(sorted({**self.special_tokens, **names}.items())))
+    def delimited(self, *, eos: int | None, bos: int | None) -> TokenizerSpec:
+        """Return this tokenizer with the EOS and BOS of a dataset, which are special tokens.
+
+        An id that no token has is left out.
+        """
+        names = {i: self.reference.id_to_token(i) for i in (eos, bos) if i is not None}
+        known = {i: name for i, name in names.items() if name is not None}
+        special = {**self.special_tokens, **{name: i for i, name in known.items()}}
+        spec = replace(
+            self,
+            eos=eos if eos in known else None,
+            bos=bos if bos in known else None,
+            eos_token=None if eos is None else known.get(eos),
+            bos_token=None if bos is None else known.get(bos),
+            special_tokens=dict(sorted(special.items())),
+        )
+        if special == self.special_tokens:
+            vars(spec)["reference"] = self.reference  # it would be loaded once more
+        return spec
 
     @cached_property
     def unspellable(self) -> Tokenizer:
@@ -158,17 +170,6 @@ class TokenizerSpec:
             strip_normalizer=strip_normalizer,
             unspellable=unspellable,
         )
-
-    def to_manifest(self, special: str) -> dict[str, Any]:
-        """Return the manifest's `tokenizer` object; `special` is the policy for specials."""
-        return {
-            "sha256": self.sha256,
-            "probe_sha256": self.probe_sha256,
-            "vocab_size": self.vocab_size,
-            "bos": self.bos,
-            "eos": self.eos,
-            "special": special,
-        }
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` needs beside the bytes of the `tokenizer.json`."""

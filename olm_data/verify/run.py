@@ -25,15 +25,9 @@ import numpy as np
 from olm_data.counts import duration
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import check_chain
-from olm_data.dataset.manifest import (
-    MANIFEST,
-    TOKENIZER,
-    VALIDATION,
-    Manifest,
-    build_manifest,
-    read_manifest,
-)
+from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
 from olm_data.dataset.record import Blocks, ShardRecord
+from olm_data.dataset.tokenizer import TOKENIZER, spec_of
 from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
@@ -43,8 +37,7 @@ from olm_data.runners.local import granted_cpus
 from olm_data.storage.store import Store, is_remote
 from olm_data.target import dataset_root, is_lock
 from olm_data.threads import in_order
-from olm_data.tokenizer.probe import probe
-from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.verify.plans import check_job, check_plans
 from olm_data.verify.sample import SamplePlan, check_shard_sample
 from olm_data.verify.shard import (
@@ -317,11 +310,10 @@ def _check_tokenizer(
     report.add(url, "sha256", manifest.tokenizer.sha256, digest)
     if digest != manifest.tokenizer.sha256:
         return None
-    probe(data, url)
-    spec = spec_from_bytes(data, name="tokenizer.json", eos="none", bos="none")
+    spec = spec_of(data, manifest.tokenizer, url, TOKENIZER)
     report.add(url, "ids of the probe text", manifest.tokenizer.probe_sha256, spec.probe_sha256)
     report.add(url, "vocab_size", manifest.tokenizer.vocab_size, spec.vocab_size)
-    return spec.ended_by(manifest.tokenizer.eos, manifest.tokenizer.bos)
+    return spec
 
 
 def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> None:
@@ -347,9 +339,7 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         except ValidationError as error:  # damage that a sample of the blocks did not meet
             report.add(error.where or dataset.store.root, "content", "unchanged", error.what)
             continue
-        ids = document.tokens[
-            (rules.bos is not None) : len(document.tokens) - (rules.eos is not None)
-        ]
+        ids = rules.body(document.tokens)
         where = f"{dataset.store.root} document {number}"
         try:
             text = spec.decode(ids)

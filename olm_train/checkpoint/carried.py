@@ -8,16 +8,14 @@ Never: look for the data again. A copy of a run is whole in itself.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from olm_data.errors import InputError, OlmError, ValidationError
+from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer, read_own
+from olm_data.errors import InputError, OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_data.tokenizer.probe import probe
-from olm_data.tokenizer.tokenizer import open_reference
-from olm_train.checkpoint.manifest import LOCK, TOKENIZER
+from olm_train.checkpoint.manifest import LOCK
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,11 +39,9 @@ def tokenizer_of_data(lock: Lock) -> bytes:
     """
     for source in lock.sources:
         try:
-            data = Store(lock.location(source.name)).read(TOKENIZER)
-        except (FileNotFoundError, NotADirectoryError, OlmError):
+            return read_own(Store(lock.location(source.name)), lock.tokenizer)
+        except (NotADirectoryError, OlmError):
             continue
-        if hashlib.sha256(data).hexdigest() == lock.tokenizer.sha256:
-            return data
     raise InputError(
         f"no dataset of the lock holds its {TOKENIZER}",
         where=lock.folder,
@@ -74,11 +70,4 @@ def open_tokenizer(data: bytes | None, lock: Lock, where: str) -> Tokenizer:
             why="text cannot be made into token ids, nor token ids into text",
             fix="train with data that holds its tokenizer.json, as olm-data writes it",
         )
-    if hashlib.sha256(data).hexdigest() != lock.tokenizer.sha256:
-        raise ValidationError(
-            "the tokenizer is not the one this model was trained with",
-            where=place,
-            why="the ids would mean other text",
-        )
-    probe(data, place)
-    return open_reference(data, plain=False, name=place)
+    return prompt_tokenizer(data, lock.tokenizer, place)

@@ -27,7 +27,6 @@ from olm_data.dataset.manifest import (
     InputInfo,
     Manifest,
     ShardInfo,
-    TokenizerInfo,
     Totals,
     build_manifest,
 )
@@ -41,6 +40,7 @@ from olm_data.dataset.record import (
 )
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import ShardWriter
+from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 

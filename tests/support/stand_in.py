@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import InputInfo, Manifest, ShardInfo, TokenizerInfo, Totals
+from olm_data.dataset.manifest import InputInfo, Manifest, ShardInfo, Totals
+from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import Mixture

@@ -20,6 +20,6 @@ def test_s4_another_tokenizer_is_refused_before_it_is_tried(
     model = json.loads(path.read_bytes())
     model["model"]["merges"][0][0] = "x" * 1_000_000
     path.write_text(json.dumps(model))
-    monkeypatch.setattr("olm_data.dataset.dataset.probe", pytest.fail)
+    monkeypatch.setattr("olm_data.dataset.tokenizer.probe", pytest.fail)
     with pytest.raises(ValidationError, match="not the one the dataset was made with"):
         _ = Dataset.open(str(tmp_path / "web")).tokenizer
