@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 HEADER_BYTES = 1 << 15
 """Bytes a page header may have; statistics with the largest value that is written are in it."""
 
-DICTIONARY = 2
 _TYPE, _SIZE, _STORED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8
 _MAX_DEPTH, _MAX_ITEMS = 8, 1000
 

@@ -23,7 +23,6 @@ from olm_data.tokenizer.definition import Form
 Ranges = tuple[tuple[int, int], ...]
 
 LAST = 0x10FFFF
-SURROGATES = range(0xD800, 0xE000)
 NEAR = (range(0xD800), range(0xE000, 0x40000), range(0xE0000, 0xF0000))
 """The planes in which characters are, or soon may be: 0 to 3 and 14."""
 FAR = (range(0x40000, 0xE0000), range(0xF0000, LAST + 1))
