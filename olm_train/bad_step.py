@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
+from olm_data.rows.views import LockRows
 from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, NON_FINITE, STEP_SKIPPED
-from olm_data.show.views import LockRows
 from olm_data.storage.disk import write_durable
 from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy, restore
 from olm_train.stability import NonFinite
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from olm_train.trainer import Trainer
 
 PIECE = ("id", "input", "position", "position_kind", "shard", "document", "start", "stop")
-"""What a report says of each document of a row, as `olm_data.show.views.DocumentView` has it."""
+"""What a report says of each document of a row, as `olm_data.rows.views.DocumentView` has it."""
 MOST_SHOWN = 3
 
 

@@ -18,10 +18,10 @@ from olm_data.errors import UsageError
 if TYPE_CHECKING:
     from olm_data.mixture.lock import Lock
     from olm_data.progress import Progress
+    from olm_data.rows.views import RowView
     from olm_data.run_log.run import Run
     from olm_data.show.documents import Query
     from olm_data.show.steps import Batches
-    from olm_data.show.views import RowView
 
 SEQUENCE_LENGTH = 2048
 
@@ -189,8 +189,8 @@ def row(
     from olm_data.dataset.dataset import Dataset
     from olm_data.mixture.lock import Lock
     from olm_data.packing.concat import rows_in
+    from olm_data.rows.views import LockRows, view_row
     from olm_data.show.render import render
-    from olm_data.show.views import LockRows, view_row
     from olm_data.target import dataset_root, is_lock
 
     if is_lock(target):

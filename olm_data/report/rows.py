@@ -18,7 +18,7 @@ from olm_data.mixture.lock import Lock
 from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
-from olm_data.show.views import LockRows, RowView
+from olm_data.rows.views import LockRows, RowView
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,10 +17,10 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import LEFT_OVER, SKIPPED
+from olm_data.rows.views import DocumentView, LockRows, view_part
 from olm_data.show.find import Hit, Watch, find_id, find_text
 from olm_data.show.sightings import Sighting, sightings
 from olm_data.show.steps import Batches
-from olm_data.show.views import DocumentView, LockRows, view_part
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 FIRST_DOCUMENTS, FIRST_HITS = 3, 5

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from olm_data.errors import printable
+from olm_data.rows.views import DocumentView, RowView
 from olm_data.show.token_text import token_bytes, token_texts
-from olm_data.show.views import DocumentView, RowView
 
 SHOWN_IDS = 16
 SHOWN_TEXT = 1200

@@ -18,9 +18,9 @@ from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.skip import Range
 from olm_data.order.steps import Split, Steps, StepSizes, order_digest, rows_of_tokens
+from olm_data.rows.views import LockRows, RowView
 from olm_data.run_log.log import METRICS
 from olm_data.run_log.run import Run
-from olm_data.show.views import LockRows, RowView
 
 TRAINED, TO_COME = "trained", "to come"
 NOT_TAKEN = "not taken"

@@ -22,8 +22,8 @@ import pyarrow.types as kinds
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import docs_schema
+from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
-from olm_data.show.views import view_document
 from olm_data.sources.passed import PassedCount, from_tools, passed_json
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
 from olm_data.storage.scratch import abandoned, scratch

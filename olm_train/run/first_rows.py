@@ -14,7 +14,7 @@ import numpy as np
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.whole_stage import stage_names
-from olm_data.show.views import LockRows
+from olm_data.rows.views import LockRows
 from olm_data.storage.store import is_remote
 
 SHOWN_ROWS = 2

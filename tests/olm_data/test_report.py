@@ -22,7 +22,7 @@ from olm_data.page import svg, whole_numbers
 from olm_data.report.rows import spread
 from olm_data.report.run import TrainedRun, headline
 from olm_data.report.write import write_report
-from olm_data.show.views import LockRows
+from olm_data.rows.views import LockRows
 
 MANIFEST = """
 version: 1

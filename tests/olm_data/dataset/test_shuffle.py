@@ -18,8 +18,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import ROW_GROUP
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
 from olm_data.order.prp import permute, round_keys
+from olm_data.rows.views import view_document
 from olm_data.runners.local import InlineRunner, LocalRunner
-from olm_data.show.views import view_document
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
 

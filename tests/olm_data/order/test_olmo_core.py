@@ -28,7 +28,7 @@ from olm_data.order.olmo_core import OlmoCore, shuffled, shuffled_positions
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.order.shuffled import Shuffled
 from olm_data.rows.reader import RowReader
-from olm_data.show.views import LockRows
+from olm_data.rows.views import LockRows
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
 

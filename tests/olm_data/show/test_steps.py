@@ -14,9 +14,9 @@ from olm_data.cli import cli
 from olm_data.errors import OlmError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
+from olm_data.rows.views import LockRows
 from olm_data.show.documents import Query, show_sightings
 from olm_data.show.steps import Batches, show_step
-from olm_data.show.views import LockRows
 
 S = 64
 

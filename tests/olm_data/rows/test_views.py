@@ -18,9 +18,9 @@ from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.mix import mix
 from olm_data.rows.reader import RowReader
+from olm_data.rows.views import DocumentView, LockRows, RowView, view_row
 from olm_data.show.documents import Query, show_documents, show_sightings
 from olm_data.show.render import render
-from olm_data.show.views import DocumentView, LockRows, RowView, view_row
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 MANIFEST = """\

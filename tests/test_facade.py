@@ -1,0 +1,59 @@
+"""What olm_train may import of olm_data: few rooms, and of those the modules that are named here.
+
+A room that is not in the table is none of training's business: sources, encoders, runners and the
+verbs of the command line. A new name is added here on purpose, or the need for it goes away.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+FACADE = {
+    "values": {"bounded_json", "canonical", "counts", "errors", "redaction", "regular_files"},
+    "command line": {"command", "extras", "sinks"},
+    "config": {"convert", "hints", "path", "values"},
+    "storage": {
+        "disk", "exclusive", "in_clear", "json_file", "lease", "names", "places", "scratch",
+        "store",
+    },
+    "order": {"schedule", "skip", "steps"},
+    "dataset": {"dataset", "shard", "tokenizer"},
+    "mixture": {"lock", "phases", "whole_stage"},
+    "rows": {"cache_plan", "reader", "views"},
+    "run_log": {"log", "metric_names"},
+}  # fmt: skip
+"""Room -> its modules; the first two are no rooms but single modules."""
+
+PLAIN = ("values", "command line")
+
+
+def imported(repository: Path) -> Iterator[str]:
+    """Yield the modules of olm_data that olm_train names in an import, those in functions too."""
+    known = {
+        ".".join(path.relative_to(repository).with_suffix("").parts).removesuffix(".__init__")
+        for path in (repository / "olm_data").rglob("*.py")
+    }
+    for path in sorted((repository / "olm_train").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = [f"{node.module}.{alias.name}" for alias in node.names]
+                names = [name for name in inner if name in known] or [node.module]
+            yield from (name for name in names if name.partition(".")[0] == "olm_data")
+
+
+def test_training_imports_what_the_table_names_and_the_table_nothing_else(
+    repository: Path,
+) -> None:
+    allowed = {
+        f"olm_data.{name}" if room in PLAIN else f"olm_data.{room}.{name}"
+        for room, names in FACADE.items()
+        for name in names
+    }
+    found = set(imported(repository))
+    assert found - allowed == set(), "training reaches into a module that is not for it"
+    assert allowed - found == set(), "the table names a module that training does not need"
