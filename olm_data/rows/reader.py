@@ -285,6 +285,12 @@ class Windows:
             max_seqlen=length,
         )
 
+    def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
+        """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
+        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
+        self._fill(i, j, lease)
+        return lease.input_ids, lease.labels
+
     def _fill(self, i: int, j: int, lease: BatchMemory) -> Int64:
         """Write tokens, inputs and labels of windows i .. j-1; return their cuts."""
         tokens, length = lease.tokens, self._length
