@@ -33,6 +33,7 @@ type, and the nearest known name.
     values        plain values, the place each came from, overrides
     convert       parse, as_dict, Config
 
-msgspec.convert checks single values and their constraints. It does not walk the configuration: it
-takes no union of dataclasses, and its errors leave out the key of a mapping.
+A section is a dataclass or a msgspec Struct. msgspec.convert checks the type of single values; it
+does not walk the configuration, as it takes no union of dataclasses, and its errors leave out the
+key of a mapping.
 """

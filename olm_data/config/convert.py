@@ -1,7 +1,7 @@
 """Values to typed configurations: `parse`, and back to plain values: `as_dict`.
 
-    Values, dataclass --fields, unions, mappings, lists: walked here--> configuration | UsageError
-                                     single values: msgspec.convert
+    Values, dataclass or Struct --fields, unions, mappings, lists--> configuration | UsageError
+    single values: msgspec.convert
 
 Generic: knows dataclasses and their annotations, nothing of what they are for.
 Never: fill in a value that the dataclass does not declare, or pass over one that it does not know.
@@ -12,18 +12,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from fractions import Fraction
+from operator import ge, gt, le, lt
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from olm_data.config.hints import (
     FilePath,
+    OneOf,
     Reader,
-    bounds,
+    fields_of,
     hints_of,
+    is_section,
     is_union,
     kinds_of,
     name_of,
@@ -31,7 +36,6 @@ from olm_data.config.hints import (
 )
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values, short
-from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable
 
 T = TypeVar("T")
@@ -46,9 +50,8 @@ class Config:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         here, hints = Values({}, file=kind.__name__), hints_of(kind)
-        for field in dataclasses.fields(kind):
-            if field.init:
-                _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
+        for field in fields_of(kind):
+            _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
 
 
 def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
@@ -92,23 +95,22 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     for note in notes:
         if isinstance(note, Reader):
             return _read(note, value, values, path)
-    found = _of_kind(kind, value, values, path)
+        if isinstance(note, OneOf) and value not in list(note.names()):
+            raise values.wrong_type(path, hint, value)
+    found = _of_kind(kind, hint, value, values, path)
     for note in notes:
-        if isinstance(note, Meta):
-            try:
-                msgspec.convert(found, Annotated[type(found), note])
-            except msgspec.ValidationError:
-                raise values.out_of_bounds(path, bounds(note), value) from None
+        if isinstance(note, Meta) and not _keeps(note, found):
+            raise values.out_of_bounds(path, hint, note, value)
     return found
 
 
-def _of_kind(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
-    """Return `value` as a `kind`, which no constraint is attached to."""
+def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
+    """Return `value` as a `kind`, which is `hint` without its constraints."""
     origin = get_origin(kind)
     if is_union(kind):
         return _one_of(kind, value, values, path)
-    if dataclasses.is_dataclass(kind):
-        return _of_dataclass(kind, value, values, path)
+    if is_section(kind):
+        return _section(kind, hint, value, values, path)
     if origin in (list, tuple) and isinstance(value, (list, tuple)):
         return _sequence(origin, get_args(kind), value, values, path)
     if origin in (dict, Mapping) and isinstance(value, Mapping):
@@ -120,23 +122,35 @@ def _of_kind(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
     if kind is FilePath and isinstance(value, str):
         return values.file_path(path, value)
     if origin in (list, tuple, dict, Mapping):
-        raise values.wrong_type(path, kind, value)
+        raise values.wrong_type(path, hint, value)
+    if kind is Fraction and type(value) is int:
+        value = Fraction(value)
     try:
-        found = msgspec.convert(_whole(value) if kind is int else value, kind)
+        found = msgspec.convert(values.whole(value) if kind is int else value, kind)
     except msgspec.ValidationError:
-        raise values.wrong_type(path, kind, value) from None
+        raise values.wrong_type(path, hint, value) from None
     if isinstance(found, float) and not math.isfinite(found):
-        raise values.wrong_type(path, kind, value)
+        raise values.wrong_type(path, hint, value)
     return found
 
 
+def _keeps(limits: Meta, value: Any) -> bool:
+    """Whether a value is within what an annotation allows; fractions are compared exactly."""
+    pairs = ((limits.ge, ge), (limits.gt, gt), (limits.le, le), (limits.lt, lt))
+    return (
+        all(limit is None or holds(value, limit) for limit, holds in pairs)
+        and (limits.min_length is None or len(value) >= limits.min_length)
+        and (limits.pattern is None or re.search(limits.pattern, value) is not None)
+    )
+
+
 def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
-    if value is None and type(None) in get_args(union):
+    if value is None and values.nulls and type(None) in get_args(union):
         return None
     kinds = kinds_of(union)
     if len(kinds) == 1:
         return _convert(kinds[0], value, values, path)
-    named = {name_of(kind): kind for kind in kinds if dataclasses.is_dataclass(kind)}
+    named = {name_of(kind): kind for kind in kinds if is_section(kind)}
     if isinstance(value, dict) and named:
         name = value.get("name", next(iter(named)))
         if not isinstance(name, str):
@@ -165,23 +179,20 @@ def _sequence(
     return origin(_convert(kind, item, values, (*path, n)) for n, (kind, item) in pairs)
 
 
-def _of_dataclass(kind: Any, value: Any, values: Values, path: KeyPath) -> Any:
+def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
+    """Return the dataclass or Struct `kind`, made of a mapping."""
     if isinstance(value, kind):
         return value
-    if value is None:
-        value = {}  # `speed_monitor:` with nothing after it
-    if not isinstance(value, dict):
-        raise values.wrong_type(path, kind, value)
-    fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
-    for name in value:
+    given = values.section(path, hint, value)
+    fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
+    for name in given:
         if name not in fields:
             raise values.unknown_field((*path, name), fields)
-    hints = hints_of(kind)
     parsed = {
-        name: _convert(hints[name], item, values, (*path, name)) for name, item in value.items()
+        name: _convert(hints[name], item, values, (*path, name)) for name, item in given.items()
     }
     for name, field in fields.items():
-        if name not in parsed and field.default is field.default_factory is dataclasses.MISSING:
+        if name not in parsed and field.default is None:
             raise values.missing((*path, name), hints[name])
     try:
         return kind(**parsed)
@@ -197,15 +208,5 @@ def _read(reader: Reader, value: Any, values: Values, path: KeyPath) -> Any:
     try:
         return reader.read(value)
     except UsageError as error:
-        place = values.where(path)
-        raise UsageError(error.what, where=place, why=error.why, fix=error.fix) from error
-
-
-def _whole(value: Any) -> Any:
-    """Return the integer that `1e6` or `95B` spells, anything else as it is."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str):
-        with contextlib.suppress(UsageError):
-            return parse_count(value)
-    return value
+        error.where = values.where(path)
+        raise

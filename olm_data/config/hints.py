@@ -12,20 +12,30 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
+from fractions import Fraction
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from msgspec import Meta
+
+from olm_data.counts import parse_count
 
 FilePath = NewType("FilePath", str)
 """A local path or URL. Relative ones in a file count from that file's folder."""
 
 _TITLE = re.compile(r"[A-Z]\w+:$")
-_SIMPLE = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+_SIMPLE = {
+    int: "an integer",
+    float: "a number",
+    Fraction: "a number",
+    str: "text",
+    bool: "true or false",
+}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Reader:
     """Annotation of a value with a written form of its own: `Annotated[int, Reader(...)]`.
 
@@ -40,9 +50,56 @@ class Reader:
     schema: Mapping[str, Any]
 
 
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """Annotation of a text that is one of the names which a registry has when it is read."""
+
+    names: Callable[[], Iterable[str]]
+
+
+Count = Annotated[int, Reader(parse_count, "a count", {"type": ["integer", "string"]})]
+"""A whole number of at least 1, which may be written `100K`, `1.5M` or `95B`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a dataclass or Struct; `default` makes its default value, None: it has none."""
+
+    name: str
+    default: Callable[[], Any] | None
+
+
+@functools.cache
+def fields_of(config: Any) -> tuple[Field, ...]:
+    """Return what can be given to a dataclass or Struct, in order."""
+    if isinstance(config, type) and issubclass(config, msgspec.Struct):
+        found = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(config)]
+    else:
+        here = dataclasses.fields(config)
+        found = [(f.name, f.default, f.default_factory) for f in here if f.init]
+    missing = (dataclasses.MISSING, msgspec.NODEFAULT)
+    return tuple(
+        Field(name, factory if factory not in missing else None)
+        if value in missing
+        else Field(name, functools.partial(_same, value))
+        for name, value, factory in found
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a mapping with known fields stands for `kind`: a dataclass or a Struct."""
+    return dataclasses.is_dataclass(kind) or (
+        isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    )
+
+
 @functools.cache
 def hints_of(config: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields, with what `Annotated` adds."""
+    """Return the annotations of a section's fields, with what `Annotated` adds."""
     return get_type_hints(config, include_extras=True)
 
 
@@ -66,13 +123,17 @@ def is_union(hint: Any) -> bool:
 
 
 def name_of(kind: Any) -> Any:
-    """Return what a configuration calls a component of this dataclass: its `name`, None without."""
-    return next((f.default for f in dataclasses.fields(kind) if f.name == "name"), None)
+    """Return what a configuration calls a component of this kind: its `name`, None without."""
+    found = next((field.default for field in fields_of(kind) if field.name == "name"), None)
+    return found and found()
 
 
 def choices(hint: Any) -> list[Any]:
-    """Return the values that a Literal, an enum, or a union with some of them has."""
-    kind, _ = plain(hint)
+    """Return the values that a Literal, an enum, a `OneOf`, or a union with some of them has."""
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, OneOf):
+            return list(note.names())
     if get_origin(kind) is Literal:
         return list(get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -88,9 +149,8 @@ def describe(hint: Any) -> str:
     for note in notes:
         if isinstance(note, Reader):
             return note.says
-    limits = [bounds(note) for note in notes if isinstance(note, Meta)]
-    if limits:
-        return ", ".join([describe(kind), *limits])
+    if any(isinstance(note, OneOf) for note in notes):
+        return "one of " + ", ".join(choices(hint))
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     if kind is FilePath:
@@ -106,8 +166,8 @@ def describe(hint: Any) -> str:
         return f"a list ({describe(get_args(kind)[0])} each)"
     if origin in (dict, Mapping):
         return f"a mapping of names ({describe(get_args(kind)[1])} each)"
-    if dataclasses.is_dataclass(kind):
-        names = ", ".join(field.name for field in dataclasses.fields(kind))
+    if is_section(kind):
+        names = ", ".join(field.name for field in fields_of(kind))
         return f"a mapping with {names}"
     return getattr(kind, "__name__", str(kind))
 

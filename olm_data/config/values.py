@@ -8,15 +8,20 @@ Knows how a refusal speaks of a place; never what a field means.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from msgspec import Meta
 
 from olm_data.config import strict_yaml
-from olm_data.config.hints import choices, describe
+from olm_data.config.hints import bounds, choices, describe
 from olm_data.config.path import KeyPath, dotted, parse_path, put
 from olm_data.config.strict_yaml import Numbers
+from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, suggest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
@@ -32,6 +37,8 @@ class Values:
     """
 
     numbers: Numbers = "float"
+    nulls: bool = True
+    """Whether an optional field may be given as null."""
 
     def __init__(
         self,
@@ -124,6 +131,33 @@ class Values:
         base = Path.cwd() if given_as_option else self.folder
         return os.path.abspath(base / Path(text).expanduser())
 
+    def only(self, names: Iterable[str]) -> Self:
+        """Return these values without the fields of other names."""
+        some = copy(self)
+        some.data = {name: self.data[name] for name in names if name in self.data}
+        return some
+
+    def whole(self, value: Any) -> Any:
+        """Return the integer that `1e6` or `95B` spells, anything else as it is."""
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if isinstance(value, str):
+            with contextlib.suppress(UsageError):
+                return parse_count(value)
+        return value
+
+    def section(self, path: KeyPath, hint: Any, value: Any) -> dict[str, Any]:
+        """Return the mapping at `path`; `speed_monitor:` with nothing after it is an empty one.
+
+        Raises:
+            UsageError: there is something else.
+        """
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.wrong_type(path, hint, value)
+        return value
+
     def unknown_field(self, path: KeyPath, known: Iterable[str]) -> UsageError:
         """Return the error that there is no field at `path`, whose siblings are `known`."""
         return UsageError(
@@ -158,10 +192,11 @@ class Values:
             fix=suggest(str(value), known) if known else None,
         )
 
-    def out_of_bounds(self, path: KeyPath, limits: str, value: Any) -> UsageError:
-        """Return the error that the value at `path` is not within `limits`."""
+    def out_of_bounds(self, path: KeyPath, hint: Any, limits: Meta, value: Any) -> UsageError:
+        """Return the error that the value at `path` does not keep the `limits` of `hint`."""
         return UsageError(
-            f"{printable(dotted(path))} is {limits}, not {short(value)}", where=self.where(path)
+            f"{printable(dotted(path))} is {bounds(limits)}, not {short(value)}",
+            where=self.where(path),
         )
 
 

@@ -17,22 +17,16 @@ import re
 import shlex
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from olm_data.config.strict_yaml import Document, KeyPath, check_keys, load, scalar
+from olm_data.config.convert import parse
+from olm_data.config.hints import Reader
+from olm_data.config.path import KeyPath
+from olm_data.config.strict_yaml import Document, load, scalar
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.manifest_values import mapping_at, number_at
+from olm_data.mixture.manifest_values import ManifestValues
 from olm_data.storage.store import is_remote
-
-_SOURCE_KEYS = (
-    "source_name",
-    "target_ratio",
-    "paths",
-    "max_repetition_ratio",
-    "max_source_fraction",
-)
 
 
 @dataclass(frozen=True)
@@ -52,6 +46,23 @@ class Imported:
     sources: tuple[ImportedSource, ...]
     tokens: int | None
     seed: int | None
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(path, str) for path in value):
+        raise UsageError("paths must be a list of paths")
+    return tuple(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OlmoCoreSource:
+    """An item of OLMo-core's `SourceMixtureList`, as it is written."""
+
+    source_name: Any
+    target_ratio: Fraction
+    paths: Annotated[tuple[str, ...], Reader(_paths, "a list of paths", {"type": "array"})]
+    max_repetition_ratio: Fraction = Fraction(1)
+    max_source_fraction: Fraction = Fraction(1)
 
 
 def read_mixture_file(raw: bytes, path: str) -> Imported:
@@ -74,13 +85,17 @@ def read_mixture_file(raw: bytes, path: str) -> Imported:
                 fix="a blend list holds weights and prefixes: 30 data/web 70 data/code",
             ) from error
         return _blend(words, path)
-    value = mapping_at(document, ())
-    keys: KeyPath = ("source_list",) if "source_list" in value else ()
+    values = ManifestValues.of(document)
+    value = values.section((), dict, document.value)
+    keys: KeyPath = ()
+    if "source_list" in value:
+        keys = ("source_list",)
+        values.section(keys, dict, value["source_list"])
     if "train" in value:
         if not isinstance(value["train"], list):
             raise UsageError("train must be a list", where=document.where("train"))
         return _blend([_word(item, document) for item in value["train"]], path)
-    return _source_list(document, keys)
+    return _source_list(values, keys)
 
 
 def _word(item: Any, document: Document) -> str:
@@ -93,50 +108,36 @@ def _word(item: Any, document: Document) -> str:
     )
 
 
-def _source_list(document: Document, keys: KeyPath) -> Imported:
-    mapping = mapping_at(document, keys)
-    sources = mapping.get("sources")
-    if not isinstance(sources, list) or not sources:
+def _source_list(values: ManifestValues, path: KeyPath) -> Imported:
+    top = values.data
+    listed = (top["source_list"] if path else top).get("sources")
+    if not isinstance(listed, list) or not listed:
         raise UsageError(
             "this is neither an OLMo-core source mixture, which has a list `sources`, "
             "nor a Megatron blend",
-            where=document.where(*keys),
+            where=values.where(path),
             fix="give a YAML with sources: [{source_name: ..., target_ratio: ..., paths: [...]}], "
             "or a text file with `weight prefix weight prefix ...`",
         )
     found = []
-    for index in range(len(sources)):
-        at = (*keys, "sources", index)
-        source = mapping_at(document, at)
-        check_keys(
-            source,
-            _SOURCE_KEYS,
-            partial(document.where, *at),
-            required=("source_name", "target_ratio", "paths"),
-        )
-        paths = source["paths"]
-        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            raise UsageError("paths must be a list of paths", where=document.where(*at, "paths"))
-        repeats, part = (
-            number_at(document, (*at, key)) if key in source else Fraction(1)
-            for key in ("max_repetition_ratio", "max_source_fraction")
-        )
-        weight = number_at(document, (*at, "target_ratio"))
-        if weight < 0 or repeats * part <= 0:
+    for index in range(len(listed)):
+        at = (*path, "sources", index)
+        source = parse(_OlmoCoreSource, values, at)
+        repeats = source.max_repetition_ratio * source.max_source_fraction
+        if source.target_ratio < 0 or repeats <= 0:
             raise UsageError(
                 "target_ratio must not be negative; max_repetition_ratio and max_source_fraction "
                 "must be more than 0",
-                where=document.where(*at),
+                where=values.where(at),
             )
-        name = _name(str(source["source_name"]))
-        found.append(ImportedSource(name, weight, tuple(paths), repeats * part))
-    _refuse_twice([source.name for source in found], document.where(*keys, "sources"))
-    top = document.value
+        name = _name(str(source.source_name))
+        found.append(ImportedSource(name, source.target_ratio, source.paths, repeats))
+    _refuse_twice([source.name for source in found], values.where((*path, "sources")))
     tokens = top.get("requested_tokens")
     return Imported(
         tuple(found),
-        None if tokens is None else parse_count(tokens, document.where("requested_tokens")),
-        int(number_at(document, ("seed",))) if "seed" in top else None,
+        None if tokens is None else parse_count(tokens, values.where(("requested_tokens",))),
+        int(parse(Fraction, values, ("seed",))) if "seed" in top else None,
     )
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from olm_data.config.strict_yaml import Document
-from olm_data.counts import MAX_COUNT, parse_count
+from olm_data.config.convert import parse
+from olm_data.config.hints import fields_of, hints_of, plain
 from olm_data.errors import UsageError
-from olm_data.mixture.manifest_values import choice_at, integer_at
+from olm_data.mixture.manifest_values import ManifestValues
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -33,62 +33,46 @@ def located(where: str) -> Iterator[None]:
 
 def keys_of(choices: Iterable[type[msgspec.Struct]]) -> list[str]:
     """Return the keys that go with any of the choices."""
-    return list(dict.fromkeys(key for choice in choices for key in choice.__struct_fields__))
+    return list(dict.fromkeys(field.name for choice in choices for field in fields_of(choice)))
 
 
 def read_choice(
-    document: Document,
+    values: ManifestValues,
     key: str,
+    name: str,
     choices: Mapping[str, type[T]],
     check: Callable[[type[T]], None] | None = None,
 ) -> T:
-    """Return what stands under `key` and the keys that go with it; the first choice is the default.
+    """Return the keys that go with the choice `key: name`.
 
     Args:
+        values: of the whole manifest.
         check: refuses a choice, by a `UsageError` without `where`, before its keys are read.
 
     Raises:
         UsageError: a value or combination is refused; the message has its line.
     """
-    name = choice_at(document, key, tuple(choices))
-    chosen = choices[name]
+    chosen, place = choices[name], values.where((key,))
+    fields = {field.name: field for field in fields_of(chosen)}
     for other, keys in choices.items():
-        for own in keys.__struct_fields__:
-            if own in document.value and own not in chosen.__struct_fields__:
+        for own in keys_of([keys]):
+            if own in values.data and own not in fields:
                 raise UsageError(
                     f"{own} has no meaning with {key}: {name}",
-                    where=document.where(own),
+                    where=values.where((own,)),
                     fix=f"leave it out, or write {key}: {other}",
                 )
     if check is not None:
-        with located(document.where(key)):
+        with located(place):
             check(chosen)
-    return chosen(**_values(document, key, chosen))
-
-
-def _values(document: Document, choice: str, chosen: type[msgspec.Struct]) -> dict[str, Any]:
-    values = {}
-    fields = msgspec.inspect.type_info(chosen)
-    assert isinstance(fields, msgspec.inspect.StructType)
-    for field in fields.fields:
-        key = field.name
-        kind: Any = field.type
-        notes: dict[str, Any] = {}
-        if isinstance(kind, msgspec.inspect.UnionType):
-            (kind,) = (one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
-        if isinstance(kind, msgspec.inspect.Metadata):
-            kind, notes = kind.type, {**(kind.extra_json_schema or {}), **(kind.extra or {})}
-        if key not in document.value:
-            if field.required:
-                raise UsageError(
-                    f"the key {key!r} is missing",
-                    where=document.where(choice),
-                    why=notes.get("description"),
-                    fix=f"{key}: {notes['examples'][0]}",
-                )
-        elif notes.get("written") == "count":
-            values[key] = parse_count(document.value[key], document.where(key))
-        else:
-            low, high = kind.ge or 0, MAX_COUNT if kind.le is None else kind.le
-            values[key] = integer_at(document, (key,), low, high)
-    return values
+    given = values.only(fields)
+    for own, field in fields.items():
+        if field.default is None and own not in given.data:
+            (note,) = plain(hints_of(chosen)[own])[1]
+            raise UsageError(
+                f"the key {own!r} is missing",
+                where=place,
+                why=note.description,
+                fix=f"{own}: {note.examples[0]}",
+            )
+    return parse(chosen, given) if given.data else chosen()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -22,9 +22,6 @@ from numpy.typing import NDArray
 from olm_data.order.prp import ROUNDS, key_bytes
 
 Int64 = NDArray[np.int64]
-
-Tokens = Annotated[int, msgspec.Meta(ge=1, extra={"written": "count"})]
-"""A number of tokens, which a manifest may write as `400M`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import Size
+from olm_data.config.hints import Count
 from olm_data.errors import UsageError
-from olm_data.order.base import Int64, Order, OrderKeys, SourceEpochs, SourceSize, Tokens
+from olm_data.order.base import Int64, Order, OrderKeys, SourceEpochs, SourceSize
 from olm_data.order.prp import ROUNDS, mix64, permute, unpermute
 
 DEFAULT_WINDOW_CHUNKS = 16
@@ -38,7 +39,7 @@ class WindowedKeys(OrderKeys, frozen=True):
     name: ClassVar[str] = "windowed"
 
     window_chunks: Annotated[int, msgspec.Meta(ge=1, le=MOST_WINDOW_CHUNKS)] = DEFAULT_WINDOW_CHUNKS
-    chunk_tokens: Tokens | None = None
+    chunk_tokens: Count | None = None
 
     @classmethod
     def check(cls, packing: str, views: Sequence[bool]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta
 
-from olm_data.config.hints import FilePath, attributes, bounds, describe
+from olm_data.config.hints import Count, FilePath, OneOf, attributes, bounds, describe
 
 
 class Color(StrEnum):
@@ -64,7 +64,9 @@ def test_attributes_are_those_of_a_class_over_those_of_its_bases() -> None:
         (list[str], "a list (text each)"),
         (dict[str, float], "a mapping of names (a number each)"),
         (Base, "a mapping with name, rate, one, two"),
-        (Annotated[int, Meta(ge=1)], "an integer, at least 1"),
+        (Annotated[int, Meta(ge=1)], "an integer"),
+        (Annotated[str, OneOf(lambda: ["a", "b"])], "one of a, b"),
+        (Count | None, "a count or null"),
     ],
 )
 def test_a_type_is_described_in_words(hint: Any, says: str) -> None:
