@@ -101,7 +101,7 @@ def print_plan(request: Request, plan: Plan, output: str, *, as_json: bool) -> N
     from olm_data.tokenization.run import first_documents
 
     if as_json:
-        click.echo(json.dumps({"output": output, **plan.to_json()}))
+        click.echo(json.dumps({"output": output, **plan.stored()}))
     else:
         click.echo("\n".join(plan_lines(request, plan, output, first_documents(request, plan))))
 

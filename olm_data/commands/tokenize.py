@@ -180,6 +180,8 @@ def run(
         # before all else is imported: on another core, the server of the workers imports the same
         fork_server.start(WORKER_MODULES if encoder == "hf" else WORKER_MODULES + FAST_MODULES)
     progress = begin()
+    import msgspec
+
     from olm_data.counts import parse_count, parse_share
     from olm_data.sources.passed import refuse_passed
     from olm_data.sources.standard_input import spooled
@@ -193,7 +195,7 @@ def run(
     source = asked.find_source(inputs, tokenizer=tokenizer, output=output, **reading)
     if strict_inputs:
         refuse_passed(source.passed)
-    source = replace(source, options=replace(source.options, on_unknown=on_unknown))
+    source = replace(source, options=msgspec.structs.replace(source.options, on_unknown=on_unknown))
     from olm_data.dataset.folder import refuse_place
     from olm_data.errors import UsageError
     from olm_data.storage.store import Store

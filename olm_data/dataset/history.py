@@ -29,7 +29,7 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
-from olm_data.storage.json_file import read_json, read_object
+from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 
@@ -115,8 +115,8 @@ def read_plans(store: Store, manifest: Manifest) -> list[Plan]:
     for number, digest in enumerate(plan_digests(manifest)):
         url = store.url(plan_name(number))
         try:
-            plan = Plan.from_json(read_object(store, plan_name(number)))
-        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+            plan = Plan.read(store, plan_name(number))
+        except (FileNotFoundError, MalformedJson) as error:
             raise ValidationError(
                 "a plan of the dataset is missing or damaged",
                 where=url,
@@ -162,7 +162,7 @@ def _differences(before: Manifest, after: Manifest, parent: str) -> list[tuple[s
     pairs: Sequence[tuple[str, Any, Any]] = (
         ("digest", parent, before.digest),
         ("tokenizer", after.tokenizer, before.tokenizer),
-        ("options", after.options, before.options),
+        ("options", after.stored_options, before.stored_options),
         ("plan", after.plan, before.plan),
         ("shards", after.shards[: len(before.shards)], before.shards),
         ("inputs", after.inputs[: addition.first_input], before.inputs),

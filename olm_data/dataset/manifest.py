@@ -20,7 +20,8 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
-from olm_data.dataset.options import option_fault
+from olm_data.dataset.inputs import ReadOptions
+from olm_data.dataset.options import ImportedOptions, Options, Split, read_options
 from olm_data.dataset.record import WINDOWS, ShardRecord
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.errors import InputError, ValidationError, printable, suggest
@@ -92,7 +93,12 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     plan: str
     first_shard: Size
     first_input: Size
-    options: dict[str, Any]
+    stored_options: dict[str, Any] = msgspec.field(name="options")
+
+    @property
+    def options(self) -> ReadOptions:
+        """How the inputs were read."""
+        return msgspec.convert(self.stored_options, ReadOptions)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,7 +109,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     container: Container
     dtype: str
     tokenizer: TokenizerInfo
-    options: dict[str, Any]
+    stored_options: dict[str, Any] = msgspec.field(name="options")
     plan: str
     inputs: list[InputInfo]
     shards: list[ShardInfo]
@@ -124,6 +130,23 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def encode(self) -> bytes:
         """Return the bytes of `manifest.json`."""
         return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1) + b"\n"
+
+    @property
+    def options(self) -> Options | ImportedOptions:
+        """What decided the bytes of the dataset beside its inputs and its tokenizer."""
+        return read_options(self.stored_options)
+
+    @property
+    def tokenized(self) -> Options | None:
+        """The options of a dataset that `tokenize` made; None where it was imported."""
+        options = self.options
+        return options if isinstance(options, Options) else None
+
+    @property
+    def split(self) -> Split | None:
+        """Which split this is: `train` has plans and accounts; None where it was imported."""
+        options = self.tokenized
+        return None if options is None else options.split
 
     @property
     def additions(self) -> list[Addition]:
@@ -161,7 +184,7 @@ def build_manifest(
     *,
     tokenizer: TokenizerInfo,
     dtype: np.dtype[Any],
-    options: dict[str, Any],
+    options: Options | ImportedOptions | None = None,
     plan: str,
     inputs: Sequence[InputInfo],
     records: Sequence[tuple[ShardRecord, str]],
@@ -189,7 +212,7 @@ def build_manifest(
         container=container,
         dtype=np.dtype(dtype).name,
         tokenizer=tokenizer,
-        options=options,
+        stored_options={} if options is None else options.stored(),
         plan=plan,
         inputs=list(inputs),
         shards=[
@@ -358,8 +381,12 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
     if not manifest.max_documents_in.keys() <= _WIDTHS:
         refuse("the windows of documents are not those that olm-data counts", restore)
-    if fault := option_fault(manifest.options):
-        refuse(f"an option of the manifest cannot be: {fault}", restore)
+    try:
+        read_options(manifest.stored_options)
+        for addition in manifest.additions:
+            _ = addition.options
+    except ValueError as error:
+        refuse(f"an option of the manifest cannot be: {printable(str(error))[:200]}", restore)
     totals = manifest.totals
     if (totals.tokens, totals.documents) != (
         sum(s.tokens for s in manifest.shards),

@@ -1,4 +1,4 @@
-"""The plan of a tokenise run: which units of the inputs make which shard. Pure, values only.
+"""The plan of a tokenise run, `plan.json`: which units of the inputs make which shard.
 
     inputs + settings --(sources cut)--> units --(group, by size alone)--> tasks --> digest
 
@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.canonical import digest
-from olm_data.dataset.container import Container
+from olm_data.dataset.inputs import PositionKind, Unit
+from olm_data.dataset.options import Settings
 from olm_data.errors import UsageError
+from olm_data.storage.json_file import read_json
+from olm_data.storage.store import Store
 
 PLAN_VERSION = 1
 TEXT_BYTES_PER_TOKEN = 4
@@ -103,152 +108,158 @@ def parse_tasks(text: str) -> list[int]:
     return sorted(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a run will do, as plain JSON values.
+class PlannedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An input as a plan names it.
 
-    Attributes:
-        settings: options that change bytes and digests of the tokenizer; str, int, bool, None.
-        inputs: one object an input, with at least `path`, `bytes` and `revision`.
-        units: `[input, start, stop, bytes]` each, in input order.
-        tasks: (start, stop) ranges of units, one a shard.
-        digest: sha256 of all of this but the inputs' revisions and URLs.
+    `revision` is not digested, and empty for what was in the dataset before an addition.
     """
 
-    settings: Mapping[str, Any]
-    inputs: Sequence[Mapping[str, Any]]
-    units: Sequence[Sequence[int]]
-    tasks: Sequence[tuple[int, int]]
+    path: str
+    bytes: Size
+    revision: str
+    position: PositionKind
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run will do: all of `plan.json`.
+
+    Attributes:
+        settings: options that change bytes, and digests of the tokenizer.
+        inputs: in reading order.
+        units: in input order.
+        tasks: (start, stop) ranges of units, one a shard.
+        digest: sha256 of all of this but the inputs' revisions and positions.
+    """
+
+    format: Literal["olm-plan"]
+    version: Size
+    settings: Settings
+    inputs: tuple[PlannedInput, ...]
+    units: tuple[Unit, ...]
+    tasks: tuple[tuple[Size, Size], ...]
     digest: str
-
-    @property
-    def first_shard(self) -> int:
-        """Number of the first task's shard: 0, but for what is added to a dataset."""
-        return int(self.settings.get("first_shard", 0))
-
-    @property
-    def container(self) -> Container:
-        """Whether the tokens of its shards have a NumPy header."""
-        return "raw" if self.settings.get("container") == "raw" else "npy"
 
     def shard(self, task: int) -> str:
         """Return the name of the shard that a task writes."""
-        return shard_name(self.first_shard + task)
+        return shard_name(self.settings.first_shard + task)
+
+    @property
+    def shards(self) -> list[str]:
+        """The names of the shards of all tasks."""
+        return [self.shard(task) for task in range(len(self.tasks))]
+
+    def units_of(self, task: int) -> tuple[Unit, ...]:
+        """Return the units that a task reads."""
+        start, stop = self.tasks[task]
+        return self.units[start:stop]
 
     def text_bytes(self, task: int) -> int:
         """Return the estimated bytes of text of a task."""
-        start, stop = self.tasks[task]
-        return sum(unit[3] for unit in self.units[start:stop])
+        return sum(unit.bytes for unit in self.units_of(task))
+
+    @property
+    def all_text_bytes(self) -> int:
+        """The estimated bytes of text of all tasks."""
+        return sum(unit.bytes for unit in self.units)
 
     def inputs_of(self, task: int) -> list[int]:
         """Return the indices of the inputs a task reads, ascending."""
-        start, stop = self.tasks[task]
-        return sorted({unit[0] for unit in self.units[start:stop]})
+        return sorted({unit.input for unit in self.units_of(task)})
 
     def describe(self, task: int) -> str:
         """Return words for the inputs of a task: `a.jsonl` or `a.jsonl to c.jsonl (3 files)`."""
-        inputs = self.inputs_of(task)
-        paths = [self.inputs[i]["path"] for i in inputs]
+        paths = [self.inputs[i].path for i in self.inputs_of(task)]
         if len(paths) == 1:
-            return str(paths[0])
+            return paths[0]
         return f"{paths[0]} to {paths[-1]} ({len(paths)} files)"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as stored in `plan.json`."""
-        return {
-            "format": "olm-plan",
-            "version": PLAN_VERSION,
-            "settings": dict(self.settings),
-            "inputs": [dict(item) for item in self.inputs],
-            "units": [list(unit) for unit in self.units],
-            "tasks": [list(task) for task in self.tasks],
-            "digest": self.digest,
-        }
+    def stored(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        return msgspec.to_builtins(self) | {"settings": self.settings.stored()}
 
     def encode(self) -> bytes:
         """Return the bytes of `plan.json`."""
-        return json.dumps(self.to_json(), indent=1).encode() + b"\n"
+        return json.dumps(self.stored(), indent=1).encode() + b"\n"
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Plan:
-        """Return the plan that `to_json` wrote.
+    def decode(cls, data: bytes) -> Plan:
+        """Return the plan in these bytes.
 
         Raises:
-            ValueError: it is no plan of this version, or its digest is not that of its content.
+            MalformedJson: it is no plan of this version, or its digest is not that of its content.
         """
-        if (value.get("format"), value.get("version")) != ("olm-plan", PLAN_VERSION):
-            raise ValueError(f"not a plan of version {PLAN_VERSION}")
-        plan = _with_digest(
-            value["settings"],
-            value["inputs"],
-            value["units"],
-            tuple((start, stop) for start, stop in value["tasks"]),
-        )
-        if plan.digest != value["digest"]:
-            raise ValueError("its digest is not that of its content")
+        plan = decode(data, cls)
+        if plan.version != PLAN_VERSION:
+            raise MalformedJson(f"not a plan of version {PLAN_VERSION}")
+        if plan.digest != _digest(plan.settings, plan.inputs, plan.units, plan.tasks):
+            raise MalformedJson("its digest is not that of its content")
         return plan
 
-    def differences(self, stored: Mapping[str, Any]) -> list[str]:
-        """Return one sentence for each way this plan differs from a stored one; [] when none does.
+    @classmethod
+    def read(cls, store: Store, name: str) -> Plan:
+        """Read a plan.
 
-        Args:
-            stored: what `to_json` of an earlier plan returned.
+        Raises:
+            FileNotFoundError: there is no such file.
+            MalformedJson, ValidationError: as `decode` and `read_json`.
         """
+        return cls.decode(read_json(store, name))
+
+    def differences(self, stored: Plan) -> list[str]:
+        """Return one sentence for each way this plan differs from `stored`; [] if in none."""
         found = []
-        if stored.get("version") != PLAN_VERSION:
-            return [f"plan version: {stored.get('version')!r} there, {PLAN_VERSION} now"]
-        before, now = stored["settings"], dict(self.settings)
+        before, now = stored.settings.stored(), self.settings.stored()
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
                 found.append(f"{key}: {before.get(key)!r} there, {now.get(key)!r} now")
-        then = {item["path"]: item for item in stored["inputs"]}
+        then = {item.path: item for item in stored.inputs}
         for item in self.inputs:
-            old = then.pop(item["path"], None)
+            old = then.pop(item.path, None)
             if old is None:
-                found.append(f"input {item['path']}: new")
-            elif old["bytes"] != item["bytes"]:
-                found.append(
-                    f"input {item['path']}: {old['bytes']:,} bytes there, {item['bytes']:,} now"
-                )
-            elif old["revision"] != item["revision"]:
-                found.append(
-                    f"input {item['path']}: changed since (revision {old['revision']} there)"
-                )
+                found.append(f"input {item.path}: new")
+            elif old.bytes != item.bytes:
+                found.append(f"input {item.path}: {old.bytes:,} bytes there, {item.bytes:,} now")
+            elif old.revision != item.revision:
+                found.append(f"input {item.path}: changed since (revision {old.revision} there)")
         found += [f"input {path}: gone" for path in then]
-        if not found and stored["digest"] != self.digest:
+        if not found and stored.digest != self.digest:
             found.append("the inputs are cut in another way")
         return found
 
 
 def make_plan(
-    *,
-    settings: Mapping[str, Any],
-    inputs: Sequence[Mapping[str, Any]],
-    units: Sequence[Sequence[int]],
-    target: int,
+    settings: Settings, inputs: Sequence[PlannedInput], units: Sequence[Unit], target: int
 ) -> Plan:
     """Group units into tasks and return the plan with its digest.
 
     Args:
-        settings: options that change bytes and digests of the tokenizer.
-        inputs: objects with at least `path`, `bytes` and `revision`.
-        units: `[input, start, stop, bytes]` in input order.
+        units: in input order.
         target: wanted bytes of text a task.
     """
-    return _with_digest(settings, inputs, units, group([unit[3] for unit in units], target))
+    tasks = group([unit.bytes for unit in units], target)
+    return Plan(
+        format="olm-plan",
+        version=PLAN_VERSION,
+        settings=settings,
+        inputs=tuple(inputs),
+        units=tuple(units),
+        tasks=tasks,
+        digest=_digest(settings, inputs, units, tasks),
+    )
 
 
-def _with_digest(
-    settings: Mapping[str, Any],
-    inputs: Sequence[Mapping[str, Any]],
-    units: Sequence[Sequence[int]],
-    tasks: tuple[tuple[int, int], ...],
-) -> Plan:
-    identity = {
-        "version": PLAN_VERSION,
-        "settings": dict(settings),
-        "inputs": [[item["path"], item["bytes"]] for item in inputs],
-        "units": [list(unit) for unit in units],
-        "tasks": [list(task) for task in tasks],
-    }
-    return Plan(settings=settings, inputs=inputs, units=units, tasks=tasks, digest=digest(identity))
+def _digest(
+    settings: Settings,
+    inputs: Sequence[PlannedInput],
+    units: Sequence[Unit],
+    tasks: Sequence[tuple[int, int]],
+) -> str:
+    return digest(
+        {
+            "version": PLAN_VERSION,
+            "settings": settings.stored(),
+            "inputs": [[item.path, item.bytes] for item in inputs],
+            "units": msgspec.to_builtins(units),
+            "tasks": list(tasks),
+        }
+    )

@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.errors import ValidationError
+from olm_data.dataset.account import InputAccount
+from olm_data.errors import ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
@@ -45,6 +46,13 @@ class Blocks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.crc32[block * 8 : block * 8 + 8], 16)
 
 
+class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The unit of an imported shard: its input, and how many documents lack the EOS id."""
+
+    input: Size
+    not_ended: Size
+
+
 class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The commit record of a shard."""
 
@@ -57,10 +65,29 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_token_id: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # -1 where there is no token
     files: dict[str, FileInfo]
     blocks: Blocks
+    # of each input an account, or of what was imported a count; see `accounts` and `not_ended`
     units: list[dict[str, Any]]
     dropped: dict[str, Size]
     # width -> [most document starts in a window, in the first, in the last]
     windows: dict[str, tuple[Size, Size, Size]]
+
+    @property
+    def accounts(self) -> list[InputAccount]:
+        """What became of the records of each input of the task, in input order.
+
+        Raises:
+            MalformedJson: the record has none; that of a validation split is empty.
+        """
+        try:
+            return msgspec.convert(self.units, list[InputAccount])
+        except msgspec.ValidationError as error:
+            raise MalformedJson(printable(str(error))[:200]) from None
+
+    @property
+    def not_ended(self) -> int:
+        """Of imported token files, the documents whose last token is not the EOS id."""
+        counts = (unit.get("not_ended", 0) for unit in self.units)
+        return sum(count for count in counts if isinstance(count, int))
 
     def encode(self) -> bytes:
         """Return the record's bytes as stored."""

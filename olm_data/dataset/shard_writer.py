@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
+from olm_data.dataset.account import InputAccount
 from olm_data.dataset.container import (
     Container,
     file_header,
@@ -33,6 +35,7 @@ from olm_data.dataset.record import (
     RECORD,
     Blocks,
     FileInfo,
+    ImportedFile,
     ShardRecord,
     stored_plan,
     window_counts,
@@ -134,7 +137,7 @@ class ShardWriter:
         self._max_token_id = max(self._max_token_id, largest)
 
     def commit(
-        self, *, plan: str, units: Sequence[dict[str, Any]], dropped: dict[str, int]
+        self, *, plan: str, units: Sequence[InputAccount | ImportedFile], dropped: dict[str, int]
     ) -> ShardRecord:
         """Make the shard durable and visible: tokens, ends, docs, then the record.
 
@@ -206,7 +209,7 @@ def publish_shard(
     *,
     plan: str,
     text_bytes: int,
-    units: Sequence[dict[str, Any]],
+    units: Sequence[InputAccount | ImportedFile],
     dropped: dict[str, int],
 ) -> ShardRecord:
     """Write the ends, publish the staged files and then the commit record; an empty shard has no
@@ -243,7 +246,7 @@ def publish_shard(
         max_token_id=tokens.largest,
         files=files if count else {},
         blocks=Blocks(BLOCK_BYTES, tokens.crc32 if count else ""),
-        units=list(units),
+        units=msgspec.to_builtins(units),
         dropped=dict(sorted(dropped.items())),
         windows=window_counts(ends),
     )

@@ -11,11 +11,9 @@ treated as `--special` says, and no id of a special token is let through in "pla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-
-SpecialPolicy = Literal["plain", "allow", "error"]
 
 
 class Encoder(Protocol):

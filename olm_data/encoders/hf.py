@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olm_data.encoders.base import SpecialPolicy, Unencodable
+from olm_data.dataset.options import SpecialPolicy
+from olm_data.encoders.base import Unencodable
 from olm_data.encoders.batches import Ids, chosen_of, count_ids, merged
 from olm_data.encoders.segment import TARGET_BYTES, pieces
 from olm_data.encoders.special import Scanner, special_ids

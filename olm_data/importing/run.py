@@ -28,6 +28,7 @@ from olm_data.canonical import digest
 from olm_data.dataset.container import RAW_TOKENS
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import MANIFEST, PLAN, InputInfo, Manifest, build_manifest
+from olm_data.dataset.options import ImportedOptions
 from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
@@ -52,9 +53,6 @@ from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
-
-IMPORTED = "imported"
-"""Key of a manifest's options: whose format its token files are in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,16 +186,16 @@ class _Job:
     dtype: np.dtype[Any]
 
     @cached_property
-    def options(self) -> dict[str, str]:
+    def options(self) -> ImportedOptions:
         """Return the manifest's options."""
-        return {IMPORTED: self.files[0].kind}
+        return ImportedOptions(self.files[0].kind)
 
     @cached_property
     def plan(self) -> str:
         """Return the digest by which a rerun knows what it had begun."""
         files = zip(self.files, self.names, strict=True)
         return digest(
-            self.options
+            self.options.stored()
             | {
                 "dtype": self.dtype.name,
                 "tokenizer": msgspec.to_builtins(TokenizerInfo.of(self.tokenizer, "plain")),

@@ -20,14 +20,16 @@ import numpy as np
 import xxhash
 
 from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
-from olm_data.dataset.record import BLOCK_BYTES, FileInfo, ShardRecord
+from olm_data.dataset.record import (
+    BLOCK_BYTES,
+    FileInfo,
+    ImportedFile,
+    ShardRecord,
+)
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import TokensSummary, publish_shard
 from olm_data.importing.files import Borders, TokenFile, pieces, refuse
 from olm_data.storage.store import Store
-
-NOT_ENDED = "not_ended"
-"""Key of a shard's units: documents whose last token is not the EOS id."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def write_sidecars(
             seen.tokens,
             plan=plan,
             text_bytes=0,
-            units=[{"input": number, NOT_ENDED: not_ended}],
+            units=[ImportedFile(input=number, not_ended=not_ended)],
             dropped={"empty": borders.empty} if borders.empty else {},
         )
     return record, hashlib.sha256(record.encode()).hexdigest()

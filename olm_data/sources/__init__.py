@@ -13,32 +13,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.select.selection import IdSet
 from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, parquet, txt
-from olm_data.sources.base import (
-    DROP_REASONS,
-    SKIP_REASONS,
-    DocumentBatch,
-    Drop,
-    InputFile,
-    ReadOptions,
-    SourcePlan,
-    Unit,
-)
+from olm_data.sources.base import DocumentBatch, Drop, SourcePlan
 from olm_data.sources.buffers import merge
 from olm_data.sources.files import current_revision
 from olm_data.sources.resolve import resolve_source
 from olm_data.sources.selected import chosen
 
 __all__ = [
-    "DROP_REASONS",
-    "SKIP_REASONS",
     "DocumentBatch",
     "Drop",
-    "InputFile",
-    "ReadOptions",
     "SourcePlan",
-    "Unit",
     "current_revision",
     "plan_units",
     "read_units",

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.columns import (
     require_decidable,
     require_text,

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.arrow_values import as_mask, as_numpy
+from olm_data.dataset.account import unaccounted
+from olm_data.dataset.inputs import OnInvalid
 from olm_data.errors import InputError
 from olm_data.sources import values
-from olm_data.sources.account import unaccounted
-from olm_data.sources.base import DocumentBatch, Drop, OnInvalid
+from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.limits import MAX_BATCH_BYTES
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself

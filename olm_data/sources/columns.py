@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import as_mask
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, ReadOptions
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import check_types, matches
 from olm_data.select.where import columns
-from olm_data.sources.base import KEEP_TYPES, DocumentBatch, InputFile, ReadOptions
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.buffers import from_column
 from olm_data.sources.nested import flat_table
 from olm_data.sources.values import as_ids, as_kept, batch_of

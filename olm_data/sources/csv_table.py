@@ -20,10 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import strings
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
 from olm_data.select.evaluate import matches
 from olm_data.select.where import leaves, wanted_kinds
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.columns import require_text, table_batches, used_columns
 from olm_data.sources.files import open_stream, reading
 from olm_data.sources.formats import CODECS, codec_of

@@ -14,9 +14,9 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 
+from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, OlmError, StorageError, said_by
 from olm_data.sources import s3_files
-from olm_data.sources.base import InputFile
 from olm_data.sources.decompress import DecompressionError, decompressed
 from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import Bounded

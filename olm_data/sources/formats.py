@@ -8,10 +8,11 @@ Never: opens a file.
 from __future__ import annotations
 
 import posixpath
-from dataclasses import replace
 
+import msgspec
+
+from olm_data.dataset.inputs import Format, InputFile, PositionKind
 from olm_data.errors import InputError, printable
-from olm_data.sources.base import Format, InputFile, PositionKind
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -61,7 +62,7 @@ def is_json(name: str) -> bool:
 
 def as_array(input: InputFile) -> InputFile:
     """Return the input as one JSON array."""
-    return replace(input, format="json", position=POSITIONS["json"])
+    return msgspec.structs.replace(input, format="json", position=POSITIONS["json"])
 
 
 def describe(url: str, size: int, revision: str) -> InputFile:

@@ -16,9 +16,10 @@ from urllib.parse import parse_qs, urlencode
 import numpy as np
 import pyarrow as pa
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, said_by
 from olm_data.extras import needs
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.columns import require_decidable, require_text, table_batches, used_columns
 from olm_data.sources.nested import flat_schema
 from olm_data.storage.hub import dataset_commit, hub_errors

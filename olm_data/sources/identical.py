@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from olm_data.sources.base import InputFile, ReadOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.sources.files import open_binary, reading
 
 EDGE_BYTES = 64 << 10

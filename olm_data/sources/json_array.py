@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.files import open_stream, reading
 from olm_data.sources.formats import codec_of
 from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE, FieldSeen, Records, check_records

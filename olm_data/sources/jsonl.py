@@ -23,10 +23,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import matches
 from olm_data.select.where import columns, kind_of_value
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.buffers import from_buffers
 from olm_data.sources.files import open_binary, open_stream, reading
 from olm_data.sources.formats import codec_of

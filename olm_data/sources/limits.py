@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError
-from olm_data.sources.base import InputFile
 
 MAX_RATIO = 500
 """Bytes of text that a stored byte may become."""

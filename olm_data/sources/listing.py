@@ -18,7 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from olm_data.bounded_json import decode
+from olm_data.dataset.inputs import InputFile
 from olm_data.errors import (
     InputError,
     OlmError,
@@ -30,7 +33,6 @@ from olm_data.errors import (
 from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, s3_files
-from olm_data.sources.base import InputFile
 from olm_data.sources.files import local_revision, reading
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
 from olm_data.sources.json_array import is_array
@@ -391,8 +393,10 @@ def _named_from_common_root(files: list[InputFile]) -> list[InputFile]:
     result = []
     for file in files:
         if file.url.startswith("hf://"):
-            result.append(replace(file, path=hub_files.shown_path(file.url)))
+            result.append(msgspec.structs.replace(file, path=hub_files.shown_path(file.url)))
         else:
             path = file.url.partition("://")[2] or file.url
-            result.append(replace(file, path=posixpath.relpath(path, root) if root else path))
+            result.append(
+                msgspec.structs.replace(file, path=posixpath.relpath(path, root) if root else path)
+            )
     return result

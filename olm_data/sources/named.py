@@ -12,8 +12,10 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+import msgspec
 
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.sources.listing import Listing, list_files
@@ -183,7 +185,9 @@ def list_inputs(name: str, subset: str | None, root: str | None) -> tuple[str, L
     listing = list_files([f"{escaped}/{pattern}"])
     return subset, Listing(
         tuple(
-            replace(file, path=f"{source.repository}/{os.path.relpath(file.url, base)}")
+            msgspec.structs.replace(
+                file, path=f"{source.repository}/{os.path.relpath(file.url, base)}"
+            )
             for file in listing.files
         ),
         listing.passed,

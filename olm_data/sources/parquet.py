@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.buffers import skipped_batch
 from olm_data.sources.columns import (
     chosen_rows,

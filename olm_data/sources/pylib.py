@@ -16,8 +16,8 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError, suggest
-from olm_data.sources.base import InputFile
 from olm_data.sources.listing import Listing
 from olm_data.sources.passed import Passed
 

@@ -10,16 +10,18 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import cast, get_args
 
+import msgspec
+
 from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, OnInvalid, ReadOptions
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.evaluate import check_types, mismatch
 from olm_data.select.where import Node, columns, leaves, parse, wanted_kinds
 from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, named, parquet, pylib
-from olm_data.sources.base import KEEP_TYPES, InputFile, OnInvalid, ReadOptions, SourcePlan
+from olm_data.sources.base import SourcePlan
 from olm_data.sources.columns import require_text
 from olm_data.sources.listing import Listing, list_files
 from olm_data.sources.nested import flat_schema
@@ -114,7 +116,7 @@ def resolve_source(
     return SourcePlan(
         name=name,
         inputs=listing.files,
-        options=replace(options, on_invalid=cast(OnInvalid, policy)),
+        options=msgspec.structs.replace(options, on_invalid=cast(OnInvalid, policy)),
         passed=listing.passed,
     )
 
@@ -227,7 +229,7 @@ def _options(
     return ReadOptions(
         text_column=text_column,
         id_column=id_column,
-        keep=tuple(kept.items()),
+        keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
         separator=separator,
         delimiter=delimiter,
         where=None if condition is None else str(condition),

@@ -13,10 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 
+from olm_data.dataset.inputs import ReadOptions
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.select.selection import IdSet, drawn
-from olm_data.sources.base import DocumentBatch, ReadOptions
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.buffers import choose
 from olm_data.sources.files import open_stream
 from olm_data.sources.listing import list_files

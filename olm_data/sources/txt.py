@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import strings
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.buffers import from_buffers
 from olm_data.sources.files import open_stream
 from olm_data.sources.formats import codec_of

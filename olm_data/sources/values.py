@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.arrow_values import strings
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, ReadOptions
 from olm_data.errors import InputError, printable, quoted, said_by
-from olm_data.sources.base import KEEP_TYPES, InputFile, ReadOptions
 from olm_data.sources.limits import MAX_BATCH_BYTES
 
 _FITTING: dict[str, tuple[type, ...]] = {

@@ -255,7 +255,7 @@ def collect(
         target=target,
         digest=dataset.digest,
         tokenizer=dataset.tokenizer_name,
-        split=str(manifest.options.get("split", "train")),
+        split=manifest.split or "train",
         shards=len(manifest.shards),
         documents=totals.documents,
         tokens=totals.tokens,

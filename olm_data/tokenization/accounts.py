@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from olm_data.select.digests import DIGEST_BYTES
-from olm_data.sources.account import (
+from olm_data.dataset.account import (
     BAD_LOCATIONS,
     BAD_REASONS,
     INVALID,
     NO_TOKENS,
+    BadRecord,
     InputAccount,
     invalid_text,
+    pack,
     unaccounted,
 )
-from olm_data.sources.base import InputFile, OnInvalid, Unit
+from olm_data.dataset.inputs import InputFile, OnInvalid, Unit
+from olm_data.select.digests import DIGEST_BYTES
+from olm_data.select.selection import IdSet
+from olm_data.tokenization.batches import EncodedBatch
 from olm_data.tokenization.quarantine import Quarantine
 
-if TYPE_CHECKING:
-    from olm_data.tokenization.pipeline import EncodedBatch
+
+@dataclass
+class _Counts:
+    """One input's counts so far; attributes as in `InputAccount`."""
+
+    units: list[tuple[int, int]] = field(default_factory=list)
+    documents: int = 0
+    held_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    special_hits: int = 0
+    replaced: int = 0
+    unknown_tokens: int = 0
+    unknown_documents: int = 0
+    bad: list[BadRecord] = field(default_factory=list)
+    digest: Any = field(default_factory=hashlib.sha256)
 
 
 class Accounts:
@@ -32,12 +51,9 @@ class Accounts:
         self, units: Iterable[Unit], inputs: Sequence[InputFile], on_invalid: OnInvalid
     ) -> None:
         self._inputs, self._on_invalid = inputs, on_invalid
-        self._of: dict[int, InputAccount] = {}
-        self._digests: dict[int, Any] = {}
+        self._of: dict[int, _Counts] = {}
         for unit in units:
-            account = self._of.setdefault(unit.input, InputAccount(unit.input))
-            account.units.append([unit.start, unit.stop])
-            self._digests.setdefault(unit.input, hashlib.sha256())
+            self._of.setdefault(unit.input, _Counts()).units.append((unit.start, unit.stop))
 
     def add(self, batch: EncodedBatch, quarantine: Quarantine) -> None:
         """Count what a batch's records are before they are parted into splits."""
@@ -66,7 +82,7 @@ class Accounts:
             if drop.reason in BAD_REASONS:
                 quarantine.add(drop)
                 if len(account.bad) < BAD_LOCATIONS:
-                    account.bad.append([drop.position, drop.reason, drop.detail])
+                    account.bad.append(BadRecord(drop.position, drop.reason, drop.detail))
 
     def split(self, batch: EncodedBatch, empty: np.ndarray, held_out: np.ndarray) -> None:
         """Count a batch's documents by split.
@@ -78,7 +94,7 @@ class Accounts:
         for first, last in runs(batch.inputs):
             index = int(batch.inputs[first])
             account = self._of[index]
-            self._digests[index].update(batch.digests[first * DIGEST_BYTES : last * DIGEST_BYTES])
+            account.digest.update(batch.digests[first * DIGEST_BYTES : last * DIGEST_BYTES])
             none, held = empty[first:last], held_out[first:last]
             unknown = batch.unknown[first:last]
             account.unknown_tokens += int(unknown.sum())
@@ -88,11 +104,30 @@ class Accounts:
             account.held_out += int((held & ~none).sum())
             account.documents += int((~held & ~none).sum())
 
-    def finished(self) -> list[InputAccount]:
-        """Return the accounts, in order of first appearance, with their digests."""
-        for index, account in self._of.items():
-            account.sha256 = self._digests[index].hexdigest()
-        return list(self._of.values())
+    def finished(self, excluded: IdSet | None = None) -> list[InputAccount]:
+        """Return the accounts, in order of first appearance, with their digests.
+
+        Args:
+            excluded: knows which of the ids to leave out the task met; told on its first input.
+        """
+        met = "" if excluded is None else pack(excluded.found)
+        return [
+            InputAccount(
+                input=index,
+                units=tuple(counts.units),
+                documents=counts.documents,
+                held_out=counts.held_out,
+                dropped=dict(sorted(counts.dropped.items())),
+                special_hits=counts.special_hits,
+                bad=tuple(counts.bad),
+                sha256=counts.digest.hexdigest(),
+                excluded="" if place else met,
+                replaced=counts.replaced,
+                unknown_tokens=counts.unknown_tokens,
+                unknown_documents=counts.unknown_documents,
+            )
+            for place, (index, counts) in enumerate(self._of.items())
+        ]
 
 
 def runs(values: np.ndarray) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from fractions import Fraction
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.history import Version, plan_name
 from olm_data.dataset.manifest import (
     VALIDATION,
@@ -32,7 +32,6 @@ from olm_data.runners.base import Runner
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.passed import from_tools, merged, passed_lines, tally
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.add_request import Existing, in_twice
@@ -69,7 +68,7 @@ def add(
     with ExitStack() as held:
         lease = held.enter_context(exclusive(store, note=progress.note))
         splits = [store]
-        if Fraction(existing.manifest.options["holdout"]):
+        if existing.options.holdout_below:
             splits.append(store.child(VALIDATION))
             held.enter_context(exclusive(splits[1], probe=False))
         if read_manifest(store).digest != existing.manifest.digest:
@@ -146,7 +145,7 @@ def _publish(
             plan=plan.digest,
             first_shard=request.base.shards,
             first_input=first,
-            options=request.source.options.to_json(),
+            stored_options=request.source.options.stored(),
         )
         manifests.append(
             build_manifest(
@@ -188,11 +187,10 @@ def _made_by(manifest: Manifest, plan: Plan) -> bool:
 def _refuse_other(store: Store, name: str, plan: Plan) -> None:
     """Refuse where another addition was begun and not finished."""
     try:
-        stored = read_object(store, name)
-        differences = plan.differences(stored)
+        differences = plan.differences(Plan.read(store, name))
     except FileNotFoundError:
         return
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except MalformedJson:
         differences = ["its plan is damaged"]
     if differences:
         shown = [printable(text) for text in differences[:10]]
@@ -216,4 +214,4 @@ def _clear_given_up(splits: Sequence[Store], plan: Plan) -> None:
             if found not in (None, plan.digest):
                 store.delete(name + RECORD)
 
-    list(in_order(clear, map(plan.shard, range(len(plan.tasks)))))
+    list(in_order(clear, plan.shards))

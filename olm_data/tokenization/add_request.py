@@ -15,16 +15,20 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, cast
 
+import msgspec
+
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.history import read_plans
-from olm_data.dataset.manifest import EXCLUDED, JOB, MAX_IDS, InputInfo, Manifest, read_manifest
+from olm_data.dataset.inputs import InputFile, PositionKind
+from olm_data.dataset.job import JobFile
+from olm_data.dataset.manifest import EXCLUDED, MAX_IDS, InputInfo, Manifest, read_manifest
+from olm_data.dataset.options import Options, SpecialPolicy
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
-from olm_data.encoders.base import SpecialPolicy
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.select.selection import IdSet
 from olm_data.sources import resolve_source
-from olm_data.sources.base import InputFile, PositionKind, SourcePlan
-from olm_data.storage.json_file import read_object
+from olm_data.sources.base import SourcePlan
 from olm_data.storage.store import Store
 from olm_data.tokenization.request import Base, Request
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -36,7 +40,7 @@ class Existing:
 
     Attributes:
         store: its folder.
-        manifest: of its newest version.
+        manifest, options: of its newest version, and how it was made.
         plans: of all its versions, in order.
         tokenizer: the one that made it.
         places: where its inputs were read, by path, as far as job.json tells.
@@ -44,6 +48,7 @@ class Existing:
 
     store: Store
     manifest: Manifest
+    options: Options
     plans: Sequence[Plan]
     tokenizer: TokenizerSpec
     places: Mapping[str, InputFile]
@@ -61,7 +66,7 @@ class Existing:
         """
         store = Store(path, single_writer=single_writer)
         manifest = read_manifest(store)
-        if manifest.options.get("split") != "train":
+        if manifest.tokenized is None or manifest.split != "train":
             raise InputError(
                 "nothing can be added to this dataset by itself",
                 where=path,
@@ -71,6 +76,7 @@ class Existing:
         return cls(
             store=store,
             manifest=manifest,
+            options=manifest.tokenized,
             plans=read_plans(store, manifest),
             tokenizer=_tokenizer(store, manifest),
             places=_places(store),
@@ -87,7 +93,7 @@ class Existing:
             digest=digest,
             number=additions + 1,
             inputs=tuple(self.places.get(item.path) or _known_input(item) for item in inputs),
-            shards=last.first_shard + len(last.tasks),
+            shards=last.settings.first_shard + len(last.tasks),
         )
 
     def find_source(
@@ -103,20 +109,20 @@ class Existing:
             UsageError, InputError, StorageError: as `sources.resolve_source`.
             InputError: the new inputs lack a column that is kept in the dataset.
         """
-        options = self.manifest.options
+        options = self.options
         if source is None:
-            reading["text_column"] = reading.get("text_column") or options["text_column"]
+            reading["text_column"] = reading.get("text_column") or options.text_column
             there = {None: "none", "id": None}  # "id" is taken where there is one
-            known = there.get(options["id_column"], options["id_column"])
+            known = there.get(options.id_column, options.id_column)
             reading["id_column"] = reading.get("id_column") or known
-        names = [f"{name}:{kind}" for name, kind in options["keep"]]
+        names = [f"{name}:{kind}" for name, kind in options.keep]
         found = resolve_source(
             inputs,
             source=source,
             separator=separator,
             keep=names,
-            where=options.get("where"),
-            on_invalid=options.get("on_invalid"),
+            where=options.where,
+            on_invalid=options.on_invalid,
             **reading,
         )
         texts = any(item.format == "txt" for item in found.inputs)
@@ -127,19 +133,19 @@ class Existing:
                 where=found.inputs[0].path,
                 fix="say which column or field holds them: --id-column NAME",
             )
-        selected = replace(
+        selected = msgspec.structs.replace(
             found.options,
-            separator=separator or (options.get("separator") if texts else None),
-            exclude=options.get("exclude"),
-            sample=options.get("sample"),
-            seed=options.get("seed", 0),
-            on_unknown=options.get("on_unknown", "keep"),
+            separator=separator or (options.separator if texts else None),
+            exclude=options.exclude,
+            sample=options.sample,
+            seed=options.seed,
+            on_unknown=options.on_unknown,
         )
         return replace(found, options=selected, excluded=ids)
 
     def _excluded(self) -> IdSet | None:
         """The ids that the dataset leaves out."""
-        digest = self.manifest.options.get("exclude")
+        digest = self.options.exclude
         if digest is None:
             return None
         url = self.store.url(EXCLUDED)
@@ -158,16 +164,16 @@ class Existing:
     ) -> Request:
         """Return the request that adds `source`, on top of the first `additions` (all of them)."""
         count = len(self.manifest.additions) if additions is None else additions
-        base, options = self.base(count), self.manifest.options
+        base, options = self.base(count), self.options
         return Request(
             source=replace(source, inputs=_named_apart(base.inputs, source.inputs)),
             tokenizer=self.tokenizer,
             special=cast(SpecialPolicy, self.manifest.tokenizer.special),
-            holdout=Fraction(options["holdout"]),
+            holdout=Fraction(options.holdout),
             shard_tokens=shard_tokens,
-            dedup=options.get("dedup") == "exact",
+            dedup=options.dedup is not None,
             container=self.manifest.container,
-            shuffle=options["seed"] if options.get("shuffle_documents") else None,
+            shuffle=options.shuffle,
             base=base,
         )
 
@@ -181,10 +187,10 @@ class Existing:
         sizes = {item.path: item.bytes for item in self.manifest.inputs}
         urls = {item.url: path for path, item in self.places.items() if item.url and path in sizes}
         revisions = {
-            (item["bytes"], item["revision"]): item["path"]
+            (item.bytes, item.revision): item.path
             for plan in self.plans
             for item in plan.inputs
-            if item["bytes"] and item["revision"]
+            if item.bytes and item.revision
         }
         for item in source.inputs:
             known = item.path if sizes.get(item.path) == item.bytes else None
@@ -212,9 +218,8 @@ def _known_input(info: InputInfo) -> InputFile:
 def _places(store: Store) -> dict[str, InputFile]:
     """Where the inputs of the newest run, and of those before it, were read; {} if unknown."""
     try:
-        job = read_object(store, JOB)
-        return {item["path"]: InputFile.from_json(item) for item in job["inputs"]}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {item.path: item for item in JobFile.read_from(store).inputs}
+    except (FileNotFoundError, MalformedJson):
         return {}  # it is no part of the dataset, and may be deleted
 
 
@@ -231,7 +236,7 @@ def _named_apart(known: Sequence[InputFile], new: Sequence[InputFile]) -> tuple[
             free = (name for name in names if name not in taken)
             path = next(free, path)  # a plan with a name twice is refused
         taken.add(path)
-        named.append(replace(item, path=path))
+        named.append(msgspec.structs.replace(item, path=path))
     return tuple(named)
 
 

@@ -13,16 +13,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from itertools import islice
 
+import msgspec
 import numpy as np
 
+from olm_data.dataset.account import (
+    BAD_REASONS,
+    DROP_REASONS,
+    INVALID,
+    SKIP_REASONS,
+    BadRecord,
+    InputAccount,
+    dropped_of,
+    invalid_text,
+)
+from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.plan import Plan
 from olm_data.errors import InputError, printable
 from olm_data.runners.base import Count
 from olm_data.sources import read_units
-from olm_data.sources.account import BAD_REASONS, INVALID, InputAccount, invalid_text
-from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, InputFile, ReadOptions, Unit
 from olm_data.tokenization.committed import TaskResult
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import BadBudget
@@ -66,14 +76,14 @@ def check_budget(
     if records == 0:
         raise InputError(
             "the input holds no documents",
-            where=plan.describe(0) if plan.tasks else plan.inputs[0]["path"],
+            where=plan.describe(0) if plan.tasks else plan.inputs[0].path,
             fix="check the paths; an empty dataset cannot be trained on",
         )
     if not budget.allows(bad, records):
         raise InputError(
             f"{bad:,} of {records:,} records are bad, more than --max-bad {budget} allows: "
             + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())),
-            where=first_places(plan, accounts),
+            where=first_places(plan, bad_records(accounts)),
             why="a source with many bad records is usually read in a wrong way",
             fix=f"see them all in {output}/{FOLDER}; fix the input, or accept the loss: "
             f"--max-bad {bad} (the finished shards are kept, so this takes seconds)",
@@ -84,9 +94,7 @@ def check_budget(
 
 def _nothing_left(accounts: Sequence[InputAccount], records: int, plan: Plan) -> InputError:
     """Say why no record became a training document, and which option is the reason."""
-    left_out: Counter[str] = Counter()
-    for account in accounts:
-        left_out.update(account.dropped)
+    left_out = dropped_of(accounts)
     counted = [
         f"{reason} {n:,} ({(SKIP_REASONS | DROP_REASONS).get(reason, 'dropped')})"
         for reason, n in left_out.most_common()
@@ -110,11 +118,11 @@ def check_valid(accounts: Iterable[InputAccount], plan: Plan) -> None:
         InputError: there is some; names the place if it is among the first bad ones.
     """
     for account in accounts:
-        if account.dropped[INVALID]:
+        if account.dropped.get(INVALID):
             input = plan.inputs[account.input]
-            places = [f"{p}: {d}" for p, reason, d in account.bad if reason == INVALID]
-            place = f", {input['position']} {places[0]}" if places else ""
-            raise invalid_text(printable(input["path"] + place))
+            places = [f"{b.position}: {b.detail}" for b in account.bad if b.reason == INVALID]
+            place = f", {input.position} {places[0]}" if places else ""
+            raise invalid_text(printable(input.path + place))
 
 
 def is_lost(budget: BadBudget, bad: int, records: int, share_done: float) -> bool:
@@ -190,36 +198,23 @@ class BudgetWatch:
         )
 
     def _accounts(self, task: int) -> list[InputAccount]:
-        return [InputAccount.from_json(unit) for unit in self._results[task].train[0].units]
+        return self._results[task].train[0].accounts
 
-    def _found(self, counts: np.ndarray) -> Iterator[InputAccount]:
-        """Yield accounts that name bad records; those of unfinished tasks are read once more."""
-        left = SHOWN
+    def _found(self, counts: np.ndarray) -> Iterator[tuple[int, BadRecord]]:
+        """Yield bad records with their inputs; those of unfinished tasks are read once more."""
         for task in range(len(self._plan.tasks)):
-            if left <= 0:
-                return
             if task in self._results:
-                accounts = self._accounts(task)
+                yield from bad_records(self._accounts(task))
             elif counts[task, Count.BAD]:
-                accounts = self._look(task)
-            else:
-                continue
-            yield from accounts
-            left -= sum(len(account.bad) for account in accounts)
+                yield from self._look(task)
 
-    def _look(self, task: int) -> list[InputAccount]:
-        start, stop = self._plan.tasks[task]
-        units = [Unit.from_json(list(unit)) for unit in self._plan.units[start:stop]]
-        accounts: list[InputAccount] = []
-        read = replace(self._read, exclude=None, sample=None)  # these leave out good records only
-        for batch in read_units(self._inputs, units, read):
+    def _look(self, task: int) -> Iterator[tuple[int, BadRecord]]:
+        # what is left out here is good records only
+        read = msgspec.structs.replace(self._read, exclude=None, sample=None)
+        for batch in read_units(self._inputs, self._plan.units_of(task), read):
             for drop in batch.dropped:
                 if drop.reason in BAD_REASONS:
-                    bad = [[drop.position, drop.reason, drop.detail]]
-                    accounts.append(InputAccount(drop.input, bad=bad))
-            if len(accounts) >= SHOWN:
-                break
-        return accounts
+                    yield drop.input, BadRecord(drop.position, drop.reason, drop.detail)
 
 
 def bad_by_reason(accounts: Iterable[InputAccount]) -> Counter[str]:
@@ -230,13 +225,18 @@ def bad_by_reason(accounts: Iterable[InputAccount]) -> Counter[str]:
     return reasons
 
 
-def first_places(plan: Plan, accounts: Iterable[InputAccount]) -> str:
+def bad_records(accounts: Iterable[InputAccount]) -> Iterator[tuple[int, BadRecord]]:
+    """Yield the bad records that accounts name, each with its input."""
+    for account in accounts:
+        for bad in account.bad:
+            yield account.input, bad
+
+
+def first_places(plan: Plan, records: Iterable[tuple[int, BadRecord]]) -> str:
     """Return the first ten places of bad records, a line each, for the `where` of an error."""
     places = []
-    for account in accounts:
-        input = plan.inputs[account.input]
-        for position, reason, detail in account.bad:
-            said = f" ({detail})" if detail else ""
-            places.append(f"{input['path']}: {input['position']} {position}: {reason}{said}")
-    shown = "\n    ".join(printable(line) for line in places[:SHOWN])
+    for index, bad in islice(records, SHOWN):
+        input, said = plan.inputs[index], f" ({bad.detail})" if bad.detail else ""
+        places.append(f"{input.path}: {input.position} {bad.position}: {bad.reason}{said}")
+    shown = "\n    ".join(map(printable, places))
     return f"the first of them:\n    {shown}"

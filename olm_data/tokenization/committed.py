@@ -54,9 +54,7 @@ def shard_files(store: Store, plan: Plan) -> dict[str, int]:
     """Return name -> size of the files of the plan's shards that a split has."""
     if not store.remote:
         return store.sizes(shard_name(0)[:-5])
-    first = plan.settings.get("first_shard", 0) // 1000
-    last = (plan.settings.get("first_shard", 0) + max(len(plan.tasks) - 1, 0)) // 1000
-    prefixes = [shard_name(1000 * thousand)[:-3] for thousand in range(first, last + 1)]
+    prefixes = list(dict.fromkeys(shard[:-3] for shard in plan.shards))
     found: dict[str, int] = {}
     for part in in_order(store.sizes, prefixes):
         found |= part
@@ -98,7 +96,7 @@ def _committed_split(
         return None
     if record.name != name or record.plan != plan.digest:
         return None
-    for kind in (tokens_suffix(plan.container), ENDS, DOCS) if record.tokens else ():
+    for kind in (tokens_suffix(plan.settings.container), ENDS, DOCS) if record.tokens else ():
         info = record.files.get(kind.split(".")[1])
         size = store.size(name + kind) if sizes is None else sizes.get(name + kind)
         if info is None or size != info.bytes:

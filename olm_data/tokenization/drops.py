@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.account import InputAccount
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
-from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import ValidationError
-from olm_data.sources.account import InputAccount
 from olm_data.storage.json_file import read_json
 from olm_data.threads import READERS, in_order
 
@@ -25,17 +24,15 @@ def drops_of_inputs(dataset: Dataset) -> tuple[dict[int, Counter[str]], Counter[
         ValidationError: a plan or a commit record is missing or damaged.
     """
     names: list[str] = []
-    if dataset.manifest.options.get("split") == "train":
+    if dataset.manifest.split == "train":
         for plan in read_plans(dataset.store, dataset.manifest):
-            first = int(plan.settings.get("first_shard", 0))
-            names += [shard_name(first + task) for task in range(len(plan.tasks))]
+            names += plan.shards
     dropped: dict[int, Counter[str]] = {}
     held_out: Counter[int] = Counter()
 
     def read(name: str) -> list[InputAccount]:
         try:
-            units = ShardRecord.parse(read_json(dataset.store, name + RECORD)).units
-            return [InputAccount.from_json(unit) for unit in units]
+            return ShardRecord.parse(read_json(dataset.store, name + RECORD)).accounts
         except (FileNotFoundError, MalformedJson) as error:
             raise ValidationError(
                 "a commit record is missing or damaged",

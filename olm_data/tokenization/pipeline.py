@@ -13,7 +13,7 @@ of the dataset (`job` does).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -21,7 +21,9 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import numbers
+from olm_data.dataset.account import BAD_REASONS, UNENCODABLE, InputAccount
 from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.inputs import Unit
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import Encoded, TextEncoder
 from olm_data.encoders.batches import chosen_of, ids_of
@@ -30,13 +32,13 @@ from olm_data.runners.base import Report
 from olm_data.select.digests import DIGEST_BYTES, content_hashes, document_digests
 from olm_data.select.selection import IdSet
 from olm_data.sources import read_units
-from olm_data.sources.account import BAD_REASONS, UNENCODABLE, InputAccount
-from olm_data.sources.base import DocumentBatch, Drop, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch, Drop
 from olm_data.sources.buffers import choose, without
 from olm_data.tokenization.accounts import Accounts
+from olm_data.tokenization.batches import EncodedBatch, HashedBatch
 from olm_data.tokenization.overlap import Ahead
+from olm_data.tokenization.plan_job import PlanJob
 from olm_data.tokenization.quarantine import Quarantine
-from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 LONG_TOKENS = 256
 """Documents longer than this on average are copied one by one, which is faster then."""
@@ -45,75 +47,23 @@ BATCHES_AHEAD = 2
 """A stage stops while it has made this many times `batch_bytes` that the next is not done with."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashedBatch:
-    """Documents and the digests of their texts.
-
-    Attributes:
-        batch: the documents.
-        digests: 16 bytes a document, concatenated; see `document_digests`.
-    """
-
-    batch: DocumentBatch
-    digests: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EncodedBatch:
-    """Documents as token ids, without their text.
-
-    Attributes:
-        ids: uint32 [t], bodies end to end, no BOS, no EOS.
-        offsets: int64 [d + 1] into `ids`.
-        rows: d rows of `docs.parquet`.
-        inputs: int32 [d], index of each document's input.
-        digests: as in `HashedBatch`.
-        text_bytes: bytes of all texts.
-        special_hits: strings in the texts that spell a special token.
-        unknown: int64 [d], unknown tokens of each document.
-        by_reference: documents encoded by the reference in the encoder's stead.
-        dropped, skipped, replaced, rows_in: as in `DocumentBatch`.
-    """
-
-    ids: np.ndarray
-    offsets: np.ndarray
-    rows: pa.RecordBatch
-    inputs: np.ndarray
-    digests: bytes
-    text_bytes: int
-    special_hits: int
-    unknown: np.ndarray
-    by_reference: int
-    dropped: tuple[Drop, ...]
-    skipped: Mapping[tuple[int, str], int]
-    replaced: Mapping[int, int]
-    rows_in: int
-
-    @property
-    def lost(self) -> int:
-        """Records that are no documents, for whatever reason."""
-        return len(self.dropped) + sum(self.skipped.values())
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Pipeline:
-    """What the tasks of a run have in common. Attributes as in `job.TokenizeJob`, and
+    """The stages of one task.
 
     Attributes:
+        job: the job of the task.
+        encoder: what encodes.
         drops: bool [d], which documents read are dropped as duplicates; None drops none.
     """
 
-    inputs: tuple[InputFile, ...]
-    read: ReadOptions
-    tokenizer: TokenizerSpec
+    job: PlanJob
     encoder: TextEncoder
-    holdout: int
-    excluded: IdSet | None = None
     drops: np.ndarray | None = None
 
     def run(
         self,
-        units: list[Unit],
+        units: Sequence[Unit],
         writers: list[ShardWriter],
         quarantine: Quarantine,
         report: Report,
@@ -131,10 +81,12 @@ class Pipeline:
                 UTF-8 and `on_invalid` is "error".
             ValidationError: a record read is neither a document nor a drop.
         """
-        accounts = Accounts(units, self.inputs, self.read.on_invalid)
-        limit = BATCHES_AHEAD * self.read.batch_bytes
+        job = self.job
+        excluded = job.excluded and job.excluded.fresh()
+        accounts = Accounts(units, job.inputs, job.read.on_invalid)
+        limit = BATCHES_AHEAD * job.read.batch_bytes
         with (
-            Ahead(self._read(units), size=_text_bytes, limit=limit) as hashed,
+            Ahead(self._read(units, excluded), size=_text_bytes, limit=limit) as hashed,
             Ahead(self._encode(hashed), size=_id_bytes, limit=limit, after=hashed) as encoded,
         ):
             clock = [0.0, 0.0]
@@ -156,12 +108,14 @@ class Pipeline:
                 )
                 clock = seconds
                 del batch  # or it would be kept while the next one is waited for
-        return accounts.finished()
+        return accounts.finished(excluded)
 
-    def _read(self, units: list[Unit]) -> Generator[HashedBatch, None, None]:
+    def _read(
+        self, units: Sequence[Unit], excluded: IdSet | None
+    ) -> Generator[HashedBatch, None, None]:
         """Yield the documents of the units with their digests: first stage."""
         first = 0
-        for batch in read_units(self.inputs, units, self.read, self.excluded):
+        for batch in read_units(self.job.inputs, units, self.job.read, excluded):
             digests = document_digests(batch.data, batch.offsets)
             if self.drops is not None:
                 kept = ~self.drops[first : first + batch.documents]
@@ -176,7 +130,7 @@ class Pipeline:
         if self.drops is not None and first != len(self.drops):
             raise InputError(
                 "the input gave other documents when it was read again",
-                where=self.inputs[units[0].input].path,
+                where=self.job.inputs[units[0].input].path,
                 why="the duplicates found the first time would not be those dropped now",
                 fix="once the input no longer changes, delete the output and run the command again",
             )
@@ -193,19 +147,19 @@ class Pipeline:
         batch = hashed.batch
 
         def place(k: int) -> str:
-            source = self.inputs[int(batch.inputs[k])]
+            source = self.job.inputs[int(batch.inputs[k])]
             return f"{source.path}, {source.position} {int(batch.positions[k])}"
 
         made = Encoded(np.empty(0, np.uint32), np.zeros(1, np.int64), 0, np.empty(0, int), {}, 0)
         digests = hashed.digests
-        schema = docs_schema(self.read.keep_schema)
+        schema = docs_schema(self.job.read.keep_schema)
         rows = pa.RecordBatch.from_arrays(
             [pa.nulls(0, kind) for kind in schema.types], schema=schema
         )
         if batch.documents:  # else it is here for what was dropped
             made = self.encoder.encode(batch.data, batch.offsets, place)
             batch, made, digests = self._left_out(batch, made, digests)
-            rows = document_rows(batch, content_hashes(digests), self.read.keep_schema)
+            rows = document_rows(batch, content_hashes(digests), self.job.read.keep_schema)
         return EncodedBatch(
             ids=made.ids,
             offsets=made.offsets,
@@ -228,7 +182,7 @@ class Pipeline:
         """Drop the documents that cannot be encoded, or hold what `on_unknown` says to drop."""
         failed = np.zeros(batch.documents, bool)
         failed[list(made.failed)] = True
-        unknown = (made.unknown > 0) & (self.read.on_unknown == "drop") & ~failed
+        unknown = (made.unknown > 0) & (self.job.read.on_unknown == "drop") & ~failed
         kept = ~(failed | unknown)
         if kept.all():
             return batch, made, digests
@@ -254,13 +208,12 @@ class Pipeline:
             return 0
         hashes = content_hashes(batch.digests)
         empty = np.diff(batch.offsets) == 0
-        held_out = hashes < np.uint64(self.holdout) if self.holdout else np.zeros(len(hashes), bool)
+        below = self.job.plan.settings.holdout_below
+        held_out = hashes < np.uint64(below) if below else np.zeros(len(hashes), bool)
         accounts.split(batch, empty, held_out)
-        total = 0
+        total, bos, eos = 0, self.job.tokenizer.bos, self.job.tokenizer.eos
         for writer, chosen in zip(writers, (~held_out & ~empty, held_out & ~empty), strict=False):
-            ids, offsets = delimit(
-                batch.ids, batch.offsets, chosen, bos=self.tokenizer.bos, eos=self.tokenizer.eos
-            )
+            ids, offsets = delimit(batch.ids, batch.offsets, chosen, bos=bos, eos=eos)
             rows = batch.rows
             if not chosen.all():
                 rows = rows.take(numbers(np.flatnonzero(chosen), pa.int64()))

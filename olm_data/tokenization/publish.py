@@ -16,17 +16,18 @@ from importlib.metadata import version
 import msgspec
 
 from olm_data import __version__
+from olm_data.dataset.account import InputAccount, dropped_of, input_digest, unaccounted
 from olm_data.dataset.manifest import MANIFEST, InputInfo, Manifest, build_manifest, read_manifest
+from olm_data.dataset.options import Split
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
-from olm_data.sources.account import InputAccount, input_digest, unaccounted
 from olm_data.sources.passed import PassedCount, tally, to_tools
 from olm_data.storage.store import Store
 from olm_data.tokenization.census import Census, take_census
 from olm_data.tokenization.committed import TaskResult
 from olm_data.tokenization.request import Request
 
-SPLITS = ("train", "validation")
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
 def publish(
@@ -54,7 +55,7 @@ def publish(
         manifest = build_manifest(
             tokenizer=TokenizerInfo.of(request.tokenizer, request.special),
             dtype=request.tokenizer.dtype,
-            options=request.options() | {"split": split},
+            options=msgspec.structs.replace(request.options(), split=split),
             plan=plan.digest,
             inputs=inputs,
             records=records,
@@ -108,23 +109,21 @@ def input_totals(
 ) -> tuple[list[InputInfo], Counter[str]]:
     """Sum the accounts of all tasks: each input of the plan, and all drops by reason."""
     documents: Counter[int] = Counter()
-    dropped: Counter[str] = Counter()
     parts: dict[int, list[str]] = {}
     for account in accounts:
         documents[account.input] += account.documents_in
-        dropped.update(account.dropped)
         parts.setdefault(account.input, []).append(account.sha256)
     inputs = [
         InputInfo(
-            path=item["path"],
-            bytes=item["bytes"],
-            position=item["position"],
+            path=item.path,
+            bytes=item.bytes,
+            position=item.position,
             documents=documents[index],
             sha256=input_digest(parts.get(index, [])),
         )
         for index, item in enumerate(plan.inputs)
     ]
-    return inputs, dropped
+    return inputs, dropped_of(accounts)
 
 
 def tools(encoder: str, tokenizer: str, passed: Mapping[str, PassedCount]) -> dict[str, str]:

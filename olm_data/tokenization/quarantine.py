@@ -20,7 +20,8 @@ from typing import Any
 import zstandard
 
 from olm_data.canonical import sha256_file
-from olm_data.sources.base import Drop, InputFile
+from olm_data.dataset.inputs import InputFile
+from olm_data.sources.base import Drop
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
 

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 from olm_data.counts import duration, rates
+from olm_data.dataset.account import BAD_REASONS, DROP_REASONS, NO_TOKENS, SKIP_REASONS
 from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.plan import Plan
 from olm_data.errors import printable, typed
-from olm_data.sources.account import BAD_REASONS, NO_TOKENS
-from olm_data.sources.base import DROP_REASONS, SKIP_REASONS, DocumentBatch, SourcePlan
+from olm_data.sources.base import DocumentBatch, SourcePlan
 from olm_data.sources.passed import from_tools, passed_json, passed_lines, tally
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import Request
@@ -43,7 +43,7 @@ def plan_lines(
 ) -> list[str]:
     """Return what a run would do, and its first documents."""
     inputs, tokenizer = request.source.inputs, request.tokenizer
-    text = sum(plan.text_bytes(task) for task in range(len(plan.tasks)))
+    text = plan.all_text_bytes
     lines = [
         f"would write {printable(output)}",
         f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "

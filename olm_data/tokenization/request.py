@@ -14,16 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from olm_data.counts import parse_share
 from olm_data.dataset.container import Container
-from olm_data.dataset.plan import Plan, likely_text, make_plan, shard_text
-from olm_data.encoders.base import SpecialPolicy
+from olm_data.dataset.inputs import InputFile
+from olm_data.dataset.options import Last, Options, Settings, SpecialPolicy
+from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
 from olm_data.errors import InputError, UsageError, printable
-from olm_data.select.selection import HASH_SPACE
 from olm_data.sources import plan_units, resolve_source
-from olm_data.sources.base import InputFile, SourcePlan
+from olm_data.sources.base import SourcePlan
 from olm_data.sources.identical import identical_inputs
 from olm_data.storage.names import is_unicode
 from olm_data.storage.places import refuse_output
@@ -110,25 +111,22 @@ class Request:
         """All inputs of the dataset: of the base, then the new ones."""
         return self.source.inputs if self.base is None else self.base.inputs + self.source.inputs
 
-    @property
-    def holdout_below(self) -> int:
-        """Documents whose uint64 content hash is below this are held out."""
-        return int(self.holdout * HASH_SPACE)
-
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """Return the options that change bytes, for plans and manifests."""
-        options = self.source.options.to_json() | {"holdout": str(self.holdout)}
+        read, last = self.source.options, None
         if self.source.limit is not None:
-            last = self.source.inputs[-1]
-            end = [last.path, last.until, self.source.text_bytes]
-            options |= {"limit": self.source.limit, "last": end}
-        if self.container != "npy":
-            options |= {"container": self.container}
-        if self.dedup:
-            options |= {"dedup": "exact"}
-        if self.shuffle is not None:
-            options |= {"shuffle_documents": True, "seed": self.shuffle}
-        return options
+            end = self.source.inputs[-1]
+            last = Last(end.path, end.until, self.source.text_bytes)
+        seed = read.seed if self.shuffle is None else self.shuffle
+        return Options(
+            **msgspec.structs.asdict(read) | {"seed": seed},
+            holdout=str(self.holdout),
+            limit=self.source.limit,
+            last=last,
+            container=self.container,
+            dedup="exact" if self.dedup else None,
+            shuffle_documents=self.shuffle is not None,
+        )
 
     def plan(self) -> Plan:
         """Cut the inputs into units and group them into tasks.
@@ -162,37 +160,28 @@ class Request:
             text = int(likely_text([(i.path, i.bytes) for i in new]) * share)
         target = shard_text(text, self.shard_tokens)
         units = [
-            [unit.input, unit.start, unit.stop, max(int(unit.bytes * share), 1)]
+            msgspec.structs.replace(unit, bytes=max(int(unit.bytes * share), 1))
             for index, item in enumerate(new, first)
             for unit in plan_units(index, item, self.source.options, int(target / share))
         ]
-        tokenizer, base = self.tokenizer, {}
-        if self.base is not None:
-            base = {"parent": self.base.digest, "first_shard": self.base.shards}
-        return make_plan(
-            settings=self.options()
-            | {
-                "tokenizer": tokenizer.sha256,
-                "tokenizer_probe": tokenizer.probe_sha256,
-                "vocab_size": tokenizer.vocab_size,
-                "bos": tokenizer.bos,
-                "eos": tokenizer.eos,
-                "special": self.special,
-                "shard_text_bytes": target,
-            }
-            | base,
-            inputs=[
-                {
-                    "path": item.path,
-                    "bytes": item.bytes,
-                    "revision": item.revision if index >= first else "",
-                    "position": item.position,
-                }
-                for index, item in enumerate(inputs)
-            ],
-            units=units,
-            target=target,
+        tokenizer, base = self.tokenizer, self.base
+        settings = Settings(
+            **msgspec.structs.asdict(self.options()),
+            tokenizer=tokenizer.sha256,
+            tokenizer_probe=tokenizer.probe_sha256,
+            vocab_size=tokenizer.vocab_size,
+            bos=tokenizer.bos,
+            eos=tokenizer.eos,
+            special=self.special,
+            shard_text_bytes=target,
+            parent=None if base is None else base.digest,
+            first_shard=0 if base is None else base.shards,
         )
+        planned = [
+            PlannedInput(item.path, item.bytes, item.revision if i >= first else "", item.position)
+            for i, item in enumerate(inputs)
+        ]
+        return make_plan(settings, planned, units, target)
 
 
 def find_source(

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.counts import duration
+from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input, unpack
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.manifest import EXCLUDED, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
@@ -36,18 +38,16 @@ from olm_data.runners.base import Count, Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.select.selection import IdSet
 from olm_data.sources import read_units
-from olm_data.sources.account import InputAccount, check_accounts, totals_by_input, unpack
-from olm_data.sources.base import DocumentBatch, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.passed import passed_json, passed_lines, tally
 from olm_data.storage.exclusive import exclusive
-from olm_data.storage.json_file import read_object
 from olm_data.storage.lease import Lease
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
 from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
 from olm_data.tokenization.committed import TaskResult, finished_tasks
+from olm_data.tokenization.dedup import FindDuplicates, found_before, write_drops
 from olm_data.tokenization.dedup import clear as clear_duplicates
-from olm_data.tokenization.dedup import found_before, write_drops
 from olm_data.tokenization.job import TokenizeJob
 from olm_data.tokenization.publish import publish
 from olm_data.tokenization.request import BadBudget, Request, refuse_identical
@@ -127,7 +127,7 @@ def tokenize(
     with ExitStack() as held:
         lease = held.enter_context(exclusive(store, note=progress.note))
         found = _existing(store, plan)
-        splits = [store] if request.holdout_below == 0 else [store, store.child(VALIDATION)]
+        splits = [store] if plan.settings.holdout_below == 0 else [store, store.child(VALIDATION)]
         for split in splits[1:]:
             held.enter_context(exclusive(split, probe=False))
         if found is not None:
@@ -204,7 +204,7 @@ def make_shards(
         encoder,
         request.tokenizer,
         request.special,
-        sum(plan.text_bytes(task) for task in range(total)),
+        plan.all_text_bytes,
     )
     job = TokenizeJob(
         plan=plan,
@@ -213,17 +213,13 @@ def make_shards(
         tokenizer=request.tokenizer,
         encoder=known.encoder if known else likely_encoder(encoder),
         routed=known.routed if known else (),
-        special=request.special,
-        holdout=request.holdout_below,
-        shuffle=request.shuffle,
         output=absolute(store.root),
         single_writer=store.single_writer,
-        duplicates="drop" if request.dedup else "keep",
     )
     results = finished_tasks(plan, splits)
     kept = len(results)
     search = request.dedup and kept < total and not found_before(store, plan)
-    with runner.ready(replace(job, duplicates="find") if search else job, total - kept, total):
+    with runner.ready(FindDuplicates.before(job) if search else job, total - kept, total):
         proof = known or _choose_encoder(request, plan, encoder)
         if proof.note:
             progress.note(proof.note)
@@ -242,7 +238,7 @@ def make_shards(
         with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
             shown = heartbeat.around(runner)
             if search:
-                finding = replace(job, duplicates="find")
+                finding = FindDuplicates.before(job)
                 write_job(finding, plan_name)
                 _find_duplicates(finding, shown, progress, guard, before)
             write_job(job, plan_name)
@@ -250,9 +246,7 @@ def make_shards(
         lease.check()
         store.child(RUN).clear()
     ordered = [results[task] for task in range(len(plan.tasks))]
-    accounts = [
-        InputAccount.from_json(unit) for result in ordered for unit in result.train[0].units
-    ]
+    accounts = [account for result in ordered for account in result.train[0].accounts]
     _check_accounts(plan, ordered)
     check_budget(accounts, plan, budget, store.root)
     if job.read.on_invalid == "error":
@@ -265,8 +259,7 @@ def make_shards(
         seconds=seconds,
         kept=kept,
         inputs={
-            plan.inputs[index]["path"]: account
-            for index, account in totals_by_input(accounts).items()
+            plan.inputs[index].path: account for index, account in totals_by_input(accounts).items()
         },
         ids_found=_ids_found(request.source.excluded, accounts),
     )
@@ -291,7 +284,7 @@ def forget_duplicates(request: Request, store: Store) -> None:
 
 
 def _find_duplicates(
-    job: TokenizeJob,
+    job: FindDuplicates,
     runner: Runner,
     progress: Progress,
     guard: _Guard,
@@ -356,7 +349,7 @@ def _start(request: Request, plan: Plan, output: str) -> dict[str, Any]:
         "inputs": len(inputs),
         "input_bytes": sum(item.bytes for item in inputs),
         "passed_over": passed_json(tally(request.source.passed)),
-        "text_bytes": sum(plan.text_bytes(task) for task in range(len(plan.tasks))),
+        "text_bytes": plan.all_text_bytes,
         "shards": len(plan.tasks),
     }
 
@@ -386,13 +379,12 @@ def _existing(store: Store, plan: Plan) -> Manifest | None:
     """Return the manifest if the very dataset is there; None if it is to be written or finished."""
     complete = store.exists(MANIFEST)
     try:
-        stored = read_object(store, PLAN)
-        differences = plan.differences(stored)
+        differences = plan.differences(Plan.read(store, PLAN))
     except FileNotFoundError:
         if not complete:
             return None
         differences = [] if read_manifest(store).plan == plan.digest else ["its plan.json is gone"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MalformedJson as error:
         raise ValidationError(
             "the plan of an earlier run is damaged",
             where=store.url(PLAN),
@@ -414,9 +406,8 @@ def _existing(store: Store, plan: Plan) -> Manifest | None:
 
 def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
     """Return the first documents of the input, some megabytes of them; None if there are none."""
-    units = [Unit.from_json(list(unit)) for unit in plan.units]
     source = request.source
-    for batch in read_units(request.inputs, units, source.options, source.excluded):
+    for batch in read_units(request.inputs, plan.units, source.options, source.excluded):
         if batch.documents:
             return batch
     return None
@@ -434,7 +425,7 @@ def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
     """Refuse before work when the disk is plainly too small: half of what is likely needed."""
     if store.remote:
         return
-    text = sum(plan.text_bytes(task) for task in range(len(plan.tasks)))
+    text = plan.all_text_bytes
     needed = text // TEXT_BYTES_PER_TOKEN * itemsize
     free = shutil.disk_usage(store.root).free
     if free < needed // 2:
@@ -446,7 +437,7 @@ def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
 
 
 def _run(
-    job: TokenizeJob,
+    job: TokenizeJob | FindDuplicates,
     plan: Plan,
     runner: Runner,
     results: dict[int, Any],
@@ -475,11 +466,11 @@ def _run(
 def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:
     """Check that each task's shards and accounts add up, and read what the plan says."""
     for task, result in enumerate(results):
-        train, (start, stop) = result.train[0], plan.tasks[task]
+        train = result.train[0]
         check_accounts(
             plan.describe(task),
-            plan.units[start:stop],
-            [InputAccount.from_json(unit) for unit in train.units],
+            plan.units_of(task),
+            train.accounts,
             documents=train.documents,
             held_out=0 if result.validation is None else result.validation[0].documents,
             dropped=train.dropped,

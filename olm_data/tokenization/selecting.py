@@ -12,13 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import msgspec
+
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.manifest import PLAN
-from olm_data.dataset.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN
-from olm_data.errors import InputError, UsageError
+from olm_data.dataset.plan import DEFAULT_SHARD_TOKENS, TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.sources import plan_units, read_units
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.selected import read_ids
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 
 # of a plan: if they and the inputs are the same, so is the place where a limit is reached
@@ -59,7 +61,7 @@ def select_documents(
         )
     options = source.options
     if sample is not None:
-        options = replace(options, sample=str(sample), seed=seed)
+        options = msgspec.structs.replace(options, sample=str(sample), seed=seed)
     if exclude_ids is not None:
         whole_files = options.separator is None and any(f.format == "txt" for f in source.inputs)
         if options.id_column is None and not whole_files:
@@ -70,7 +72,7 @@ def select_documents(
             )
         ids = read_ids(exclude_ids)
         source = replace(source, excluded=ids)
-        options = replace(options, exclude=ids.sha256)
+        options = msgspec.structs.replace(options, exclude=ids.sha256)
     source = replace(source, options=options)
     if limit is None:
         return source
@@ -84,24 +86,24 @@ def limited_before(source: SourcePlan, limit: int, store: Store) -> SourcePlan |
     So a run that goes on, or finds its dataset complete, need not read the beginning again.
     """
     try:
-        plan = read_object(store, PLAN)
-        settings, planned = plan["settings"], plan["inputs"]
-        path, until, text_bytes = settings["last"]
-        now = source.options.to_json() | {"limit": limit}
-        names = _SETTINGS if source.options.sample is None else (*_SETTINGS, "seed")
-        same = all(settings.get(name) == now.get(name) for name in names) and all(
-            [there[name] for name in ("path", "bytes", "revision")]
-            == [input.path, input.bytes, input.revision]
-            for there, input in zip(planned, source.inputs, strict=False)
-        )
-        last = source.inputs[len(planned) - 1]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
+        plan = Plan.read(store, PLAN)
+    except (FileNotFoundError, MalformedJson, ValidationError):
         return None  # there is none, or it is damaged, which is said when the run begins
-    whole = until is None and len(planned) != len(source.inputs)
-    if not same or not planned or whole or path != last.path:
+    last, planned = plan.settings.last, plan.inputs
+    if last is None or not 0 < len(planned) <= len(source.inputs):
         return None
-    inputs = (*source.inputs[: len(planned) - 1], replace(last, until=until))
-    return replace(source, inputs=inputs, limit=limit, text_bytes=text_bytes)
+    then, now = plan.settings.stored(), source.options.stored() | {"limit": limit}
+    names = _SETTINGS if source.options.sample is None else (*_SETTINGS, "seed")
+    inputs = source.inputs[: len(planned)]
+    same = all(then.get(name) == now.get(name) for name in names) and all(
+        (there.path, there.bytes, there.revision) == (input.path, input.bytes, input.revision)
+        for there, input in zip(planned, inputs, strict=True)
+    )
+    whole = last.position is None and len(planned) != len(source.inputs)
+    if not same or whole or last.path != inputs[-1].path:
+        return None
+    inputs = (*inputs[:-1], msgspec.structs.replace(inputs[-1], until=last.position))
+    return replace(source, inputs=inputs, limit=limit, text_bytes=last.text_bytes)
 
 
 def limited(source: SourcePlan, limit: int) -> SourcePlan:
@@ -120,7 +122,7 @@ def limited(source: SourcePlan, limit: int) -> SourcePlan:
         for batch in read_units(source.inputs, units, source.options, source.excluded):
             wanted = limit - taken
             if batch.documents >= wanted:
-                last = replace(input, until=int(batch.positions[wanted - 1]))
+                last = msgspec.structs.replace(input, until=int(batch.positions[wanted - 1]))
                 return replace(
                     source,
                     inputs=(*source.inputs[:index], last),

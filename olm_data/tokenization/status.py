@@ -17,7 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
+from olm_data.dataset.history import plan_digests
+from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB, MANIFEST, PLAN, VALIDATION, Manifest, read_manifest
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD
@@ -26,7 +29,6 @@ from olm_data.errors import InputError, ValidationError, typed
 from olm_data.kinds import kind_of, require
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.tokenization.committed import shard_files
 
@@ -121,14 +123,13 @@ def read_status(output: str) -> Status:
     store = Store(output)
     manifest = read_manifest(store) if store.exists(MANIFEST) else None
     try:
-        job = read_object(store, JOB)
-        plan_file, held_out = job["plan_file"], job["holdout"] > 0
+        plan_file = JobFile.read_from(store).plan_file
     except (FileNotFoundError, NotADirectoryError):
-        plan_file, held_out = PLAN, False
-    except (ValueError, KeyError, TypeError) as error:
+        plan_file = PLAN
+    except MalformedJson as error:
         raise _damaged(store, JOB) from error
     try:
-        plan = Plan.from_json(read_object(store, plan_file))
+        plan = Plan.read(store, plan_file)
     except (FileNotFoundError, NotADirectoryError) as error:
         if manifest is not None:  # made elsewhere, and brought here without its plan
             return _complete(output, store, manifest)
@@ -137,10 +138,11 @@ def read_status(output: str) -> Status:
             where=output,
             fix=f"olm-data tokenize ... --output {typed(output)} begins one",
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MalformedJson as error:
         raise _damaged(store, plan_file) from error
-    if manifest is not None and plan.digest in _plans(manifest):
+    if manifest is not None and plan.digest in plan_digests(manifest):
         return _complete(output, store, manifest)
+    held_out = plan.settings.holdout_below > 0
     splits = [store, store.child(VALIDATION)] if held_out else [store]
     return judge(
         output,
@@ -162,12 +164,12 @@ def judge(
         now: wall clock time.
     """
     total = len(plan.tasks)
-    item = 2 if plan.settings.get("vocab_size", 0) <= 65536 else 4
-    units = np.concatenate([[0], np.cumsum([unit[3] for unit in plan.units], dtype=np.int64)])
+    item = 2 if plan.settings.vocab_size <= 65536 else 4
+    units = np.concatenate([[0], np.cumsum([unit.bytes for unit in plan.units], dtype=np.int64)])
     bounds = np.array(plan.tasks, np.int64).reshape(-1, 2)
     weights = np.maximum(units[bounds[:, 1]] - units[bounds[:, 0]], 1)
     done = np.zeros(total, bool)
-    suffix, header = tokens_suffix(plan.container), tokens_header(plan.container)
+    suffix, header = tokens_suffix(plan.settings.container), tokens_header(plan.settings.container)
     documents = tokens = 0
     for task in range(total):
         name = plan.shard(task)
@@ -230,10 +232,6 @@ def _complete(output: str, store: Store, manifest: Manifest) -> Status:
         now=time.time(),
         error=None,
     )
-
-
-def _plans(manifest: Manifest) -> set[str]:
-    return {manifest.plan, *(addition.plan for addition in manifest.additions)}
 
 
 def _damaged(store: Store, name: str) -> ValidationError:

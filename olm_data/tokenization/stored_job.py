@@ -10,44 +10,32 @@ runs that make the same bytes. Never: credentials, or the place of the output it
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Literal
 
 from olm_data import __version__
-from olm_data.canonical import digest
+from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, wrong_kind
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
+from olm_data.tokenization.dedup import FindDuplicates
 from olm_data.tokenization.job import TokenizeJob
 
-JOB_VERSION = 1
 
-
-def write_job(job: TokenizeJob, plan_name: str) -> None:
+def write_job(job: TokenizeJob | FindDuplicates, plan_name: str) -> None:
     """Write `tokenizer.json` and then `job.json` to the job's output, unless they are there.
 
     Args:
         plan_name: the file with the job's plan.
     """
     store = job.splits[0]
-    content = {
-        "format": "olm-job",
-        "version": JOB_VERSION,
-        "plan_file": plan_name,
-        "packages": _packages(job.encoder),
-        "plan_sha256": hashlib.sha256(job.plan.encode()).hexdigest(),
-        **job.to_json(),
-    }
-    content["digest"] = job_digest(content)
     for name, data in (
         (TOKENIZER, job.tokenizer.json_bytes),
-        (JOB, json.dumps(content, indent=1).encode() + b"\n"),
+        (JOB, job_file(job, plan_name).encode()),
     ):
         try:
             there = store.read(name)
@@ -57,7 +45,29 @@ def write_job(job: TokenizeJob, plan_name: str) -> None:
             store.put(name, data)
 
 
-def load_job(output: str) -> TokenizeJob:
+def job_file(job: TokenizeJob | FindDuplicates, plan_name: str) -> JobFile:
+    """Return the job as its file holds it."""
+    settings = job.plan.settings
+    drop_or_keep: Literal["drop", "keep"] = "drop" if settings.dedup else "keep"
+    return JobFile(
+        plan_file=plan_name,
+        packages=_packages(job.encoder),
+        plan_sha256=hashlib.sha256(job.plan.encode()).hexdigest(),
+        plan=job.plan.digest,
+        inputs=job.inputs,
+        read=job.read,
+        tokenizer=job.tokenizer.identity,
+        encoder=job.encoder,
+        routed=job.routed,
+        special=settings.special,
+        holdout=settings.holdout_below,
+        single_writer=job.single_writer,
+        shuffle=settings.shuffle,
+        duplicates="find" if isinstance(job, FindDuplicates) else drop_or_keep,
+    )
+
+
+def load_job(output: str) -> TokenizeJob | FindDuplicates:
     """Return the job that `write_job` left at `output`.
 
     Raises:
@@ -67,34 +77,27 @@ def load_job(output: str) -> TokenizeJob:
     """
     store = Store(output)
     try:
-        value = read_object(store, JOB)
-        plan = read_object(store, value["plan_file"])
+        stored = JobFile.read_from(store)
+        plan = Plan.read(store, stored.plan_file)
         tokenizer_json = store.read(TOKENIZER)
     except FileNotFoundError as error:
         raise no_run(output) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(store, f"{type(error).__name__}: {error}") from error
-    try:
-        if (value["format"], value["version"]) != ("olm-job", JOB_VERSION):
-            raise _damaged(store, f"not a job of version {JOB_VERSION}")
-        if value["digest"] != job_digest(value):
-            raise _damaged(store, "its digest is not that of its content")
-        _check_packages(value["packages"], value["encoder"], output)
-        job = TokenizeJob.from_json(
-            value, plan=Plan.from_json(plan), tokenizer_json=tokenizer_json, output=output
-        )
-        if value["plan"] != job.plan.digest:
-            raise _damaged(store, "plan.json is that of another run")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        if isinstance(error, ValidationError | InputError):
-            raise
-        raise _damaged(store, f"{type(error).__name__}: {error}") from error
-    return job
-
-
-def job_digest(content: Mapping[str, Any]) -> str:
-    """Return the digest of a job: of its canonical JSON without the key `digest`."""
-    return digest({name: value for name, value in content.items() if name != "digest"})
+    except MalformedJson as error:
+        raise _damaged(store, str(error)) from error
+    _check_packages(stored.packages, stored.encoder, output)
+    if stored.plan != plan.digest:
+        raise _damaged(store, "plan.json is that of another run")
+    kind = FindDuplicates if stored.duplicates == "find" else TokenizeJob
+    return kind(
+        plan=plan,
+        inputs=stored.inputs,
+        read=stored.read,
+        tokenizer=stored.tokenizer.open(tokenizer_json),
+        encoder=stored.encoder,
+        routed=stored.routed,
+        output=output,
+        single_writer=stored.single_writer,
+    )
 
 
 def no_run(output: str) -> OlmError:
@@ -124,7 +127,7 @@ def _packages(encoder: str) -> dict[str, str]:
     return {"olm": __version__, **{name: version(name) for name in names}}
 
 
-def _check_packages(wanted: dict[str, Any], encoder: str, output: str) -> None:
+def _check_packages(wanted: dict[str, str], encoder: str, output: str) -> None:
     try:
         here = _packages(encoder)
     except PackageNotFoundError as error:

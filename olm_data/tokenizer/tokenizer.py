@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from olm_data.canonical import digest
@@ -63,6 +64,43 @@ PROBE_TEXTS = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "$\\int_0^1 x^2\\,dx = \\frac{1}{3}$ <|endoftext|> </s> [SEP] <s>",
 )
+
+
+class TokenizerIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names a tokenizer beside the bytes of its `tokenizer.json`, as the job of a run keeps it."""
+
+    name: str
+    sha256: str
+    probe_sha256: str
+    eos_token: str | None
+    bos_token: str | None
+
+    def open(self, json_bytes: bytes) -> TokenizerSpec:
+        """Return the tokenizer in these bytes, proved on this machine.
+
+        Raises:
+            ValidationError: the file is another one, or the library here reads it differently.
+        """
+        spec = spec_from_bytes(
+            json_bytes,
+            name=self.name,
+            eos=self.eos_token or "none",
+            bos=self.bos_token or "none",
+        )
+        if spec.sha256 != self.sha256:
+            raise ValidationError(
+                "this is not the tokenizer the run began with",
+                where=self.name,
+                fix="run the whole tokenize command again",
+            )
+        if spec.probe_sha256 != self.probe_sha256:
+            raise ValidationError(
+                "the tokenizers library of this machine gives other ids than the run began with",
+                where=self.name,
+                why="its shards would not fit the others",
+                fix="install the same version of tokenizers everywhere",
+            )
+        return spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,43 +209,16 @@ class TokenizerSpec:
             unspellable=unspellable,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` needs beside the bytes of the `tokenizer.json`."""
-        return {
-            "name": self.name,
-            "sha256": self.sha256,
-            "probe_sha256": self.probe_sha256,
-            "eos_token": self.eos_token,
-            "bos_token": self.bos_token,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], json_bytes: bytes) -> TokenizerSpec:
-        """Return the spec that `to_json` described, proved on this machine.
-
-        Raises:
-            ValidationError: the file is another one, or the library here reads it differently.
-        """
-        spec = spec_from_bytes(
-            json_bytes,
-            name=value["name"],
-            eos=value["eos_token"] or "none",
-            bos=value["bos_token"] or "none",
+    @property
+    def identity(self) -> TokenizerIdentity:
+        """What names it beside the bytes of its file."""
+        return TokenizerIdentity(
+            name=self.name,
+            sha256=self.sha256,
+            probe_sha256=self.probe_sha256,
+            eos_token=self.eos_token,
+            bos_token=self.bos_token,
         )
-        if spec.sha256 != value["sha256"]:
-            raise ValidationError(
-                "this is not the tokenizer the run began with",
-                where=value["name"],
-                fix="run the whole tokenize command again",
-            )
-        if spec.probe_sha256 != value["probe_sha256"]:
-            raise ValidationError(
-                "the tokenizers library of this machine gives other ids than the run began with",
-                where=value["name"],
-                why="its shards would not fit the others",
-                fix="install the same version of tokenizers everywhere",
-            )
-        return spec
 
     def __getstate__(self) -> dict[str, Any]:
         cached = ("reference", "unspellable")

@@ -12,26 +12,27 @@ one batch at a time and the document rows of one shard a thread.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB
-from olm_data.dataset.plan import Plan
+from olm_data.dataset.plan import Plan, PlannedInput
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.runners.local import granted_cpus
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources import read_units
-from olm_data.sources.base import DocumentBatch, InputFile, ReadOptions, Unit
+from olm_data.sources.base import DocumentBatch
 from olm_data.sources.files import current_revision
 from olm_data.sources.formats import as_array, describe, is_json
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.pipeline import delimit
@@ -116,10 +117,7 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
     inputs = find_inputs(store, plans[-1], deep.root)
     rules = manifest.tokenizer
     encoder = make_encoder("hf", spec, rules.special)  # type: ignore[arg-type]  # from the manifest
-    read = [manifest.options, *(addition.options for addition in manifest.additions)]
-    made = {
-        plan.digest: (plan, _options(options)) for plan, options in zip(plans, read, strict=True)
-    }
+    made = {plan.digest: (plan, _whole(plan.settings)) for plan in plans}
     chosen = choose(f"deep {deep.seed} {manifest.digest}", len(manifest.shards), deep.share)
 
     def compare(index: int) -> _Outcome:
@@ -156,37 +154,37 @@ def find_inputs(store: Store, plan: Plan, root: str | None) -> list[InputFile | 
     """
     if root is None:
         try:
-            job = read_object(store, JOB)
+            job = JobFile.read_from(store)
         except FileNotFoundError as error:
             raise UsageError(
                 "nothing tells where the original text is",
                 where=store.root,
                 fix="say --root FOLDER: the folder (or URL) that the inputs' paths are relative to",
             ) from error
-        except ValueError as error:
+        except MalformedJson as error:
             raise ValidationError("job.json is damaged", where=store.url(JOB)) from error
-        places = [InputFile.from_json(item) for item in job["inputs"]]
-        return [place if current_revision(place) else None for place in places]
+        return [place if current_revision(place) else None for place in job.inputs]
     return [_below(root.rstrip("/") or "/", item) for item in plan.inputs]
 
 
-def _below(root: str, item: Mapping[str, Any]) -> InputFile | None:
-    parts = [part for part in item["path"].split("/") if part]
+def _below(root: str, item: PlannedInput) -> InputFile | None:
+    parts = [part for part in item.path.split("/") if part]
     for first in range(len(parts)):
-        place = describe(posixpath.join(root, *parts[first:]), item["bytes"], item["revision"])
-        if is_json(place.url) and item["position"] == "row":
+        place = describe(posixpath.join(root, *parts[first:]), item.bytes, item.revision)
+        if is_json(place.url) and item.position == "row":
             place = as_array(place)
         if current_revision(place):
             return place
     return None
 
 
-def _options(options: Mapping[str, Any]) -> ReadOptions:
+def _whole(options: ReadOptions) -> ReadOptions:
+    """Return how all records were read, before any was left out."""
     return ReadOptions(
-        text_column=options["text_column"],
-        separator=options["separator"],
-        delimiter=options.get("delimiter"),
-        on_invalid=options.get("on_invalid", "skip"),
+        text_column=options.text_column,
+        separator=options.separator,
+        delimiter=options.delimiter,
+        on_invalid=options.on_invalid,
     )
 
 
@@ -210,8 +208,8 @@ class _Comparison:
         info = dataset.manifest.shards[index]
         self._shard, self._where = dataset.open_shard(index), f"{dataset.store.root} {info.name}"
         self._first = int(dataset.document_ends[index]) - info.documents
-        start, stop = plan.tasks[int(info.name.removeprefix("shard-")) - plan.first_shard]
-        self._units = [Unit.from_json(list(unit)) for unit in plan.units[start:stop]]
+        number = int(info.name.removeprefix("shard-"))
+        self._units = plan.units_of(number - plan.settings.first_shard)
         self._inputs = inputs
         table = self._shard.docs.table(_COLUMNS)
         self._input = table["input"].to_numpy()

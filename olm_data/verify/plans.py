@@ -10,17 +10,15 @@ import hashlib
 import re
 from collections import Counter
 
-from olm_data.bounded_json import MalformedJson, decode_object
+from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.account import InputAccount, input_digest
 from olm_data.dataset.history import plan_digests, plan_name
+from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB, MANIFEST, Manifest
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
-from olm_data.errors import printable
-from olm_data.sources.account import InputAccount, input_digest
-from olm_data.storage.json_file import read_object
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
-from olm_data.tokenization.stored_job import job_digest
 from olm_data.verify.shard import VerifyReport, read_or_report
 
 _PLAN_FILE = re.compile(r"plan-(\d{5,9})\.json")
@@ -28,22 +26,21 @@ _PLAN_FILE = re.compile(r"plan-(\d{5,9})\.json")
 
 def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads: int) -> None:
     """Compare with the plans, and the account of inputs with the records of all their tasks."""
-    if manifest.options.get("split") != "train":
+    if manifest.split != "train":
         return
     names: list[str] = []
     for number, digest in enumerate(plan_digests(manifest)):
         plan = _check_plan(store, plan_name(number), digest, report)
         if plan is None:
             return
-        names += [plan.shard(task) for task in range(len(plan.tasks))]
+        names += plan.shards
 
     def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
         own, name = VerifyReport(store.root), shard + RECORD
         with own.unreadable(store.url(name)):
             data = read_or_report(store, name, own)
             try:
-                units = [] if data is None else ShardRecord.parse(data).units
-                return own, [InputAccount.from_json(unit) for unit in units]
+                return own, [] if data is None else ShardRecord.parse(data).accounts
             except MalformedJson as error:
                 own.add(store.url(name), "content", "a commit record", error)
         return own, []
@@ -75,10 +72,10 @@ def _check_plan(store: Store, name: str, digest: str, report: VerifyReport) -> P
     if data is None:
         return None
     try:
-        plan = Plan.from_json(decode_object(data))
+        plan = Plan.decode(data)
         report.add(url, "content", "as it was written", _spelling(plan.encode(), data))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        report.add(url, "content", "a plan", printable(f"{type(error).__name__}: {error}")[:200])
+    except MalformedJson as error:
+        report.add(url, "content", "a plan", error)
         return None
     report.add(url, "digest", digest, plan.digest)
     return plan if plan.digest == digest else None
@@ -98,7 +95,7 @@ def check_job(store: Store, manifest: Manifest, report: VerifyReport) -> None:
     It is no part of the dataset and may be deleted; with it goes what covers the times at which
     the inputs were last changed.
     """
-    if manifest.options.get("split") != "train" or "imported" in manifest.options:
+    if manifest.split != "train":
         return
     url = store.url(JOB)
     try:
@@ -106,25 +103,23 @@ def check_job(store: Store, manifest: Manifest, report: VerifyReport) -> None:
             if not store.exists(JOB):
                 report.notes.append(f"there is no {url}; a dataset is whole without it")
                 return
-            job = read_object(store, JOB)
-            report.add(url, "digest", job_digest(job), job.get("digest", "none"))
-            if job.get("digest") == job_digest(job):
+            job = JobFile.read_from(store, checked=False)
+            report.add(url, "digest", job.compute_digest(), job.digest or "none")
+            if job.digest == job.compute_digest():
                 _check_belongs(store, manifest, job, report)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        report.add(url, "content", "a job", printable(f"{type(error).__name__}: {error}")[:200])
+    except MalformedJson as error:
+        report.add(url, "content", "a job", error)
 
 
-def _check_belongs(
-    store: Store, manifest: Manifest, job: dict[str, object], report: VerifyReport
-) -> None:
+def _check_belongs(store: Store, manifest: Manifest, job: JobFile, report: VerifyReport) -> None:
     """Compare the job with its plan: that of this version, or of a later one, finished or begun."""
     plans = plan_digests(manifest)
     name = plan_name(len(plans) - 1)
-    later = _PLAN_FILE.fullmatch(str(job["plan_file"]))
+    later = _PLAN_FILE.fullmatch(job.plan_file)
     if later and int(later[1]) >= len(plans):
         name = later[0]
     else:
-        report.add(store.url(JOB), "plan", plans[-1], job["plan"])
-    if (name != plan_name(len(plans) - 1) or job["plan"] == plans[-1]) and store.exists(name):
+        report.add(store.url(JOB), "plan", plans[-1], job.plan)
+    if (name != plan_name(len(plans) - 1) or job.plan == plans[-1]) and store.exists(name):
         found = hashlib.sha256(store.read(name)).hexdigest()
-        report.add(store.url(name), "sha256", job["plan_sha256"], found)
+        report.add(store.url(name), "sha256", job.plan_sha256, found)

@@ -143,8 +143,8 @@ def _verify_row_plan(store: Store, plan: PlanInfo, report: VerifyReport) -> None
 
 def _has_validation(manifest: Manifest) -> bool:
     """Whether a split was held out: the child itself was not split again."""
-    options = manifest.options
-    return options.get("split") == "train" and options.get("holdout", "0") != "0"
+    options = manifest.tokenized
+    return options is not None and options.split == "train" and options.holdout_below > 0
 
 
 def _planned(
@@ -187,7 +187,7 @@ def _verify_dataset(
         return
     report.datasets.append((store.root, str(manifest.digest)))
     if split == VALIDATION:
-        report.add(store.url(MANIFEST), "split", split, manifest.options.get("split"))
+        report.add(store.url(MANIFEST), "split", split, manifest.split)
     results = _check_shards(store, manifest, report, how)
     inside = 0
     for result in results:
@@ -209,7 +209,7 @@ def _verify_dataset(
     spec = _check_tokenizer(store, manifest, report)
     if spec is not None and not report.findings:
         _round_trip(Dataset(store, manifest), spec, report)
-        if how.deep is not None and manifest.options.get("split") == "train":
+        if how.deep is not None and manifest.split == "train":
             from olm_data.verify.deep import (
                 check_deep,  # the readers of all formats, for this alone
             )
@@ -318,7 +318,7 @@ def _check_tokenizer(
 
 def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> None:
     """Decode a sample of documents, compare the text's hash, encode it again, compare the ids."""
-    if "imported" in dataset.manifest.options:
+    if dataset.manifest.tokenized is None:
         report.notes.append("round trip not checked: an imported dataset does not know its text")
         return
     if not spec.lossless:

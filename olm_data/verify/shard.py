@@ -11,7 +11,6 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -268,9 +267,7 @@ def _check_tokens(
     if largest >= manifest.tokenizer.vocab_size:
         report.add(url, "ids", f"below {manifest.tokenizer.vocab_size}", largest)
     if eos is not None and ends is not None:
-        units = result.record[0].units if result.record else []
-        counts = (unit.get("not_ended", 0) for unit in units)  # of what was imported
-        not_ended = sum(count for count in counts if isinstance(count, int))
+        not_ended = result.record[0].not_ended if result.record else 0
         report.add(url, f"documents ending in EOS {eos}", len(ends) - not_ended, eos_at_ends)
         at_starts = len(ends) if manifest.tokenizer.bos == eos else 0
         result.eos_inside = eos_count - eos_at_ends - at_starts
@@ -303,9 +300,9 @@ def check_docs(
         report.add(
             url, "input", f"0 to {len(manifest.inputs) - 1}", f"{inputs.min()} to {inputs.max()}"
         )
-    threshold = int(Fraction(manifest.options.get("holdout", "0")) * (1 << 64))
-    split = manifest.options.get("split")
-    if threshold and split in ("train", "validation"):
+    options = manifest.tokenized
+    threshold = 0 if options is None else options.holdout_below
+    if threshold and (split := manifest.split):
         below = int((table["content_hash"].to_numpy() < np.uint64(threshold)).sum())
         wanted = 0 if split == "train" else table.num_rows
         report.add(url, "documents whose content hash is of the validation split", wanted, below)

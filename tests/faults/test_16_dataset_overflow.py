@@ -6,16 +6,18 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.plans import plan_of
 
+from olm_data.dataset.account import InputAccount, check_accounts, totals_by_input
 from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
-from olm_data.dataset.plan import make_plan
+from olm_data.dataset.inputs import Unit
 from olm_data.dataset.record import window_counts
 from olm_data.dataset.shard import ENDS, Shard
-from olm_data.sources.account import InputAccount, check_accounts, totals_by_input
 from olm_data.storage.store import Store
 from olm_data.tokenization.pipeline import delimit
 from olm_data.tokenization.request import parse_budget
@@ -57,24 +59,32 @@ def test_window_counts_of_ends_beyond_2_to_the_32_are_exact() -> None:
 
 def test_a_plan_of_exabytes_covers_every_byte_once() -> None:
     size, cut = 2**62, 2**58 + 3
-    units = [[0, at, min(at + cut, size), min(cut, size - at)] for at in range(0, size, cut)]
-    inputs = [{"path": "a", "bytes": size, "revision": "r", "position": "byte"}]
-    plan = make_plan(settings={}, inputs=inputs, units=units, target=2**60)
+    units = [(0, at, min(at + cut, size), min(cut, size - at)) for at in range(0, size, cut)]
+    plan = plan_of([("a", size, "r")], units, 2**60)
     covered = [plan.units[k] for start, stop in plan.tasks for k in range(start, stop)]
-    assert [list(unit) for unit in covered] == units
+    assert [msgspec.structs.astuple(unit) for unit in covered] == units
     assert sum(plan.text_bytes(task) for task in range(len(plan.tasks))) == size
 
 
 @given(counts=st.lists(st.integers(0, 2**60), min_size=2, max_size=9))
 def test_accounts_add_up_whatever_their_size(counts: list[int]) -> None:
     accounts = [
-        InputAccount(0, [[k, k + 1]], documents=n, dropped={"empty": n})  # type: ignore[arg-type]
+        InputAccount(
+            input=0,
+            units=((k, k + 1),),
+            documents=n,
+            held_out=0,
+            dropped={"empty": n},
+            special_hits=0,
+            bad=(),
+            sha256="",
+        )
         for k, n in enumerate(counts)
     ]
     total = totals_by_input(accounts)[0]
     assert total.documents_in == 2 * sum(counts)
     sums: dict[str, Any] = {"held_out": 0, "dropped": {"empty": sum(counts)}}
-    units = [[0, k, k + 1, 1] for k in range(len(counts))]
+    units = [Unit(input=0, start=k, stop=k + 1, bytes=1) for k in range(len(counts))]
     check_accounts("t", units, accounts, documents=sum(counts), **sums)
 
 

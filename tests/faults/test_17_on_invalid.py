@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.command import olm_data
 from support.reading import read_source
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError
@@ -58,7 +58,7 @@ def test_mended_documents_are_counted_and_are_no_drops(
         [in_jsonl(tmp_path)], tiny_tokenizer, tmp_path / "o", on_invalid="replace"
     )
     assert (summary.manifest.dropped, summary.manifest.totals.documents) == ({}, 3)
-    assert summary.manifest.options["on_invalid"] == "replace"
+    assert tokenized(summary).on_invalid == "replace"
     assert {path: a.replaced for path, a in summary.inputs.items()} == {"a.jsonl": 2}
     ids = Dataset.open(str(tmp_path / "o")).document(1).tokens[:-1]
     assert load_tokenizer(tiny_tokenizer).decode(ids) == MENDED

@@ -11,9 +11,9 @@ import boto3
 import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.dataset.inputs import ReadOptions
 from olm_data.errors import ConflictError, InputError
 from olm_data.runners.local import InlineRunner
-from olm_data.sources.base import ReadOptions
 from olm_data.sources.identical import identical_inputs
 from olm_data.sources.listing import list_files
 from olm_data.storage.store import Store

@@ -145,7 +145,7 @@ def test_38_the_digest_of_an_older_version_cannot_be_a_path(dataset: Path) -> No
 
     def change(manifest: Manifest) -> Manifest:
         addition = Addition(
-            parent="../../secret", plan="0" * 64, options={}, first_shard=1, first_input=1
+            parent="../../secret", plan="0" * 64, stored_options={}, first_shard=1, first_input=1
         )
         return msgspec.structs.replace(manifest, added=[addition])
 

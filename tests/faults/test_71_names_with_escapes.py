@@ -61,8 +61,8 @@ def test_s6_names_are_refused_where_they_are_decoded(name: str, made: Path) -> N
         assert not acts(str(caught.value).replace("\n", ""))
     path = made / "web" / "manifest.json"
     manifest = decode_manifest(path.read_bytes(), "manifest")
-    options = manifest.options | {"keep": [[name, "string"]]}
-    forged = msgspec.structs.replace(manifest, options=options)
+    options = manifest.stored_options | {"keep": [[name, "string"]]}
+    forged = msgspec.structs.replace(manifest, stored_options=options)
     forged = msgspec.structs.replace(forged, digest=forged.compute_digest())
     with pytest.raises(ValidationError, match="control characters"):
         decode_manifest(forged.encode(), "manifest")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tokenizer_kinds import unigram, word_piece
-from support.tokenizing import make_dataset, make_request, write_jsonl
+from support.tokenizing import make_dataset, make_request, tokenized, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
@@ -63,7 +63,7 @@ def test_documents_with_unknown_characters_are_left_out_if_asked(tmp_path: Path)
     text = write_jsonl(tmp_path / "in.jsonl", LOWER)
     done = make_dataset([text], path, tmp_path / "out", eos="</s>", on_unknown="drop")
     assert done.manifest.dropped == {"unknown": 1}
-    assert done.manifest.options["on_unknown"] == "drop"
+    assert tokenized(done).on_unknown == "drop"
     assert kept(tmp_path / "out") == [0, 2, 3]
     assert done.inputs["in.jsonl"].unknown_tokens == 0
     assert "unknown (the tokenizer does not know" in "\n".join(

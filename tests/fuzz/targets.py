@@ -9,7 +9,6 @@ JSON are made good first, or no change would get past them. Never: catches anyth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import zstandard
 from fuzz import left_behind
 from support.tokenizing import make_dataset, write_jsonl
 
+from olm_data.bounded_json import MalformedJson
 from olm_data.canonical import canonical_json
 from olm_data.canonical import digest as canonical_digest
 from olm_data.config.strict_yaml import load
@@ -229,11 +229,9 @@ class Workshop:
         )
 
     def _plan(self, data: bytes) -> None:
-        with suppress(ValueError, KeyError, TypeError, AttributeError):  # what callers expect
-            value = json.loads(data)
-            stored = json.loads((self.folder / "data" / "plan.json").read_bytes())
-            Plan.from_json(stored).differences(value)
-            Plan.from_json(value)
+        with suppress(MalformedJson):
+            stored = Plan.decode((self.folder / "data" / "plan.json").read_bytes())
+            stored.differences(Plan.decode(data))
 
     def _job(self, data: bytes) -> None:
         folder = self.folder / "job"

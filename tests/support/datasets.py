@@ -116,7 +116,6 @@ def write_dataset(
     manifest = build_manifest(
         tokenizer=info,
         dtype=np.dtype(dtype),
-        options={},
         plan="p",
         inputs=[InputInfo("input.jsonl", 1, "line", number, info.sha256)],
         records=records,
@@ -243,7 +242,7 @@ def write_sparse_dataset(
         container="npy",
         dtype=dtype,
         tokenizer=tokenizer_info("test", 50_000, None),
-        options={},
+        stored_options={},
         plan="p",
         inputs=[InputInfo("input.jsonl", 1, "line", documents * shards, sha)],
         shards=infos,

@@ -58,7 +58,7 @@ def stand_in_dataset(
             eos=0,
             special="plain",
         ),
-        options={"name": name},
+        stored_options={"name": name},
         plan=_SHA,
         inputs=[InputInfo("input.jsonl", 1, "line", documents, _SHA)],
         shards=[ShardInfo("shard-00000", tokens, documents, tokens, 0, {})],

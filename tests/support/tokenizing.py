@@ -11,8 +11,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.options import Options
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
@@ -86,7 +89,9 @@ def make_request(
     source = resolve_source([str(item) for item in inputs], **reading)
     if "on_unknown" in options:
         unknown = options.pop("on_unknown")
-        source = replace(source, options=replace(source.options, on_unknown=unknown))
+        source = replace(
+            source, options=msgspec.structs.replace(source.options, on_unknown=unknown)
+        )
     source = select_documents(source, output=output, **chosen)
     if "holdout" in options:
         options["holdout"] = Fraction(options["holdout"])
@@ -117,6 +122,12 @@ def make_dataset(
         single_writer=single_writer,
         allow_duplicates=allow_duplicates,
     )
+
+
+def tokenized(made: Summary | Dataset) -> Options:
+    """Return the options in the manifest of what was tokenised."""
+    assert made.manifest.tokenized is not None
+    return made.manifest.tokenized
 
 
 def digests(folder: Path) -> dict[str, str]:

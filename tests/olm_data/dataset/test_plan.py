@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import plans
+from support.plans import settings_of
 
-from olm_data.dataset.plan import (
-    group,
-    likely_text,
-    make_plan,
-    shard_name,
-    shard_text,
-)
+from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.options import Last
+from olm_data.dataset.plan import Plan, group, likely_text, shard_name, shard_text
 
 SIZES = st.lists(st.integers(0, 1000), max_size=60)
 
 
-def plan_of(**changes: Any) -> Any:
-    values: dict[str, Any] = {
-        "settings": {"eos": 0, "text_column": "text"},
-        "inputs": [
-            {"path": "a.jsonl", "bytes": 10, "revision": "1", "url": "/x/a.jsonl"},
-            {"path": "b.jsonl", "bytes": 20, "revision": "1", "url": "/x/b.jsonl"},
-        ],
-        "units": [[0, 0, 10, 10], [1, 0, 10, 10], [1, 10, 20, 10]],
-        "target": 20,
-    }
-    return make_plan(**{**values, **changes})
+INPUTS = [("a.jsonl", 10, "1"), ("b.jsonl", 20, "1")]
+UNITS = [(0, 0, 10, 10), (1, 0, 10, 10), (1, 10, 20, 10)]
+
+
+def plan_of(inputs: Any = INPUTS, units: Any = UNITS, target: int = 20, **settings: Any) -> Plan:
+    return plans.plan_of(inputs, units, target, **settings)
 
 
 @given(SIZES, st.integers(1, 3000))
@@ -72,34 +69,77 @@ def test_compressed_inputs_are_expected_to_hold_more_text_than_bytes() -> None:
 
 def test_the_digest_depends_on_inputs_settings_and_cuts_and_on_nothing_else() -> None:
     base = plan_of()
-    inputs = [dict(item) for item in base.inputs]
-    assert plan_of(inputs=[{**item, "revision": "2", "url": "/y"} for item in inputs]).digest == (
-        base.digest
-    )
+    assert plan_of([(path, size, "2") for path, size, _ in INPUTS]).digest == base.digest
     others = [
-        plan_of(settings={"eos": None, "text_column": "text"}),
-        plan_of(settings={"eos": 0, "text_column": "content"}),
-        plan_of(inputs=[{**inputs[0], "bytes": 11}, inputs[1]]),
-        plan_of(inputs=[{**inputs[0], "path": "c.jsonl"}, inputs[1]]),
+        plan_of(eos=None),
+        plan_of(text_column="content"),
+        plan_of([("a.jsonl", 11, "1"), INPUTS[1]]),
+        plan_of([("c.jsonl", 10, "1"), INPUTS[1]]),
         plan_of(target=10),
-        plan_of(units=[[0, 0, 10, 10], [1, 0, 20, 20]]),
+        plan_of(units=[(0, 0, 10, 10), (1, 0, 20, 20)]),
     ]
     assert len({base.digest, *(other.digest for other in others)}) == 1 + len(others)
 
 
-def test_a_stored_plan_differs_in_nothing_from_itself() -> None:
-    assert plan_of().differences(plan_of().to_json()) == []
+def test_a_stored_plan_is_the_plan() -> None:
+    plan = plan_of(where="n > 3", sample="1/3", last=Last("a.jsonl", 5, 40), limit=2)
+    assert Plan.decode(plan.encode()) == plan
+    assert plan.differences(Plan.decode(plan.encode())) == []
+
+
+def test_the_bytes_of_a_plan_are_those_of_version_1() -> None:
+    plan = plan_of(holdout="1/8", shuffle_documents=True, seed=7, keep=(("n", "int64"),))
+    assert plan.digest == "ec3819c2e96f749900d15349b8be24e121c7dc6d4d4ae91a3d1f650f98819115"
+    text = plan.encode().decode()
+    assert list(json.loads(text)["settings"].items()) == [
+        ("text_column", "text"),
+        ("id_column", None),
+        ("keep", [["n", "int64"]]),
+        ("separator", None),
+        ("holdout", "1/8"),
+        ("shuffle_documents", True),
+        ("seed", 7),
+        ("tokenizer", "0" * 64),
+        ("tokenizer_probe", "1" * 64),
+        ("vocab_size", 512),
+        ("bos", None),
+        ("eos", 0),
+        ("special", "plain"),
+        ("shard_text_bytes", 4194304),
+    ]
+    both = settings_of(sample="1/3", shuffle_documents=True, parent="d", first_shard=3).stored()
+    assert [name for name in both if name in ("sample", "seed", "shuffle_documents")] == [
+        "sample",
+        "seed",
+        "shuffle_documents",
+    ]
+    assert list(both.items())[-2:] == [("parent", "d"), ("first_shard", 3)]
+    assert (
+        hashlib.sha256(plan.encode()).hexdigest()
+        == "fd5d61595ebd7f1b65006b9d6272bd2a0f262132bb2b71effed9cde22091b4b2"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace('"eos": 0', '"eos": 1'),
+        lambda text: text.replace('"eos": 0', '"eos": 0, "more": 1'),
+        lambda text: text.replace('"format": "olm-plan",', ""),
+        lambda text: "{}",
+        lambda text: "[]",
+        lambda text: "{",
+    ],
+)
+def test_a_plan_that_was_changed_is_none(change: Callable[[str], str]) -> None:
+    with pytest.raises(MalformedJson):
+        Plan.decode(change(plan_of().encode().decode()).encode())
 
 
 def test_differences_name_the_option_the_input_and_both_values() -> None:
-    stored = plan_of().to_json()
-    now = plan_of(
-        settings={"eos": 5, "text_column": "text"},
-        inputs=[
-            {"path": "a.jsonl", "bytes": 10, "revision": "2"},
-            {"path": "c.jsonl", "bytes": 20, "revision": "1"},
-        ],
-    )
+    stored = plan_of()
+    now = plan_of([("a.jsonl", 10, "2"), ("c.jsonl", 20, "1")], eos=5)
     found = now.differences(stored)
     assert "eos: 0 there, 5 now" in found
     assert "input a.jsonl: changed since (revision 1 there)" in found

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
 from olm_data.dataset import shuffle as shard_shuffle
 from olm_data.dataset.dataset import Dataset
@@ -95,8 +95,8 @@ def test_a_shuffled_dataset_holds_the_same_documents_and_verifies(
     spec = load_tokenizer(tiny_tokenizer)
     plain = made(source, tiny_tokenizer, tmp_path / "plain")
     mixed = made(source, tiny_tokenizer, tmp_path / "mixed", shuffle=4)
-    assert mixed.manifest.options["shuffle_documents"] is True
-    assert mixed.manifest.options["seed"] == 4
+    assert tokenized(mixed).shuffle_documents is True
+    assert tokenized(mixed).seed == 4
     assert len(mixed.manifest.shards) > 3
     for split in ("", "validation"):
         assert verify(str(tmp_path / "mixed" / split)).ok

@@ -167,16 +167,19 @@ def test_a_selection_gives_the_same_bytes_for_any_workers_and_verifies(
     dataset, held = Dataset.open(str(tmp_path / "0")), Dataset.open(str(tmp_path / "0/validation"))
     got = [d.document(n).id for d in (dataset, held) for n in range(d.documents)]
     assert sorted(map(str, got)) == sorted(wanted)
+    options = dataset.manifest.tokenized
+    assert options is not None
+    assert options.where == "n > 3"
+    assert (options.sample, options.seed) == ("1/2", 5)
+    assert options.limit == 25
     manifest = dataset.manifest
-    assert manifest.options["where"] == "n > 3"
-    assert (manifest.options["sample"], manifest.options["seed"]) == ("1/2", 5)
-    assert manifest.options["limit"] == 25
     assert manifest.dropped["filtered"] == 4
     assert manifest.dropped["excluded"] == 2
     last = int(wanted[-1][1:])
     assert manifest.totals.documents_in == last + 1
     path = "1.jsonl.gz" if last >= 45 else "0.jsonl.gz"
-    assert manifest.options["last"][:2] == [path, last % 45]
+    assert options.last is not None
+    assert (options.last.path, options.last.position) == (path, last % 45)
     assert verify(str(tmp_path / "0")).ok
 
 
@@ -320,7 +323,7 @@ def test_the_selection_crosses_to_a_worker_that_has_only_the_storage(
             (tmp_path / "ids.txt.gz").unlink()
             stored = load_job(str(tmp_path / "out"))
             assert stored == job
-            assert stored.shuffle == 8
+            assert stored.plan.settings.shuffle == 8
             super().run(stored, *arguments, **options)
 
     options = everything(tmp_path) | {"shuffle": 8}

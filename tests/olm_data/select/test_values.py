@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tokenizing import hashes_of
 
+from olm_data.dataset.account import pack, unpack
 from olm_data.select.digests import document_digests
 from olm_data.select.selection import IdSet, drawn, sample_key
-from olm_data.sources.account import pack, unpack
 
 
 def test_the_draw_is_the_documented_function() -> None:

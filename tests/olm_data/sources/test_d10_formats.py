@@ -309,7 +309,7 @@ def test_d10_another_delimiter_is_said_and_part_of_the_options(tmp_path: Path) -
     with pytest.raises(InputError, match="id;text"):
         read_source(path)
     assert read_source(path, delimiter=";").texts == ["one, two"]
-    assert resolve_source([str(path)], delimiter=";").options.to_json()["delimiter"] == ";"
+    assert resolve_source([str(path)], delimiter=";").options.stored()["delimiter"] == ";"
     tabs = write(tmp_path / "b.csv", b"id\ttext\n1\tone\n")
     assert read_source(tabs, delimiter="\\t").texts == ["one"]
     other = write(tmp_path / "c.jsonl", lines([{"text": "x"}]))

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import s3fs
 from support.reading import read_plan
 
+from olm_data.dataset.inputs import ReadOptions, Unit
 from olm_data.errors import InputError, StorageError, UsageError
 from olm_data.sources import current_revision, resolve_source
-from olm_data.sources.base import InputFile, ReadOptions, Unit
 
 
 def jsonl(path: Path, *texts: str) -> Path:
@@ -91,10 +92,11 @@ def test_a_changed_file_has_another_revision(tmp_path: Path) -> None:
 def test_plans_survive_json(tmp_path: Path) -> None:
     plan = resolve_source([str(jsonl(tmp_path / "a.jsonl", "1"))])
     (file,) = plan.inputs
-    assert InputFile.from_json(json.loads(json.dumps(file.to_json()))) == file
-    assert ReadOptions.from_json(json.loads(json.dumps(plan.options.to_json()))) == plan.options
     unit = Unit(input=0, start=1, stop=2, bytes=3)
-    assert Unit.from_json(json.loads(json.dumps(unit.to_json()))) == unit
+    for value in (file, plan.options, unit):
+        assert msgspec.json.decode(msgspec.json.encode(value), type=type(value)) == value
+    assert msgspec.convert(plan.options.stored(), ReadOptions) == plan.options
+    assert msgspec.json.encode(unit) == b"[0,1,2,3]"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 from support.adding import Stop, add_to
 from support.command import olm_data
 from support.datasets import mix_datasets
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ValidationError
@@ -173,8 +173,8 @@ def test_new_inputs_may_be_read_in_another_way(tiny_tokenizer: Path, tmp_path: P
     make_dataset([first], tiny_tokenizer, out, id_column="id")
     made = add_to(out, tmp_path / "b.parquet", text_column="content", id_column="none")
     assert decoded(Dataset.open(str(out)), tiny_tokenizer) == texts(60)
-    assert made.manifest.options["text_column"] == "text"
-    assert made.manifest.additions[0].options["text_column"] == "content"
+    assert tokenized(made).text_column == "text"
+    assert made.manifest.additions[0].options.text_column == "content"
 
 
 def test_the_selection_of_the_dataset_is_made_of_what_is_added(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.adding import Stop, add_to
 from support.command import olm_data
-from support.tokenizing import digests, make_dataset, texts, write_jsonl
+from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
@@ -49,7 +49,7 @@ class Recorded(InlineRunner):
                 raise Stop
             self.left -= 1
             super().run(job, [task], total, **callbacks)
-            self.ran.append((job.duplicates, task))
+            self.ran.append((type(job).__name__, task))
 
 
 # --- which documents stay ----------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_duplicates_are_counted_by_input_and_both_splits_share_the_rule(
     kept = decoded(out, tiny_tokenizer) + decoded(out / "validation", tiny_tokenizer)
     assert sorted(kept) == sorted(texts(90))
     assert (made.manifest.tools or {})["duplicates"] == "0"
-    assert made.manifest.options["dedup"] == "exact"
+    assert tokenized(made).dedup == "exact"
     assert not (out / "dedup").exists()
     assert verify(str(out)).ok
 
@@ -117,7 +117,7 @@ def test_without_duplicates_only_the_options_differ(tiny_tokenizer: Path, tmp_pa
     source = write_jsonl(tmp_path / "a.jsonl", texts(30))
     plain = make_dataset([source], tiny_tokenizer, tmp_path / "plain").manifest
     made = make_dataset([source], tiny_tokenizer, tmp_path / "dedup", dedup=True).manifest
-    assert "dedup" not in plain.options
+    assert "dedup" not in plain.stored_options
     assert plain.digest != made.digest
     assert plain.shards[0].sha256["tokens"] == made.shards[0].sha256["tokens"]
 
@@ -132,7 +132,9 @@ def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_interruption(
     whole = Recorded()
     make_dataset(paths, tiny_tokenizer, tmp_path / "whole", runner=whole, **options)
     tasks = len(whole.ran) // 2
-    assert whole.ran == [(kind, t) for kind in ("find", "drop") for t in range(tasks)]
+    assert whole.ran == [
+        (kind, t) for kind in ("FindDuplicates", "TokenizeJob") for t in range(tasks)
+    ]
     expected = digests(tmp_path / "whole")
     make_dataset(paths, tiny_tokenizer, tmp_path / "two", runner=LocalRunner(2), **options)
     assert digests(tmp_path / "two") == expected
@@ -156,8 +158,8 @@ def test_a_damaged_file_of_the_first_pass_is_made_again(
     keys[0].write_bytes(keys[0].read_bytes()[:-16])
     again = Recorded()
     make_dataset(paths, tiny_tokenizer, out, runner=again, **options)
-    assert again.ran[0] == ("find", 0)
-    assert again.ran[1] == ("find", 2)
+    assert again.ran[0] == ("FindDuplicates", 0)
+    assert again.ran[1] == ("FindDuplicates", 2)
     assert sorted(decoded(out, tiny_tokenizer)) == sorted(texts(90))
 
 

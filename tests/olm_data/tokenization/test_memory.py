@@ -21,6 +21,8 @@ the allocators keep some; to hold on to the text would add 51 MiB, to its ids tw
 
 SCRIPT = """
 import io, sys
+
+import msgspec
 from dataclasses import replace
 from pathlib import Path
 from support.tokenizing import make_request
@@ -30,7 +32,8 @@ from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.run import tokenize
 
 request = make_request([sys.argv[1]], Path(sys.argv[2]), shard_tokens=10**9)
-options = replace(request.source.options, batch_bytes=1 << 18)  # so that queues are soon full
+# so that queues are soon full
+options = msgspec.structs.replace(request.source.options, batch_bytes=1 << 18)
 request = replace(request, source=replace(request.source, options=options))
 made = tokenize(
     request, sys.argv[3], encoder="gigatoken", runner=InlineRunner(),

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from support.command import olm_data
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
+from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.inputs import Unit
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.local import LocalRunner
-from olm_data.sources.account import InputAccount, check_accounts
 from olm_data.sources.base import RAW_BYTES, Drop
 from olm_data.storage.store import Store
 from olm_data.tokenization.quarantine import CHUNK, Quarantine
@@ -153,7 +154,7 @@ class Files(list):  # type: ignore[type-arg]
 
 
 def make_input(index: int) -> Any:
-    from olm_data.sources.base import InputFile
+    from olm_data.dataset.inputs import InputFile
 
     name = f"{index}.jsonl"
     return InputFile(path=name, url=name, bytes=0, revision="", format="jsonl", position="byte")
@@ -213,7 +214,17 @@ def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_pa
 
 
 def account(**values: Any) -> InputAccount:
-    return InputAccount(**{"input": 0, "units": [[0, 9]], "documents": 5, "held_out": 1} | values)
+    ordinary: dict[str, Any] = {
+        "input": 0,
+        "units": ((0, 9),),
+        "documents": 5,
+        "held_out": 1,
+        "dropped": {},
+        "special_hits": 0,
+        "bad": (),
+        "sha256": "",
+    }
+    return InputAccount(**ordinary | values)
 
 
 @pytest.mark.parametrize(
@@ -222,13 +233,14 @@ def account(**values: Any) -> InputAccount:
         ({"documents": 4}, "documents: 4 by input, 5 in the shard"),
         ({"held_out": 2}, "documents held out: 2 by input, 1 in the shard"),
         ({"dropped": {"empty": 1}}, "drops"),
-        ({"units": [[0, 8]]}, "units"),
-        ({"units": [[0, 9], [0, 9]]}, "units"),
-        ({"units": []}, "units"),
+        ({"units": ((0, 8),)}, "units"),
+        ({"units": ((0, 9), (0, 9))}, "units"),
+        ({"units": ()}, "units"),
     ],
 )
 def test_an_account_that_does_not_add_up_is_an_error(wrong: dict[str, Any], words: str) -> None:
     sums: dict[str, Any] = {"documents": 5, "held_out": 1, "dropped": {}}
-    check_accounts("t", [[0, 0, 9, 100]], [account()], **sums)
+    units = [Unit(input=0, start=0, stop=9, bytes=100)]
+    check_accounts("t", units, [account()], **sums)
     with pytest.raises(ValidationError, match=words):
-        check_accounts("t", [[0, 0, 9, 100]], [account(**wrong)], **sums)
+        check_accounts("t", units, [account(**wrong)], **sums)

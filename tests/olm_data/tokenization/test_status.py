@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import plans
 from support.beginning import begin
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.dataset.plan import make_plan
 from olm_data.errors import InputError, ValidationError
 from olm_data.runners.base import Count, whole
 from olm_data.runners.heartbeat import PARENT, STALE_SECONDS, Beat
@@ -50,9 +50,8 @@ def beat(name: str, **changes: Any) -> Beat:
 
 
 def plan_of(tasks: int) -> Any:
-    units = [[0, n, n + 1, 1000] for n in range(tasks)]
-    inputs = [{"path": "a", "bytes": 1000 * tasks, "revision": "", "position": "line"}]
-    return make_plan(settings={"vocab_size": 512}, inputs=inputs, units=units, target=1000)
+    units = [(0, n, n + 1, 1000) for n in range(tasks)]
+    return plans.plan_of([("a", 1000 * tasks, "")], units, 1000)
 
 
 def files(*tasks: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from support.command import arguments, environment, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
+from olm_data.canonical import digest
 from olm_data.counts import spell_ranges
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import (
@@ -39,7 +40,7 @@ from olm_data.runners.heartbeat import (
 )
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
-from olm_data.tokenization.stored_job import job_digest, load_job
+from olm_data.tokenization.stored_job import load_job
 from olm_data.tokenization.work import find_tasks, work
 
 
@@ -172,7 +173,6 @@ def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path:
     class Keep(Runner):
         def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
             seen.append(job)
-            assert load_job(str(tmp_path / "out")).to_json() == job.to_json()
             assert load_job(str(tmp_path / "out")) == job
             raise KeyboardInterrupt
 
@@ -205,7 +205,11 @@ def test_files_of_another_run_or_machine_are_refused(
     path.write_bytes(change(before))
     if says in ("ids", "versions"):  # what a forger would do
         value = json.loads(path.read_bytes())
-        path.write_text(json.dumps(value | {"digest": job_digest(value)}))
+        path.write_text(
+            json.dumps(
+                value | {"digest": digest({k: v for k, v in value.items() if k != "digest"})}
+            )
+        )
     assert path.read_bytes() != before
     with pytest.raises(ValidationError, match=says):
         load_job(str(tmp_path / "out"))

