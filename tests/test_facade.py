@@ -18,9 +18,9 @@ FACADE = {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names", "places", "scratch",
         "store",
     },
-    "order": {"schedule", "skip", "steps"},
+    "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "shard", "tokenizer"},
-    "mixture": {"lock", "phases", "whole_stage"},
+    "mixture": {"lock"},
     "rows": {"cache_plan", "reader", "views"},
     "run_log": {"log", "metric_names"},
 }  # fmt: skip

@@ -38,8 +38,8 @@ def compile_stages(mixture: Mixture, sources: Sequence[LockSource]) -> tuple[Loc
             if spec.epochs
             else _by_shares(mixture, index, spec, sources, start, taken)
         )
-        names = [stage.name for stage in stages]
-        if twice := [stage.name for stage in compiled if stage.name in names]:
+        labels = [stage.label for stage in stages]
+        if twice := [stage.label for stage in compiled if stage.label in labels]:
             raise UsageError(
                 f"{twice[0]!r} is the name of a stage, and of the second part of another",
                 where=mixture.where("stages", index),
@@ -152,7 +152,8 @@ def _stage(
 ) -> LockStage:
     named, file = [source.name for source in sources], spec.weights_file
     return LockStage(
-        name=spec.name + ".rest" * part,
+        name=spec.name,
+        part=part,
         rows=rows,
         tokens=tokens,
         block=sum(counts),
@@ -160,7 +161,6 @@ def _stage(
         wanted=tuple(map(ratio, wanted)),
         rows_by_source=drawn,
         sequence_length=spec.sequence_length,
-        part_of=spec.name if part else None,
         epochs=tuple(ratio(spec.epochs.get(n, Fraction(0))) for n in named) if spec.epochs else (),
         max_epochs={name: ratio(cap) for name, cap in sorted(spec.max_epochs.items())},
         capped=tuple(capped),
@@ -235,7 +235,7 @@ def _refuse_exhausted_stage(
 ) -> None:
     """Raise when a stage draws a source beyond the stage's own `max_epochs`."""
     for number, spec in enumerate(mixture.stages):
-        parts = [s for s in stages if spec.name in (s.name, s.part_of)]
+        parts = [s for s in stages if s.name == spec.name]
         for index, source in enumerate(sources):
             if source.name not in spec.max_epochs:
                 continue

@@ -19,7 +19,7 @@ import numpy as np
 
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockSource
-from olm_data.mixture.whole_stage import WholeStage, whole_stages
+from olm_data.mixture.manifest_stages import ManifestStage, manifest_stages
 from olm_data.order.base import Order
 
 
@@ -110,7 +110,7 @@ def _field_lines(what: str, was: LockSource, now: LockSource) -> list[str]:
 
 
 def _stage_lines(old: Lock, new: Lock) -> list[str]:
-    was, now = ({stage.name: stage for stage in whole_stages(lock)} for lock in (old, new))
+    was, now = ({stage.name: stage for stage in manifest_stages(lock)} for lock in (old, new))
     lines = [f"stage {name}: removed" for name in was if name not in now]
     lines += [f"stage {name}: added, {now[name].rows:,} rows" for name in now if name not in was]
     kept = [name for name in was if name in now]
@@ -140,7 +140,7 @@ def _stage_lines(old: Lock, new: Lock) -> list[str]:
     return lines
 
 
-def _drawn(lock: Lock, stage: WholeStage) -> dict[str, tuple[Fraction, int]]:
+def _drawn(lock: Lock, stage: ManifestStage) -> dict[str, tuple[Fraction, int]]:
     """Return (share wanted, rows) of each source that the stage wants."""
     names = [source.name for source in lock.sources]
     numbers = zip(stage.wanted, stage.rows_by_source, strict=True)

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockStage
-from olm_data.mixture.whole_stage import WholeStage, whole_stages
+from olm_data.mixture.manifest_stages import ManifestStage, manifest_stages
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK
 
 
@@ -37,7 +37,7 @@ def explain(lock: Lock) -> list[str]:
         )
     start = 0
     taken = [0] * len(lock.sources)
-    for stage in whole_stages(lock):
+    for stage in manifest_stages(lock):
         lines.append(f"stage {stage.name}")
         if stage.parts[0].epochs:
             lines += [
@@ -100,7 +100,7 @@ def _block(lock: Lock, stage: LockStage) -> list[str]:
     return lines
 
 
-def _capped(lock: Lock, stage: WholeStage, taken: list[int]) -> list[str]:
+def _capped(lock: Lock, stage: ManifestStage, taken: list[int]) -> list[str]:
     lines = []
     for source, share, rows, before in zip(
         lock.sources, stage.wanted, stage.rows_by_source, taken, strict=True
@@ -118,9 +118,9 @@ def _capped(lock: Lock, stage: WholeStage, taken: list[int]) -> list[str]:
     return lines
 
 
-def _exact(lock: Lock, stage: WholeStage) -> list[str]:
+def _exact(lock: Lock, stage: ManifestStage) -> list[str]:
     return [
-        f"  {part.name}: B = {part.block:,}; {part.rows // part.block:,} x B = {part.rows:,} "
+        f"  {part.label}: B = {part.block:,}; {part.rows // part.block:,} x B = {part.rows:,} "
         f"rows; counts {_by_name(lock, part.counts)}"
         for part in stage.parts
     ]
@@ -157,11 +157,11 @@ def tree(lock: Lock) -> list[dict[str, Any]]:
             "tokens": stage.tokens,
             "members": _members(lock, stage),
         }
-        for stage in whole_stages(lock)
+        for stage in manifest_stages(lock)
     ]
 
 
-def _members(lock: Lock, stage: WholeStage) -> list[dict[str, Any]]:
+def _members(lock: Lock, stage: ManifestStage) -> list[dict[str, Any]]:
     sources: dict[str, dict[str, Any]] = {}
     for index, source in enumerate(lock.sources):
         if stage.wanted[index]:

@@ -19,7 +19,7 @@ from olm_data.mixture.compile_stages import rows_between
 from olm_data.mixture.diff import same_rows
 from olm_data.mixture.extended import Extended, places_digest, sample_rows
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import whole_stages
+from olm_data.mixture.manifest_stages import manifest_stages
 from olm_data.order.schedule import Stage, rows_by_source
 
 
@@ -30,7 +30,7 @@ def extend(lock: Lock, tokens: int, where: str) -> Lock:
         UsageError: the last stage is a fixed number of rows, the tokens add no row, or a source
             would be drawn beyond its `max_epochs`.
     """
-    stage = whole_stages(lock)[-1]
+    stage = manifest_stages(lock)[-1]
     if stage.exact:
         raise UsageError(
             f"the last stage, {stage.name!r}, has an exact number of rows of each source and "

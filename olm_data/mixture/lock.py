@@ -24,7 +24,12 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import ConflictError, InputError, ValidationError, printable
 from olm_data.kinds import kind_of, wrong_kind
-from olm_data.mixture.lock_format import LockFile, is_consistent
+from olm_data.mixture.lock_format import (
+    LockFile,
+    is_consistent,
+    stages_from_file,
+    stages_to_file,
+)
 from olm_data.order.base import Order
 from olm_data.order.orders import from_lock as order_from_lock
 from olm_data.order.orders import to_lock
@@ -206,6 +211,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         content = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
+        content["stages"] = stages_to_file(content["stages"])
         return content | to_lock(self.order)
 
     def write(
@@ -285,6 +291,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             del head["order"]
             order = order_from_lock(head)
             packing = packing_from_lock(head.pop("packing", None), order)
+            head["stages"] = stages_from_file(head.get("stages"))
             content = msgspec.convert(head, LockFile)
         except (MalformedJson, msgspec.ValidationError) as error:
             raise _no_lock(path, str(error)) from None

@@ -9,7 +9,9 @@ come from elsewhere, and its digest says only that nobody changed it since.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,6 +32,7 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 _EXACT = re.compile(r"[0-9]{1,400}(?:/(?!0+\Z)[0-9]{1,400})?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_REST = ".rest"
 _MAX_TEXT = 1 << 16  # characters of a condition
 
 
@@ -73,10 +76,12 @@ class LockStage(
     """One stage; lists are in the order of the lock's sources, `wanted` holds exact "n/d".
 
     `rows` are rows of the lock's sequence length; `sequence_length` is the shorter one they are cut
-    into, None where they stay whole. A stage with exact numbers of rows may take several parts: all
-    but the first have its name in `part_of`; `wanted` is the share of all parts together.
+    into, None where they stay whole. A stage of the manifest with exact numbers of rows may take
+    several; `wanted` is the share of all of them together.
 
     Attributes:
+        name: of the stage of the manifest.
+        part: which part of it this is, from 0.
         epochs: "n/d" of each source, where the manifest asked for epochs.
         max_epochs: source -> "n/d", how often this stage alone may go through it.
         capped: sources that give less than was wanted, for want of rows.
@@ -92,12 +97,17 @@ class LockStage(
     wanted: tuple[str, ...]
     rows_by_source: tuple[Size, ...]
     sequence_length: Size | None = None
-    part_of: str | None = None
+    part: Size = 0
     epochs: tuple[str, ...] = ()
     max_epochs: dict[str, str] = {}
     capped: tuple[str, ...] = ()
     groups: dict[str, tuple[str, ...]] = {}
     weights_file: dict[str, str] = {}
+
+    @property
+    def label(self) -> str:
+        """Name in the file: NAME, NAME.rest, NAME.rest.rest for the parts of a stage."""
+        return self.name + _REST * self.part
 
 
 class LockFile(
@@ -122,6 +132,38 @@ class LockFile(
     extends: tuple[Extended, ...] = ()
 
 
+def stages_to_file(stages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return stages as the file has them: a later part by its label, `part_of` its stage."""
+    found = []
+    for stage in stages:
+        fields = dict(stage)
+        if part := fields.pop("part", 0):
+            fields |= {"name": stage["name"] + _REST * part, "part_of": stage["name"]}
+        found.append(fields)
+    return found
+
+
+def stages_from_file(stages: Any) -> Any:
+    """Return what `LockStage`s are converted from: the inverse of `stages_to_file`.
+
+    Raises:
+        msgspec.ValidationError: the label of a part is not that of a part of its stage.
+    """
+    if not isinstance(stages, list):
+        return stages
+    found = []
+    for stage in stages:
+        if isinstance(stage, dict) and ("part_of" in stage or "part" in stage):
+            name, whole = stage.get("name"), stage.get("part_of")
+            parts = str(name).removeprefix(str(whole)).count(_REST)
+            if "part" in stage or not parts or name != f"{whole}{_REST * parts}":
+                raise msgspec.ValidationError("a part of a stage has another name than its stage")
+            stage = {k: v for k, v in stage.items() if k != "part_of"}
+            stage |= {"name": whole, "part": parts}
+        found.append(stage)
+    return found
+
+
 def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
     names = [source.name for source in lock.sources]
@@ -139,6 +181,10 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
         and all(
             s.rows == (s.plan.rows if s.plan else rows_in(s.tokens, lock.sequence_length)) > 0
             for s in lock.sources
+        )
+        and all(
+            not stage.part or (stage.name, stage.part - 1) == (before.name, before.part)
+            for before, stage in pairwise((*lock.stages[:1], *lock.stages))
         )
         and all(
             len(stage.counts) == len(stage.wanted) == len(stage.rows_by_source) == len(names)
@@ -163,9 +209,8 @@ def _names_fit(lock: LockFile) -> bool:
     names = [source.name for source in lock.sources]
     mixed, exact, digests, plain = list(names), [], [lock.tokenizer.sha256], []
     for stage in lock.stages:
-        mixed += [stage.name, *stage.groups, *(m for g in stage.groups.values() for m in g)]
+        mixed += [stage.label, *stage.groups, *(m for g in stage.groups.values() for m in g)]
         mixed += [*stage.max_epochs, *stage.capped]
-        mixed += [] if stage.part_of is None else [stage.part_of]
         exact += [*stage.wanted, *stage.epochs, *stage.max_epochs.values()]
         plain += [text for item in stage.weights_file.items() for text in item]
     for source in lock.sources:

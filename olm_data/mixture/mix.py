@@ -28,8 +28,8 @@ from olm_data.mixture.compile import PackedSource, compile_lock, open_sources, r
 from olm_data.mixture.extend import extend
 from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.manifest import Mixture
+from olm_data.mixture.manifest_stages import manifest_stages
 from olm_data.mixture.views import open_views
-from olm_data.mixture.whole_stage import whole_stages
 from olm_data.order.slots import TOLERANCE
 from olm_data.packing.row_plan import PlanInfo
 from olm_data.packing.write_plan import write_plan
@@ -172,7 +172,7 @@ def plan(lock: Lock) -> dict[str, Any]:
     """Return the numbers of a lock for people and scripts (shares and epochs as floats)."""
     length = lock.sequence_length
     stages = []
-    for stage in whole_stages(lock):
+    for stage in manifest_stages(lock):
         drawn = []
         for index, source in enumerate(lock.sources):
             wanted = stage.wanted[index]
@@ -257,7 +257,7 @@ def warnings(lock: Lock) -> list[str]:
                 f"source {source.name!r}: {source.view.ids_unmatched:,} of the "
                 f"{source.view.ids:,} ids to exclude match no document"
             )
-    for stage in whole_stages(lock):
+    for stage in manifest_stages(lock):
         errors = []
         for index, source in enumerate(lock.sources):
             wanted = stage.wanted[index]

@@ -16,7 +16,7 @@ from olm_data.counts import scaled
 from olm_data.errors import printable
 from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import whole_stages
+from olm_data.mixture.manifest_stages import manifest_stages
 from olm_data.page import COLOURS, colours, note, section, svg, table
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _line(lock: Lock, depth: int, node: dict[str, Any]) -> str:
 
 def stages_section(lock: Lock) -> str:
     """Return the run as a strip over its tokens: each stage as wide as it is long."""
-    chosen, stages = largest(lock), whole_stages(lock)
+    chosen, stages = largest(lock), manifest_stages(lock)
     lengths = dict(zip((s.name for s in lock.stages), lock.sequence_lengths, strict=True))
     seen = [lengths[stage.name] for stage in stages]
     length = lock.sequence_length
@@ -140,7 +140,7 @@ def stages_section(lock: Lock) -> str:
 
 def epochs_section(lock: Lock) -> str:
     """Return how often each source is seen, by stage, and the most the manifest allows."""
-    chosen, stages = largest(lock), whole_stages(lock)
+    chosen, stages = largest(lock), manifest_stages(lock)
     names = [lock.sources[i].name for i in chosen]
     limits = [float(Fraction(lock.sources[i].max_epochs)) for i in chosen]
     epochs = np.array(

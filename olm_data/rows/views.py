@@ -17,7 +17,6 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.packing.concat import row_span, rows_in
 from olm_data.packing.row_plan import RowPlan
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -189,7 +188,7 @@ class LockRows:
         kept = lock.sources[source].view
         return RowView(
             row=row,
-            stage=stage_names(lock)[int(place.stage[0])],
+            stage=lock.stages[int(place.stage[0])].name,
             source=lock.sources[source].name,
             epoch=int(place.epoch[0]),
             view=None if kept is None else str(kept),

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
 from olm_data.packing.concat import row_span
 from olm_data.packing.row_plan import RowPlan
@@ -69,7 +68,7 @@ def sightings(
             if low < high and place + low - first < length:
                 pieces.setdefault(row, []).append((place + low - first, low, high))
             place += size
-    names = stage_names(lock)
+    names = [stage.name for stage in lock.stages]
     found, which = schedule.sightings(source, np.array(list(pieces), np.int64))
     where = schedule.locate(found)
     seen = zip(found.tolist(), which.tolist(), where.stage, where.epoch.tolist(), strict=True)

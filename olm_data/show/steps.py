@@ -15,7 +15,6 @@ from typing import Any
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.skip import Range
 from olm_data.order.steps import Split, Steps, StepSizes, order_digest, rows_of_tokens
 from olm_data.rows.views import LockRows, RowView
@@ -153,7 +152,7 @@ def show_step(
     _check_log(batches, step, order)
     shown = LockRows(batches.lock)
     place = shown.schedule.locate(rows)
-    names = stage_names(batches.lock)
+    names = [stage.name for stage in batches.lock.stages]
     counts: Counter[tuple[str, str]] = Counter()
     for stage, source in sorted(zip(place.stage.tolist(), place.source.tolist(), strict=True)):
         counts[names[stage], batches.lock.sources[source].name] += 1

@@ -24,7 +24,6 @@ import numpy as np
 
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.order.schedule import Schedule
 from olm_data.order.skip import KeptRows, Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes, order_digest
@@ -168,7 +167,7 @@ def verify_training(
     idle = clip_ranges(
         [item for step in not_taken for item in _without(step.rows, step.skipped)], 0, total
     )
-    names = stage_names(lock)  # several parts of one stage are one
+    names = [stage.name for stage in lock.stages]  # several parts of one stage are one
     whole = [names.index(name) for name in names]
     planned, due, trained, left_out, without_effect = (
         _tally(schedule, whole, ranges)

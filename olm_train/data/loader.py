@@ -28,7 +28,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.phases import Phase, find_phases
+from olm_data.order.phases import Phase, find_phases
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import (
     BatchSizeChange,
@@ -127,7 +127,9 @@ class DataLoader:
 
     def phases(self) -> list[Phase]:
         """Return the steps of each sequence length, in the order of the run."""
-        return find_phases(self.lock, self._steps.kept, self._steps.sizes)
+        rows = [stage.rows for stage in self.lock.stages]
+        stages = zip(rows, self.lock.sequence_lengths, strict=True)
+        return find_phases(stages, self._steps.kept, self._steps.sizes)
 
     @property
     def steps(self) -> int:

@@ -21,7 +21,7 @@ def describe_lock(lock: Lock) -> dict[str, str]:
         lines[f"source {source.name}"] = f"dataset {source.dataset}, {source.rows} rows"
     for stage in lock.stages:
         cut = f", cut into rows of {stage.sequence_length}" if stage.sequence_length else ""
-        lines[f"stage {stage.name}"] = f"{stage.rows} rows in blocks of {list(stage.counts)}{cut}"
+        lines[f"stage {stage.label}"] = f"{stage.rows} rows in blocks of {list(stage.counts)}{cut}"
     return lines
 
 

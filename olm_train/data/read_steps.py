@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.mixture.phases import Phase, phase_of
+from olm_data.order.phases import Phase, phase_of
 from olm_data.order.steps import Steps, StepSizes
 from olm_data.rows.reader import RowReader
 from olm_train.data.batch import Batch

@@ -104,7 +104,7 @@ def _mixture(lock: Lock) -> Iterator[str]:
         )
         parts = lock.sequence_length // length
         cut = f", each as {parts:,} of {length:,} tokens" if parts > 1 else ""
-        yield f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
+        yield f"stage {stage.label}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}: {shares}"
 
 
 def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterator[str]:

@@ -13,7 +13,6 @@ import numpy as np
 
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.whole_stage import stage_names
 from olm_data.rows.views import LockRows
 from olm_data.storage.store import is_remote
 
@@ -35,7 +34,7 @@ def _row(shown: LockRows, row: int) -> Iterator[str]:
     lock = shown.lock
     place = shown.schedule.locate(np.array([row], np.int64))
     source = lock.sources[int(place.source[0])].name
-    head = f"row {row}: stage {stage_names(lock)[int(place.stage[0])]}, source {source}"
+    head = f"row {row}: stage {lock.stages[int(place.stage[0])].name}, source {source}"
     if is_remote(lock.location(source)):
         yield f"{head} (remote: `olm-data show row LOCK {row}` reads it)"
         return

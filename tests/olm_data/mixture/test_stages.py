@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support.stand_in import compiled, stand_in_dataset
 
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.manifest_stages import manifest_stages
 from olm_data.mixture.mix import plan, warnings
-from olm_data.mixture.whole_stage import whole_stages
 from olm_data.run_log.log import RunLog, Start
 from olm_data.verify.training import verify_training
 
@@ -39,7 +41,7 @@ def locked(sources: dict[str, tuple[int, str]], rest: str, on: str = "error") ->
 def drawn(lock: Lock) -> list[dict[str, int]]:
     """Return the rows of each source, stage by stage, counted in the schedule itself."""
     place = lock.schedule().locate(np.arange(lock.total_rows))
-    starts = np.cumsum([0, *(stage.rows for stage in whole_stages(lock))])
+    starts = np.cumsum([0, *(stage.rows for stage in manifest_stages(lock))])
     names = [source.name for source in lock.sources]
     return [
         dict(zip(names, np.bincount(place.source[a:b], minlength=len(names)).tolist(), strict=True))
@@ -64,12 +66,25 @@ def test_epochs_of_a_stage_that_fits_no_block_are_exact_too() -> None:
         "stages:\n  - {name: all, epochs: {web: 1, code: 3}}\n"
         "  - {name: end, tokens: 1K, weights: {web: 1}}\n",
     )
-    assert [(s.name, s.part_of) for s in lock.stages] == [
-        ("all", None),
-        ("all.rest", "all"),
-        ("end", None),
+    assert [(s.name, s.part, s.label) for s in lock.stages] == [
+        ("all", 0, "all"),
+        ("all", 1, "all.rest"),
+        ("end", 0, "end"),
     ]
-    assert [s.rows_by_source for s in whole_stages(lock)] == [(299_973, 1_500_007), (0, 100)]
+    in_file = [(s["name"], s.get("part_of")) for s in json.loads(lock.encode())["stages"]]
+    assert in_file == [("all", None), ("all.rest", "all"), ("end", None)]
+    assert Lock.decode(lock.encode(), "x.lock.json").stages == lock.stages
+    for forged in (
+        lock.encode().replace(b'"part_of": "all"', b'"part_of": "end"'),
+        lock.encode().replace(b'"part_of": "all"', b'"part": 1'),
+    ):
+        with pytest.raises(ValidationError, match="a part of a stage has another name"):
+            Lock.decode(forged, "x.lock.json")
+    apart = msgspec.structs.replace(lock, stages=lock.stages[::-1], digest="")
+    apart = msgspec.structs.replace(apart, digest=apart.compute_digest())
+    with pytest.raises(ValidationError, match="changed after it was written"):
+        Lock.decode(apart.encode(), "x.lock.json")
+    assert [s.rows_by_source for s in manifest_stages(lock)] == [(299_973, 1_500_007), (0, 100)]
     for stage in lock.stages:  # whole blocks: what is drawn is a multiple of the counts
         assert divmod(stage.rows, stage.block)[1] == 0
     numbers = plan(lock)["stages"]

@@ -1,6 +1,6 @@
 """Sequence-length phases: which steps of a run see rows of which length. Pure.
 
-    stages of a lock, kept rows, sizes of steps -> phases: stretches of steps with one length
+    stages, kept rows, sizes of steps -> phases: neighbouring steps with one length
 
 The schedule counts rows of the longest sequence length throughout; a step of a stage with a shorter
 one cuts each of its rows into several. So a step's tokens and the state of a run do not depend on
@@ -10,17 +10,16 @@ phases, and a change of phase is an event for shapes only.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from olm_data.mixture.lock import Lock
 from olm_data.order.skip import KeptRows
 from olm_data.order.steps import StepSizes
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of steps with the same sequence length.
+    """Neighbouring steps with the same sequence length.
 
     Attributes:
         first, stop: steps from 0, half-open.
@@ -32,28 +31,27 @@ class Phase:
     sequence_length: int
 
 
-def find_phases(lock: Lock, kept: KeptRows, sizes: StepSizes) -> list[Phase]:
+def find_phases(stages: Iterable[tuple[int, int]], kept: KeptRows, sizes: StepSizes) -> list[Phase]:
     """Return the phases of a run in order; together they hold each step once.
 
     A step belongs to the stage of its first row, also where it reaches into the next stage.
 
     Args:
-        lock: the mixture.
+        stages: rows and sequence length of each stage of the run, in order.
         kept: its rows without the skipped ones.
         sizes: rows of each step.
     """
-    steps, first_row = sizes.count(kept.count), 0
-    beginnings = []  # of each stage: the first step whose first row is in it or after it
-    for stage in lock.stages:
-        beginnings.append(min(steps, sizes.steps_to(kept.before(first_row))))
-        first_row += stage.rows
+    steps, last_row, first = sizes.count(kept.count), 0, 0
     phases: list[Phase] = []
-    spans = zip(beginnings, [*beginnings[1:], steps], lock.sequence_lengths, strict=True)
-    for first, stop, length in spans:
+    for rows, length in stages:
+        last_row += rows
+        # the first step whose first row is in the next stage or after it
+        stop = min(steps, sizes.steps_to(kept.before(last_row)))
         if phases and phases[-1].sequence_length == length:
             phases[-1] = Phase(phases[-1].first, stop, length)
         elif first < stop:
             phases.append(Phase(first, stop, length))
+        first = stop
     return phases
 
 

@@ -1,8 +1,6 @@
-"""Stages of a lock as the manifest names them: the parts of one stage put together.
+"""Stages of a lock as the manifest has them: the parts of one stage put together.
 
-    Lock --whole_stages--> WholeStage, one for each stage of the manifest
-
-Never: change what a lock says.
+Lock --manifest_stages--> ManifestStage, one for each stage of the manifest
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from olm_data.mixture.lock_format import LockStage
 
 
 @dataclass(frozen=True)
-class WholeStage:
+class ManifestStage:
     """One stage of the manifest; `parts` are its stages in the lock, most often one."""
 
     parts: tuple[LockStage, ...]
@@ -58,16 +56,11 @@ class WholeStage:
         return Fraction(self.parts[0].counts[index], self.parts[0].block)
 
 
-def stage_names(lock: Lock) -> list[str]:
-    """Return the name in the manifest of each stage of a lock."""
-    return [stage.part_of or stage.name for stage in lock.stages]
-
-
-def whole_stages(lock: Lock) -> list[WholeStage]:
+def manifest_stages(lock: Lock) -> list[ManifestStage]:
     """Return the stages of a lock with their parts together, in the order of the run."""
     found: list[list[LockStage]] = []
     for stage in lock.stages:
-        if stage.part_of is None:
+        if not stage.part:
             found.append([])
         found[-1].append(stage)
-    return [WholeStage(tuple(parts)) for parts in found]
+    return [ManifestStage(tuple(parts)) for parts in found]
