@@ -115,9 +115,11 @@ def _main(command: Command) -> int:
 
         main()
         return 0
-    module = import_module(f"olm_train.{command.module}")
     if command.module == "run":
-        return int(module.main(list(command.words)))
+        from olm_train.run.command import main as train
+
+        return int(train(list(command.words)))
+    module = import_module(f"olm_train.{command.module}")
     module.main(list(command.words))
     return 0
 
