@@ -30,13 +30,13 @@ COMMANDS = {
         "add": "Add new inputs to a finished dataset, as a new version.",
         "status": "Show how far a run is, from storage alone.",
         "work": "Do some tasks of a run: what runners start.",
-        "import": "Make a dataset of token files you already have, in place.",
-        "export": "Write a dataset as files of another project.",
     },
     "Tokens to mixture": {
-        "pack": "Compare ways to pack documents into rows.",
         "mix": "Compile a mixture manifest into the lock that training reads.",
-        "import-mix": "Make a manifest of an OLMo-core mixture or a Megatron blend.",
+    },
+    "Other projects": {
+        "import": "Make a dataset of token files, or a manifest of a mixture.",
+        "export": "Write a dataset as files of another project.",
     },
     "Look and prove": {
         "show": "Show documents, rows and steps, and which steps see a document.",
@@ -45,17 +45,22 @@ COMMANDS = {
         "report": "Write one HTML page about a mixture and runs of it.",
     },
     "Storage": {
-        "doctor": "Try out a folder or bucket as the output of a run.",
-        "gc": "Delete what killed runs left behind.",
+        "doctor": "Try out a folder or bucket as the output of a run; clean it up.",
     },
 }
 """Summaries by heading. Each command is `olm_data.commands.<name>`, imported when it is named."""
 SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
 
+HIDDEN = {"work"}
+"""Commands that programs type; --help leaves them out."""
+
 REPLACED = {
     "peek": "show",
     "locate": "show",
     "audit": "verify",
+    "pack": "mix --compare-packing",
+    "import-mix": "import",
+    "gc": "doctor --clean",
 }
 """Names of other days, for which the nearest by letters would mislead."""
 
@@ -78,7 +83,8 @@ class _Group(CommandGroup):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in COMMANDS.items():
             with formatter.section(heading):
-                formatter.write_dl(list(commands.items()))
+                shown = [item for item in commands.items() if item[0] not in HIDDEN]
+                formatter.write_dl(shown)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

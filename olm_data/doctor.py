@@ -196,7 +196,11 @@ def _multipart(probe: Probe, folder: Path) -> Found:
     for upload in listed:
         bucket.abort(upload)
     if not listed:
-        yield "note", "unfinished uploads are not listed", "set a lifecycle rule: gc is blind here"
+        yield (
+            "note",
+            "unfinished uploads are not listed",
+            "set a lifecycle rule: --clean misses them",
+        )
     elif any(upload.id == id for upload in bucket.uploads(key)):
         yield "note", "an aborted upload is still listed", "set a lifecycle rule"
     else:

@@ -33,7 +33,7 @@ FLOORS = {
         ("mixture",),
         ("rows",),
         ("tokenization", "exporting"),
-        ("importing", "gc", "doctor"),
+        ("importing", "clean", "doctor"),
         ("verify", "show"),
         ("stats",),
         ("report",),

@@ -7,12 +7,12 @@ import sys
 
 import click
 
-from olm_data.commands.said import note, warn
+from olm_data.commands.said import note, refuse_given, warn
 from olm_data.errors import UsageError, typed
 
 
 @click.command()
-@click.argument("manifest", required=False)
+@click.argument("manifest", required=False, metavar="MANIFEST")
 @click.option("--output", help="Lock file to write.  [default: NAME.lock.json beside it]")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Replace another lock at the output.")
@@ -29,6 +29,19 @@ from olm_data.errors import UsageError, typed
     metavar="TOKENS",
     help="Let the last stage of the lock go on.  [default output: NAME-longer.lock.json]",
 )
+@click.option(
+    "--compare-packing", is_flag=True, help="Compare ways to pack its documents into rows."
+)
+@click.option(
+    "--sequence-length", help="With --compare-packing: 2048,8192.  [default: the manifest's]"
+)
+@click.option(
+    "--documents",
+    default="16M",
+    show_default=True,
+    help='With --compare-packing: look at the first N of each dataset; or "all".',
+)
+@click.option("--html", help="With --compare-packing: write a page with pictures, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def mix(
     manifest: str | None,
@@ -39,6 +52,10 @@ def mix(
     tree: bool,
     diff: tuple[str, str] | None,
     extend: str | None,
+    compare_packing: bool,
+    sequence_length: str | None,
+    documents: str,
+    html: str | None,
     as_json: bool,
 ) -> None:
     """Compile a mixture manifest into the lock that training takes.
@@ -49,9 +66,11 @@ def mix(
     olm-data mix manifest.yaml --dry-run --explain --tree
     olm-data mix manifest.yaml --extend 10B     writes manifest-longer.lock.json
     olm-data mix --diff old.lock.json manifest.yaml
+    olm-data mix manifest.yaml --compare-packing --html packing.html
+    olm-data mix ./tokens/books --compare-packing --sequence-length 2048,8192
     """
     if diff:
-        if manifest or output or explain or tree or extend:
+        if manifest or output or explain or tree or extend or compare_packing:
             raise UsageError(
                 "--diff takes two locks or manifests and nothing else",
                 where="--diff",
@@ -61,6 +80,10 @@ def mix(
         return
     if manifest is None:
         raise UsageError("no manifest is given", fix="olm-data mix manifest.yaml")
+    if compare_packing:
+        _compare_packing(manifest, sequence_length, documents, html, as_json)
+        return
+    refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     from rich.console import Console
 
     from olm_data.counts import parse_count
@@ -137,3 +160,39 @@ def _print_difference(old: str, new: str, as_json: bool) -> None:
         )
     else:
         click.echo("the runs differ from the first row on")
+
+
+def _compare_packing(
+    target: str, sequence_length: str | None, documents: str, html: str | None, as_json: bool
+) -> None:
+    from rich.console import Console
+
+    from olm_data.counts import parse_count
+    from olm_data.kinds import require
+    from olm_data.mixture.compare_packing import compare_packing
+    from olm_data.packing.compare import print_comparisons, write_comparison
+    from olm_data.storage.places import refuse_no_file
+
+    refuse_given(
+        ("output", "dry_run", "overwrite", "explain", "tree", "extend"), "a lock; this writes none"
+    )
+    require(target, "mixture", "dataset", "file")
+    lengths = sequence_length.split(",") if sequence_length else []
+    if not all(text.isdecimal() and int(text) for text in lengths):
+        raise UsageError(
+            f"{sequence_length!r} are not sequence lengths",
+            where="--sequence-length",
+            fix="--sequence-length 2048,8192",
+        )
+    if html is not None:
+        refuse_no_file(html, "--html")
+    most = None if documents == "all" else parse_count(documents, "--documents")
+    found = compare_packing(target, [int(text) for text in lengths], most_documents=most)
+    if as_json:
+        click.echo(json.dumps([one.to_json() for one in found], indent=1))
+    else:
+        print_comparisons(found, Console(width=None if sys.stdout.isatty() else 120))
+    if html is not None:
+        note(f"wrote {write_comparison(found, html)}")
+    best = min(found, key=lambda one: (one.cut_avoidable, one.padding))
+    note(f"next: write packing: {best.packing} in the mixture's manifest.yaml")

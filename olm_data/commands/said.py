@@ -14,10 +14,11 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from olm_data.errors import UsageError, printable, shown, suggest
 
@@ -55,6 +56,23 @@ def show_progress(label: str, *, as_json: bool = False) -> Progress:
 
     stream = open(os.devnull, "w") if quiet() else sys.stderr  # noqa: SIM115  # ends with the process
     return Progress(label, stream=stream, events=sys.stdout if as_json else None)
+
+
+def refuse_given(names: Iterable[str], reason: str) -> None:
+    """Refuse options of the running command that were typed and would have no effect.
+
+    Args:
+        names: of its parameters.
+        reason: what they are for, as in `--seed is for ...`.
+
+    Raises:
+        UsageError: one of them was typed.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            raise UsageError(f"{max(parameter.opts, key=len)} is for {reason}", fix="leave it out")
 
 
 def _be_quiet(context: click.Context, _: click.Parameter, given: bool) -> None:

@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from olm_data.commands.said import CommandGroup, note, show_progress, warn
+from olm_data.commands.said import CommandGroup, note, refuse_given, show_progress, warn
 from olm_data.errors import UsageError
 
 if TYPE_CHECKING:
@@ -194,10 +194,7 @@ def row(
     from olm_data.target import dataset_root, is_lock
 
     if is_lock(target):
-        if sequence_length is not None:
-            raise UsageError(
-                "the lock has a sequence length", where="--sequence-length", fix="leave it out"
-            )
+        refuse_given(("sequence_length",), "a dataset, and the lock has one")
         lock = Lock.read(target)
         total, view = lock.total_rows, LockRows(lock).view
     else:
@@ -283,13 +280,8 @@ def _documents(
             for one in views
         )
     else:
-        for name, value in {"of": source, **vars(steps)}.items():
-            if value not in (None, ()):
-                raise UsageError(
-                    f"{_option(name)} is for a mixture, and this is a dataset",
-                    where=target,
-                    fix="name the lock of a mixture, or leave it out",
-                )
+        names = (field.name for field in fields(StepOptions))
+        refuse_given(("source", *names), "a mixture, and this is a dataset")
         dataset = Dataset.open(dataset_root(target))
         with show_progress("search") as progress:
             views = show_documents(dataset, query, watch=_watch(progress))
@@ -308,9 +300,7 @@ def _batches(lock: Lock, options: StepOptions) -> Batches | None:
 
     _require("micro-batch-size", options.micro_batch_size, world=options.world)
     if options.run is not None:
-        for name in ("global_batch", "skip"):
-            if getattr(options, name):
-                raise UsageError(f"{_option(name)} comes from the run", fix="leave one of them out")
+        refuse_given(("global_batch", "skip"), "steps without --run, which has its own")
         run = _read_run(options.run)
         sizes, skip = run.batch_sizes, list(run.skip())
         microbatch = options.micro_batch_size or run.microbatch_size
@@ -348,10 +338,6 @@ def _require(name: str, value: int | None, **needed: int | None) -> None:
     ((other, there),) = needed.items()
     if value is not None and there is None:
         raise UsageError(f"--{name} needs --{other}", fix=f"add --{other} N")
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _read_run(folder: str) -> Run:

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from olm_data.commands.said import note, show_progress, warn
+from olm_data.commands.said import note, refuse_given, show_progress, warn
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
@@ -47,12 +47,10 @@ def verify(
     from olm_data.verify import run as verb
 
     is_run = kind_of(target) == "run"
-    options = {"--sample": sample, "--seed": seed, "--deep": deep or None, "--root": root}
-    for option, value in options.items():
-        if is_run and value is not None:
-            raise UsageError(f"{option} is for datasets, and this is a run", fix="leave it out")
-    if lock is not None and not is_run:
-        raise UsageError("--lock is for the folder of a run", where=target, fix="leave it out")
+    if is_run:
+        refuse_given(("sample", "seed", "deep", "root"), "datasets, and this is a run")
+    else:
+        refuse_given(("lock",), "the folder of a run")
     if is_run:
         _verify_training(ctx, target, lock, as_json)
         return

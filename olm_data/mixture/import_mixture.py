@@ -228,7 +228,7 @@ def manifest_text(
             where=origin,
             fix="--tokens 100B, or add requested_tokens to an OLMo-core file",
         )
-    lines = [f"# made by olm-data import-mix from {printable(origin)}", "version: 1"]
+    lines = [f"# made by olm-data import from {printable(origin)}", "version: 1"]
     lines += [] if mixture.seed is None else [f"seed: {mixture.seed}"]
     lines += [f"sequence_length: {sequence_length}", "sources:"]
     for source in mixture.sources:

@@ -7,7 +7,7 @@ Packs as `mix` does, so the numbers are those of the rows that would be trained 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,9 +19,8 @@ from rich.table import Table
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View
-from olm_data.errors import UsageError, printable, suggest
+from olm_data.errors import printable
 from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
-from olm_data.packing.packings import PACKINGS
 from olm_data.packing.write_plan import WINDOW, documents
 
 ROW_DOCUMENTS = 32
@@ -33,7 +32,8 @@ class Comparison:
     """What one packing of one dataset at one sequence length comes to.
 
     Attributes:
-        dataset, packing, sequence_length: what was packed.
+        dataset: name of the source, or folder or URL of the dataset.
+        packing, sequence_length: how it was packed.
         view: which of its documents, None for all.
         documents: documents looked at; `of` is how many the dataset has.
         rows: rows made.
@@ -71,52 +71,25 @@ class Comparison:
 
 
 def compare(
-    targets: Sequence[str],
-    packings: Sequence[str],
-    lengths: Sequence[int],
-    *,
-    most_documents: int | None,
-    keys: Mapping[str, Any] = {},
-    view: View | None = None,
-) -> list[Comparison]:
-    """Pack datasets in several ways, in memory.
-
-    Args:
-        targets: folders or URLs of datasets.
-        packings: names of `PACKINGS`.
-        lengths: sequence lengths.
-        most_documents: look at so many documents of each dataset, its first; None for all.
-        keys: those that go with a packing in a manifest; each takes the ones it knows.
-        view: take only a view of each dataset, as a mixture's source does.
-
-    Raises:
-        UsageError: there is no such packing or column.
-        InputError, ValidationError: there is no sound dataset, or nothing of it is left.
-    """
-    for name in packings:
-        if name not in PACKINGS:
-            raise UsageError(f"there is no packing {name!r}", fix=suggest(name, PACKINGS))
-    return [
-        _measure(Dataset.open(target), target, _packing(name, keys), length, most_documents, view)
-        for target in targets
-        for length in lengths
-        for name in packings
-    ]
-
-
-def _packing(name: str, keys: Mapping[str, Any]) -> Packing:
-    known = PACKINGS[name].__struct_fields__
-    return PACKINGS[name](**{key: value for key, value in keys.items() if key in known})
-
-
-def _measure(
     dataset: Dataset,
-    target: str,
+    name: str,
     packing: Packing,
     length: int,
-    most_documents: int | None,
-    view: View | None,
+    *,
+    most_documents: int | None = None,
+    view: View | None = None,
 ) -> Comparison:
+    """Pack a dataset in one way, in memory.
+
+    Args:
+        name: of the dataset, for people.
+        most_documents: look at so many documents, the first; None for all.
+        view: take only a view of it, as a mixture's source does.
+
+    Raises:
+        UsageError: there is no such column.
+        InputError, ValidationError: the dataset is not sound, or nothing of it is left.
+    """
     cost, seen = PackingCost(), 0
     pieces = context = work = 0
     histogram = np.zeros(ROW_DOCUMENTS + 1, np.int64)
@@ -143,7 +116,7 @@ def _measure(
         scan.refuse_nothing("the dataset")
     whole = cost.rows * length * (length + 1) // 2
     return Comparison(
-        dataset=target,
+        dataset=name,
         packing=packing.name,
         sequence_length=length,
         view=None if view is None else str(view),

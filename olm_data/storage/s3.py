@@ -289,7 +289,9 @@ class Bucket:
     def _abort_quietly(self, key: str, id: str) -> None:
         try:
             self.abort(Upload(key, id, datetime.min))
-        except StorageError as error:  # the first error is the one to hear of; gc finds the rest
+        except (
+            StorageError
+        ) as error:  # the first error is the one to hear of; --clean finds the rest
             _log.warning("%s: an unfinished upload stays behind: %s", self.url(key), error.what)
 
     def abort(self, upload: Upload) -> None:

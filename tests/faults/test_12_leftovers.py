@@ -1,4 +1,4 @@
-"""FAULTS row 12: `gc` lists and deletes what killed runs left, of ours only, and nothing else."""
+"""FAULTS row 12: `doctor --clean` lists and deletes what killed runs left, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.clean import find, parse_age, remove
 from olm_data.errors import InputError, UsageError
-from olm_data.gc import find, parse_age, remove
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 from olm_data.verify.run import verify
@@ -77,14 +77,14 @@ def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
 def test_12_a_dry_run_lists_and_deletes_nothing(output: str, scratch: Path) -> None:
     store = Store(output)
     store.put(".olm-probe-0123456789abcdef0123456789abcdef", b"probe")
-    listed = olm_data("gc", output, "--older-than", "0s", "--dry-run")
+    listed = olm_data("doctor", output, "--clean", "--older-than", "0s", "--dry-run")
     assert listed.returncode == 0, listed.stderr
     assert (
         f"would delete probe {output}/.olm-probe-0123456789abcdef0123456789abcdef (5 bytes"
         in listed.stdout
     )
     assert store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
-    done = olm_data("gc", output, "--older-than", "0s", "--json")
+    done = olm_data("doctor", output, "--clean", "--older-than", "0s", "--json")
     assert [item["kind"] for item in json.loads(done.stdout)["found"]] == ["probe"]
     assert not store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
 

@@ -39,7 +39,7 @@ def test_28_every_command_escapes_what_comes_from_names_and_ids(
         inside(capsys, "tokenize", broken, *common, "--dry-run", "--text-column", "a\x1b[31m\nb"),
         inside(capsys, "verify", output),
         inside(capsys, "show", "document", output, "0"),
-        inside(capsys, "gc", output, "--older-than", "0s", "--dry-run"),
+        inside(capsys, "doctor", output, "--clean", "--older-than", "0s", "--dry-run"),
         inside(capsys, "tokenize", tmp_path / ("absent" + FORGED), *common[1:]),
         inside(capsys, "--debug", "verify", tmp_path / ("absent" + FORGED)),
     ]

@@ -105,7 +105,7 @@ def test_69_commands_on_locks_runs_and_manifests_end_at_once(
         ("show", "step", lock, "1", "--run", run),
         ("report", lock, "--run", run, "--output", tmp_path / "r.html"),
         ("verify", run),
-        ("import-mix", bad),
+        ("import", bad),
     ):
         done = inside(capsys, *map(str, words))
         assert done.returncode in (2, 3, 4), (words, done.returncode, done.stderr)

@@ -53,9 +53,9 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         ([CLI, "work", far, "--tasks", "0"], "s3"),
         ([CLI, "add", far, str(text)], "s3"),
         ([CLI, "import", far, "--tokenizer", str(tokenizer), "--output", tokens + "6"], "s3"),
-        ([CLI, "import-mix", "--help"], WORKS),
-        ([CLI, "pack", tokens, "--seq-len", "16"], WORKS),
-        ([CLI, "pack", tokens, "--seq-len", "16", "--html", lock + ".html"], "report"),
+        ([CLI, "import", "--help"], WORKS),
+        ([CLI, "mix", tokens, "--compare-packing"], WORKS),
+        ([CLI, "mix", tokens, "--compare-packing", "--html", lock + ".html"], "report"),
         ([CLI, "mix", str(folder / "mix.yaml")], WORKS),
         ([CLI, "export", far, "--output", tokens + "7", "--to", "megatron"], "s3"),
         ([CLI, "verify", tokens], WORKS),
@@ -70,7 +70,7 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         ([CLI, "report", lock, "--output", lock + ".html"], "report"),
         ([CLI, "doctor", str(folder)], WORKS),
         ([CLI, "doctor", far], "s3"),
-        ([CLI, "gc", far], "s3"),
+        ([CLI, "doctor", far, "--clean"], "s3"),
     ]
     arguments = {
         "olm_train.run": [str(folder / "train.yaml")],

@@ -117,5 +117,5 @@ def test_u5_a_file_that_is_no_blend_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "blend.txt").write_bytes(b"\x00\x93\xff 'quote without end")
-    said = inside(capsys, "import-mix", "blend.txt", "--tokens", "1000")
+    said = inside(capsys, "import", "blend.txt", "--tokens", "1000")
     assert (said.returncode, "neither a mixture of OLMo-core" in said.stderr) == (2, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.datasets import write_dataset
 
-from olm_data.gc import find, remove
+from olm_data.clean import find, remove
 from olm_data.mixture.mix import mix
 
 KILLED = """\

@@ -111,7 +111,7 @@ def test_what_has_no_exact_meaning_is_refused(raw: bytes, says: str) -> None:
 
 def test_the_command_writes_a_manifest_once_and_says_what_to_import(tmp_path: Path) -> None:
     (tmp_path / "mix.yaml").write_bytes(OLMO)
-    arguments = ["import-mix", str(tmp_path / "mix.yaml"), "--tokens", "1B"]
+    arguments = ["import", str(tmp_path / "mix.yaml"), "--tokens", "1B"]
     arguments += ["--output", str(tmp_path / "manifest.yaml")]
     printed = CliRunner().invoke(cli, [*arguments, "--dry-run"], standalone_mode=False)
     assert not (tmp_path / "manifest.yaml").exists()
@@ -145,7 +145,7 @@ def test_d8_the_commands_it_prints_run_as_they_are(
         blend += ["0.5", f"'their data/{name}/dataset'"]
     (tmp_path / "blend.txt").write_text(" ".join(blend))
     (tmp_path / "runs").mkdir()
-    words = ["import-mix", "blend.txt", "--tokens", "1024", "--sequence-length", "16"]
+    words = ["import", "blend.txt", "--tokens", "1024", "--sequence-length", "16"]
     words += ["--output", "runs/m.yaml", "--tokenizer", str(tiny_tokenizer)]
     done = CliRunner().invoke(cli, words, standalone_mode=False)
     assert done.exit_code == 0, done.exception

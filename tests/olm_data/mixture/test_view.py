@@ -171,16 +171,15 @@ def test_verify_tells_the_view_and_finds_a_damaged_plan_that_mix_then_mends(proj
     assert not [finding for finding in verify(path).findings if finding.file == str(place)]
 
 
-def test_pack_compares_the_view(project: Path) -> None:
-    arguments = ["pack", str(project / "whole"), "--seq-len", str(S), "--documents", "all"]
-    arguments += ["--where", WHERE, "--exclude-ids", str(project / "ids.txt")]
+def test_packings_of_the_view_are_compared(project: Path) -> None:
+    manifest = str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))
+    arguments = ["mix", manifest, "--compare-packing", "--documents", "all"]
     said = CliRunner().invoke(cli, [*arguments, "--json"], standalone_mode=False)
-    concat, best = json.loads(said.stdout)
-    assert concat["documents"] == best["documents"] == len(CHOSEN)
+    concat, best, document = json.loads(said.stdout)
+    assert {one["documents"] for one in (concat, best, document)} == {len(CHOSEN)}
     flat = [size for shard in SHARDS for size in shard]
     assert best["tokens"] == sum(flat[n] for n in CHOSEN)
-    path = mix(str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))).path
-    assert concat["rows"] == Lock.read(path).sources[0].rows
+    assert concat["rows"] == Lock.read(mix(manifest).path).sources[0].rows
     said = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert "without 6 ids" in said.stdout
 

@@ -269,7 +269,10 @@ def show(*words: object) -> Result:
         (["document", "a", "0", "--of", "b"], "--of is for a mixture"),
         (["search", "a", "fox", "--run", "r"], "--run is for a mixture"),
         (["search", "a", "fox", "--skip", "1:2"], "--skip is for a mixture"),
-        (["row", "mixture.lock.json", "--sequence-length", 8], "the lock has a sequence length"),
+        (
+            ["row", "mixture.lock.json", "--sequence-length", 8],
+            "is for a dataset, and the lock has one",
+        ),
     ],
 )
 def test_the_command_refuses_what_has_no_effect(

@@ -190,7 +190,10 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
             "--micro-batch needs the size of one",
         ),
         (["step", 1, "--global-batch", 512, "--skip", "4-8"], "'4-8' is not a range of rows"),
-        (["step", 1, "--global-batch", 512, "--run", "r"], "--global-batch comes from the run"),
+        (
+            ["step", 1, "--global-batch", 512, "--run", "r"],
+            "--global-batch is for steps without --run",
+        ),
         (["document", "--id", "nowhere"], "no document has the id 'nowhere'"),
         (["search", "not in any of them"], "no document holds"),
         (["search", ""], "nothing to search for"),

@@ -54,7 +54,7 @@ def test_d4_no_command_acts_on_nowhere_or_the_root(
         ["train-tokenizer", str(text), "--output", place],
         ["add", place, str(text)],
         ["show", "document", place],
-        *([command, place] for command in ("verify", "stats", "gc", "doctor", "status")),
+        *([command, place] for command in ("verify", "stats", "doctor", "status")),
         ["work", place, "--tasks", "0"],
     ):
         assert words[0] in SUMMARIES
@@ -73,8 +73,8 @@ def test_d4_the_home_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(UsageError, match="home folder"):
             refuse_output(name)
     refuse_output(str(tmp_path / "work"))
-    for command in ("gc", "doctor"):
-        assert isinstance(run([command, str(tmp_path)]), UsageError)
+    for command in (["doctor", "--clean"], ["doctor"]):
+        assert isinstance(run([*command, str(tmp_path)]), UsageError)
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", ".git", "plan.json", "manifest.json", "shard-0"])
@@ -145,7 +145,7 @@ def test_d4_gc_leaves_what_only_looks_like_ours(tmp_path: Path) -> None:
     for name in ("run/config.json", ".staging-area/x", ".olm-probe-mine", ".worker-notes/x"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
-    assert run(["gc", str(tmp_path), "--older-than", "0s"]) is None
+    assert run(["doctor", str(tmp_path), "--clean", "--older-than", "0s"]) is None
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         ".olm-probe-mine",
         "config.json",

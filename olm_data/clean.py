@@ -1,4 +1,4 @@
-"""`olm-data gc`: what killed runs left behind, found and deleted; never a byte of a dataset.
+"""`olm-data doctor --clean`: what killed runs left behind, never a byte of a dataset.
 
     output -> staging, probes, leases, heartbeats, unfinished uploads  } older than an age
     this machine's TMPDIR -> folders of dead writers                   } -> list -> delete

@@ -1,4 +1,4 @@
-"""`olm-data import-mix`: options and what is printed."""
+"""What `olm-data import` does with a file that says how to mix: it writes a manifest."""
 
 from __future__ import annotations
 
@@ -11,24 +11,12 @@ import click
 from olm_data.commands.said import note, warn
 
 SHOWN = 20
+MANIFEST = "manifest.yaml"
 
 
-@click.command("import-mix")
-@click.argument("file")
-@click.option("--sequence-length", type=click.IntRange(1), default=2048, show_default=True)
-@click.option("--tokens", help="Of the run, such as 100B, where the file does not say.")
-@click.option("--data", default="./tokens", show_default=True, help="Folder of the datasets.")
-@click.option("--output", default="manifest.yaml", show_default=True, help="Manifest to write.")
-@click.option("--tokenizer", help="Of the token files, for the commands that are printed.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["uint16", "uint32"]),
-    help="Of the .npy files, for the commands that are printed.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the manifest and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was read as JSON.")
-def import_mix(
+def import_mixture(
     file: str,
+    *,
     sequence_length: int,
     tokens: str | None,
     data: str,
@@ -38,13 +26,12 @@ def import_mix(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make a manifest of an OLMo-core source mixture or a Megatron blend list.
+    """Write the manifest of another project's mixture; print the commands that make its datasets.
 
-    Prints the commands that make its datasets of the token files.
-
-    \b
-    olm-data import-mix source_mixture.yaml --tokens 100B
-    olm-data import-mix blend.txt --tokens 100B --data s3://bucket/tokens --dry-run
+    Raises:
+        UsageError: the file is no mixture, or a value of it has no meaning here.
+        InputError: it cannot be read.
+        ConflictError: a file is at the output already.
     """
     from olm_data.counts import parse_count
     from olm_data.errors import ConflictError, InputError, printable

@@ -1,8 +1,9 @@
-"""`olm-data pack`: the numbers are those of the rows that training would see."""
+"""`olm-data mix --compare-packing`: the numbers are those of the rows that training would see."""
 
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,15 @@ from support.datasets import mix_datasets, random_shards, write_dataset
 
 from olm_data.cli import cli
 from olm_data.errors import UsageError
+from olm_data.mixture.compare_packing import compare_packing
 from olm_data.mixture.lock import Lock
-from olm_data.packing.compare import compare
+from olm_data.mixture.mix import mix
+from olm_data.packing.compare import Comparison
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
 
 S = 16
+COMPARE = ("mix", "--compare-packing")
 LENGTHS = [[5, 3, 9, 24, 1, 1, 6], [1, 1, 1], [40, 8, 8, 8], [2, 30, 1], [7] * 20, [64, 16, 17]]
 
 
@@ -29,9 +33,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def compared(dataset: Path) -> dict[str, Comparison]:
+    found = compare_packing(str(dataset), [S], most_documents=None)
+    return {one.packing: one for one in found}
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_the_numbers_are_those_of_the_rows_trained_on(dataset: Path, packing: str) -> None:
-    (found,) = compare([str(dataset)], [packing], [S], most_documents=None)
+    found = compared(dataset)[packing]
     lock = mix_datasets(
         dataset.parent,
         ["web"],
@@ -56,7 +65,7 @@ def test_the_numbers_are_those_of_the_rows_trained_on(dataset: Path, packing: st
 
 
 def test_best_fit_cuts_only_what_is_longer_than_a_row(dataset: Path) -> None:
-    concat, best = compare([str(dataset)], ["concat", "best_fit"], [S], most_documents=None)
+    concat, best = (compared(dataset)[name] for name in ("concat", "best_fit"))
     longer = sum(n > S for shard in LENGTHS for n in shard)
     assert (best.cut_needed, best.cut_avoidable, best.dropped) == (longer, 0, 0)
     assert concat.cut_avoidable > 0
@@ -65,7 +74,7 @@ def test_best_fit_cuts_only_what_is_longer_than_a_row(dataset: Path) -> None:
 
 def test_a_sample_says_that_it_is_one(dataset: Path) -> None:
     result = CliRunner().invoke(
-        cli, ["pack", str(dataset), "--documents", "10", "--seq-len", "8,16"]
+        cli, [*COMPARE, str(dataset), "--documents", "10", "--sequence-length", "8,16"]
     )
     assert result.exit_code == 0, result.output
     assert "the first 10 documents of 40" in result.stdout
@@ -74,12 +83,39 @@ def test_a_sample_says_that_it_is_one(dataset: Path) -> None:
 
 def test_json_and_page_hold_the_same_numbers(dataset: Path, tmp_path: Path) -> None:
     page = tmp_path / "packing.html"
-    result = CliRunner().invoke(cli, ["pack", str(dataset), "--json", "--html", str(page)])
+    result = CliRunner().invoke(cli, [*COMPARE, str(dataset), "--json", "--html", str(page)])
     found = json.loads(result.stdout)
-    assert [one["packing"] for one in found] == ["concat", "best_fit"]
+    assert [one["packing"] for one in found] == list(PACKINGS)
     assert f"{found[0]['tokens']:,}" in page.read_text()
 
 
-def test_an_unknown_packing_is_refused_with_the_nearest(dataset: Path) -> None:
-    with pytest.raises(UsageError, match="best_fit"):
-        compare([str(dataset)], ["best-fit"], [S], most_documents=None)
+def test_each_source_of_a_manifest_is_compared_as_it_would_be_trained_on(dataset: Path) -> None:
+    manifest = dataset.parent / "two.yaml"
+    manifest.write_text(
+        f"version: 1\nsequence_length: {S}\npacking: best_fit\nmin_tail: 4\n"
+        "sources: {a: {data: web}, b: {data: web}}\n"
+        "stages: [{name: main, tokens: 320, weights: {a: 1, b: 1}}]\n"
+    )
+    found = compare_packing(str(manifest), most_documents=None)
+    assert {(one.dataset, one.packing) for one in found} == set(product("ab", PACKINGS))
+    assert {one.sequence_length for one in found} == {S}
+    assert all(one.dropped > 0 for one in found if one.packing == "best_fit")
+    (path,) = {mix(str(manifest), str(manifest) + ".json", dry_run=True).lock.sources[0].rows}
+    assert path == next(one.rows for one in found if one.packing == "best_fit")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tree"], "--tree is for a lock; this writes none"),
+        (["--dry-run"], "--dry-run is for a lock; this writes none"),
+        (["--sequence-length", "8,x"], "are not sequence lengths"),
+    ],
+)
+def test_options_without_effect_are_refused(dataset: Path, words: list[str], message: str) -> None:
+    error = CliRunner().invoke(cli, [*COMPARE, str(dataset), *words]).exception
+    assert isinstance(error, UsageError)
+    assert message in str(error)
+    for option in ("--documents", "--sequence-length", "--html"):
+        error = CliRunner().invoke(cli, ["mix", "manifest.yaml", option, "8"]).exception
+        assert f"{option} is for --compare-packing" in str(error)
