@@ -172,8 +172,7 @@ class Dataset(Sequence[Document]):
     @property
     def tokenizer_name(self) -> str:
         """What the tokenizer was called where the dataset was made; not digested."""
-        tools = self.manifest.tools or {}
-        return tools.get("tokenizer", self.manifest.tokenizer.sha256[:12])
+        return self.manifest.tools.tokenizer or self.manifest.tokenizer.sha256[:12]
 
     @cached_property
     def tokenizer(self) -> TokenizerSpec:

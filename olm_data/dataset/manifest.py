@@ -24,6 +24,7 @@ from olm_data.dataset.inputs import ReadOptions
 from olm_data.dataset.options import ImportedOptions, Options, Split, read_options
 from olm_data.dataset.record import WINDOWS, ShardRecord
 from olm_data.dataset.tokenizer import TokenizerInfo
+from olm_data.dataset.tools import Tools
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.storage.json_file import read_json
@@ -118,13 +119,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_documents_in: dict[str, Size]
     added: list[Addition] | msgspec.UnsetType = msgspec.UNSET
     digest: str | msgspec.UnsetType = msgspec.UNSET
-    tools: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    stored_tools: dict[str, str] | msgspec.UnsetType = msgspec.field(
+        name="tools", default=msgspec.UNSET
+    )
 
     def compute_digest(self) -> str:
         """Return the sha256 of the canonical JSON without `digest` and `tools`."""
         import hashlib
 
-        body = msgspec.structs.replace(self, digest=msgspec.UNSET, tools=msgspec.UNSET)
+        body = msgspec.structs.replace(self, digest=msgspec.UNSET, stored_tools=msgspec.UNSET)
         return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
     def encode(self) -> bytes:
@@ -147,6 +150,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Which split this is: `train` has plans and accounts; None where it was imported."""
         options = self.tokenized
         return None if options is None else options.split
+
+    @property
+    def tools(self) -> Tools:
+        """What made it, and what was counted beside; not digested."""
+        return Tools.of(self.stored_tools or {})
 
     @property
     def additions(self) -> list[Addition]:
@@ -190,7 +198,7 @@ def build_manifest(
     records: Sequence[tuple[ShardRecord, str]],
     dropped: dict[str, int],
     documents_in: int,
-    tools: dict[str, str],
+    tools: Tools,
     added: Sequence[Addition] = (),
     container: Container = "npy",
     files: Mapping[str, str] | None = None,
@@ -237,7 +245,7 @@ def build_manifest(
         dropped=dict(sorted(dropped.items())),
         max_documents_in=_stream_windows([record for record, _ in full]),
         added=list(added) or msgspec.UNSET,
-        tools=tools,
+        stored_tools=tools.stored(),
     )
     return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
 

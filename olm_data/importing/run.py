@@ -32,6 +32,7 @@ from olm_data.dataset.options import ImportedOptions
 from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
+from olm_data.dataset.tools import PassedCount, Tools
 from olm_data.errors import ConflictError, InputError, ResourceError, UsageError, printable
 from olm_data.importing.files import Borders, TokenFile, read_borders, refuse, tokenizer_of
 from olm_data.importing.find import find
@@ -39,12 +40,10 @@ from olm_data.importing.megatron import HEAD, IndexDefect, index_dtype
 from olm_data.importing.shard import look, write_sidecars
 from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import (
-    PassedCount,
     passed_json,
     passed_lines,
     refuse_passed,
     tally,
-    to_tools,
 )
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
@@ -294,7 +293,9 @@ def _manifest(job: _Job, shards: Sequence[_Shard]) -> Manifest:
         records=records,
         dropped={"empty": empty} if empty else {},
         documents_in=sum(documents),
-        tools={"olm": __version__, "tokenizer": tokenizer.name, **to_tools(job.passed)},
+        tools=Tools(
+            versions={"olm": __version__}, tokenizer=tokenizer.name, passed_over=job.passed
+        ),
         container="raw",
         files={shard_name(i): name for i, name in enumerate(job.names) if name is not None},
     )

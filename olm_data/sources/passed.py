@@ -1,7 +1,7 @@
 """What lies among the inputs and is not read: by name and reason, in every place a user looks.
 
     listing -> [Passed] -> passed_lines (before the work, in the result, in `stats`)
-                        -> PassedCount -> manifest.json, `tools.passed_over` (informational)
+                        -> PassedCount -> `Tools.passed_over` in manifest.json (informational)
 
 Never: decides what is read (see `listing`), or keeps more than the first names of each reason.
 """
@@ -12,29 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from olm_data.bounded_json import MalformedJson, decode
+from olm_data.dataset.tools import NAMES_KEPT, PASSED_REASONS, PassedCount
 from olm_data.errors import InputError, printable
 
-PASSED_REASONS: dict[str, str] = {
-    "format": "the name tells no format that is read",
-    "about": "it tells about the records beside it, as README and LICENSE do",
-    "hidden": "its name begins with a dot",
-    "empty": "it holds no bytes",
-    "link": "a link to a folder is not followed",
-    "special": "a pipe, a socket or a device",
-    "metadata": "it describes a saved dataset and holds no documents",
-    "unlisted": "state.json of the saved dataset does not name it",
-    "folder": "the pattern does not descend into it",
-    "dataset": "a file of a dataset of olm-data",
-    "sidecar": "the token file that it describes is not here",
-    "size": "it is too short or too long for a document of pylib",
-    "copy": "another file of pylib has the same text",
-}
-"""Why something is passed over; the order of the lines."""
-
-NAMES_KEPT = 20
 NAMES_SHOWN = 3
 _LONGEST_NAME = 500
 
@@ -52,13 +32,6 @@ class Passed:
     reason: str
 
 
-class PassedCount(msgspec.Struct, frozen=True):
-    """How many were passed over for one reason, and the first of their names."""
-
-    count: int
-    names: list[str]
-
-
 def tally(passed: Iterable[Passed]) -> dict[str, PassedCount]:
     """Return reason -> how many and which, in the order of `PASSED_REASONS`."""
     names: dict[str, list[str]] = {}
@@ -69,35 +42,6 @@ def tally(passed: Iterable[Passed]) -> dict[str, PassedCount]:
         for reason in PASSED_REASONS
         if reason in names
     }
-
-
-def merged(
-    one: Mapping[str, PassedCount], other: Mapping[str, PassedCount]
-) -> dict[str, PassedCount]:
-    """Return the sums of two counts."""
-    none = PassedCount(0, [])
-    return {
-        reason: PassedCount(
-            one.get(reason, none).count + other.get(reason, none).count,
-            [*one.get(reason, none).names, *other.get(reason, none).names][:NAMES_KEPT],
-        )
-        for reason in PASSED_REASONS
-        if reason in one or reason in other
-    }
-
-
-def to_tools(counted: Mapping[str, PassedCount]) -> dict[str, str]:
-    """Return what a manifest keeps of it, in its informational part: JSON; {} for nothing."""
-    return {"passed_over": msgspec.json.encode(counted).decode()} if counted else {}
-
-
-def from_tools(tools: Mapping[str, str]) -> dict[str, PassedCount]:
-    """Return what `to_tools` kept; {} where it is missing, damaged or not ours."""
-    try:
-        found = decode(tools.get("passed_over", "{}").encode(), dict[str, PassedCount])
-    except (MalformedJson, UnicodeError):
-        return {}
-    return merged(found, {})
 
 
 def passed_lines(counted: Mapping[str, PassedCount]) -> list[str]:

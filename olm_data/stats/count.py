@@ -22,9 +22,10 @@ import pyarrow.types as kinds
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import docs_schema
+from olm_data.dataset.tools import PassedCount
 from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
-from olm_data.sources.passed import PassedCount, from_tools, passed_json
+from olm_data.sources.passed import passed_json
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
 from olm_data.storage.scratch import abandoned, scratch
 from olm_data.threads import in_order
@@ -273,7 +274,7 @@ def collect(
         more=more,
         columns=tally.columns(),
         duplicates=duplicates,
-        passed_over=from_tools(manifest.tools or {}),
+        passed_over=manifest.tools.passed_over,
         duplicate_bytes=duplicate_bytes,
         few=_extremes(dataset, tally.few),
         many=_extremes(dataset, tally.many),
@@ -341,9 +342,9 @@ def _inputs(dataset: Dataset, tally: Tally, top: int) -> tuple[list[InputCount],
 
 def _duplicates(dataset: Dataset) -> tuple[int, int]:
     """Return how many documents equal an earlier one; the manifest knows if it was counted then."""
-    tools = dataset.manifest.tools or {}
-    if all(tools.get(name, "").isdecimal() for name in ("duplicates", "duplicate_bytes")):
-        return int(tools["duplicates"]), int(tools["duplicate_bytes"])
+    known = dataset.manifest.tools.copies
+    if known is not None:
+        return known.duplicates, known.duplicate_bytes
     shards = [(dataset.store, info) for info in dataset.manifest.shards]
     keys = (
         (columns["content_hash"], columns["text_bytes"]) for columns in document_columns(shards)

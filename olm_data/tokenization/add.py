@@ -26,11 +26,12 @@ from olm_data.dataset.manifest import (
 )
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, stored_plan
+from olm_data.dataset.tools import merged
 from olm_data.errors import ConflictError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.sources.base import SourcePlan
-from olm_data.sources.passed import from_tools, merged, passed_lines, tally
+from olm_data.sources.passed import passed_lines, tally
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
@@ -163,7 +164,7 @@ def _publish(
                 tools=tools(
                     made.proof.encoder,
                     request.tokenizer.name,
-                    merged(from_tools(old.tools or {}), tally(request.source.passed)),
+                    merged(old.tools.passed_over, tally(request.source.passed)),
                 ),
                 added=[*old.additions, addition],
                 container=old.container,

@@ -255,7 +255,7 @@ def in_twice(new: str, known: str, *, finished: bool = False) -> InputError:
 def _tokenizer(store: Store, manifest: Manifest) -> TokenizerSpec:
     """Load the dataset's own tokenizer, with its BOS and EOS rule."""
     info = manifest.tokenizer
-    name = (manifest.tools or {}).get("tokenizer", TOKENIZER)
+    name = manifest.tools.tokenizer or TOKENIZER
     spec = own_tokenizer(store, info, name)
     if TokenizerInfo.of(spec, info.special) != info:
         raise ValidationError(

@@ -18,6 +18,7 @@ from olm_data.arrow_values import as_numpy
 from olm_data.dataset.docs import DocumentRows
 from olm_data.dataset.manifest import ShardInfo
 from olm_data.dataset.record import damaged
+from olm_data.dataset.tools import Copies
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.duplicates import fingerprints, later_copies
@@ -46,13 +47,10 @@ class Census:
     content: str
     inputs: Sequence[tuple[int, int, int]]
 
-    def to_tools(self) -> dict[str, str]:
-        """Return what the manifest keeps of it, in its informational part."""
-        return {
-            "duplicates": str(self.duplicates),
-            "duplicate_bytes": str(self.duplicate_bytes),
-            "content": self.content,
-        }
+    @property
+    def copies(self) -> Copies:
+        """What manifests keep of it."""
+        return Copies(self.duplicates, self.duplicate_bytes, self.content)
 
     def twins(self) -> list[tuple[int, int]]:
         """Return (later, first) pairs of inputs that hold the same documents, none empty."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -21,7 +21,8 @@ from olm_data.dataset.manifest import MANIFEST, InputInfo, Manifest, build_manif
 from olm_data.dataset.options import Split
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
-from olm_data.sources.passed import PassedCount, tally, to_tools
+from olm_data.dataset.tools import PassedCount, Tools
+from olm_data.sources.passed import tally
 from olm_data.storage.store import Store
 from olm_data.tokenization.census import Census, take_census
 from olm_data.tokenization.committed import TaskResult
@@ -98,9 +99,8 @@ def counted(
     )
     noted = []
     for manifest in manifests:
-        assert isinstance(manifest.tools, dict)
-        tools = manifest.tools | census.to_tools()
-        noted.append(msgspec.structs.replace(manifest, tools=tools))
+        tools = msgspec.structs.replace(manifest.tools, copies=census.copies)
+        noted.append(msgspec.structs.replace(manifest, stored_tools=tools.stored()))
     return noted, census
 
 
@@ -126,16 +126,15 @@ def input_totals(
     return inputs, dropped_of(accounts)
 
 
-def tools(encoder: str, tokenizer: str, passed: Mapping[str, PassedCount]) -> dict[str, str]:
+def tools(encoder: str, tokenizer: str, passed: dict[str, PassedCount]) -> Tools:
     """Return the software's versions and what was passed over: a manifest's informational part."""
     packages = ["numpy", "pyarrow", "tokenizers"]
     if encoder == "gigatoken":
         packages.append("gigatoken")
-    return {
-        "olm": __version__,
-        "python": platform.python_version(),
-        "encoder": encoder,
-        "tokenizer": tokenizer,
-        **{name: version(name) for name in packages},
-        **to_tools(passed),
-    }
+    own = {"olm": __version__, "python": platform.python_version()}
+    return Tools(
+        versions=own | {name: version(name) for name in packages},
+        encoder=encoder,
+        tokenizer=tokenizer,
+        passed_over=passed,
+    )

@@ -5,13 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+import msgspec
+
 from olm_data.counts import duration, rates
 from olm_data.dataset.account import BAD_REASONS, DROP_REASONS, NO_TOKENS, SKIP_REASONS
 from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.plan import Plan
 from olm_data.errors import printable, typed
 from olm_data.sources.base import DocumentBatch, SourcePlan
-from olm_data.sources.passed import from_tools, passed_json, passed_lines, tally
+from olm_data.sources.passed import passed_json, passed_lines, tally
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.request import Request
 from olm_data.tokenization.run import Summary
@@ -218,9 +220,11 @@ def _limit(source: SourcePlan) -> str:
 def version_lines(manifest: Manifest) -> list[str]:
     """Return what a dataset's name is in any order of additions, and how it grew."""
     lines = []
-    content = (manifest.tools or {}).get("content")
-    if content:
-        lines.append(f"  content     {content}: of the same texts in any order, files and shards")
+    copies = manifest.tools.copies
+    if copies is not None and copies.content:
+        lines.append(
+            f"  content     {copies.content}: of the same texts in any order, files and shards"
+        )
     if manifest.additions:
         newest = manifest.additions[-1]
         shards = [shard for shard in manifest.shards if manifest.plan_of(shard.name) == newest.plan]
@@ -235,11 +239,11 @@ def version_lines(manifest: Manifest) -> list[str]:
 
 def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str]:
     """Return how many documents are exact copies of an earlier one, in a line; [] if unknown."""
-    tools = manifest.tools or {}
-    if "duplicates" not in tools:
+    found = manifest.tools.copies
+    if found is None:
         return []
     documents = manifest.totals.documents + (validation.totals.documents if validation else 0)
-    copies, size = int(tools["duplicates"]), int(tools["duplicate_bytes"])
+    copies, size = found.duplicates, found.duplicate_bytes
     if not copies:
         return [f"  duplicates  none among {documents:,} documents"]
     return [
@@ -280,7 +284,7 @@ def summary_json(summary: Summary) -> dict[str, Any]:
         "shards": len(summary.manifest.shards),
         "dtype": summary.manifest.dtype,
         "dropped": summary.manifest.dropped,
-        "passed_over": passed_json(from_tools(summary.manifest.tools or {})),
+        "passed_over": passed_json(summary.manifest.tools.passed_over),
         **_census(summary.manifest),
         "versions": [item.parent for item in summary.manifest.additions]
         + [summary.manifest.digest],
@@ -320,14 +324,8 @@ def summary_json(summary: Summary) -> dict[str, Any]:
 
 def _census(manifest: Manifest) -> dict[str, Any]:
     """Return what the manifest knows of duplicates, and the fingerprint of the texts."""
-    tools = manifest.tools or {}
-    if "duplicates" not in tools:
-        return {}
-    return {
-        "duplicates": int(tools["duplicates"]),
-        "duplicate_bytes": int(tools["duplicate_bytes"]),
-        "content": tools["content"],
-    }
+    copies = manifest.tools.copies
+    return {} if copies is None else msgspec.to_builtins(copies)
 
 
 def _size(tokens: int, documents: int, shards: int) -> str:

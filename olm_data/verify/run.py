@@ -28,6 +28,7 @@ from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
 from olm_data.dataset.record import Blocks, ShardRecord
 from olm_data.dataset.tokenizer import TOKENIZER, spec_of
+from olm_data.dataset.tools import Tools
 from olm_data.encoders import make_encoder
 from olm_data.encoders.batches import concatenate
 from olm_data.errors import InputError, OlmError, StorageError, ValidationError, printable
@@ -283,7 +284,7 @@ def _check_manifest(
         records=records,
         dropped=manifest.dropped,
         documents_in=manifest.totals.documents_in,
-        tools={},
+        tools=Tools(),
         added=manifest.additions,
         container=manifest.container,
         files={info.name: info.file for info in manifest.shards if info.file},

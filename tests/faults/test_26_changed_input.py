@@ -56,7 +56,7 @@ def test_26_the_same_content_under_two_names_is_refused_before_work_unless_allow
     assert caught.value.where == "a.jsonl and b.jsonl"
     assert [path for path in out.rglob("*") if path.is_file()] == []
     made = make_dataset([source, other], tiny_tokenizer, out, allow_duplicates=True)
-    assert (made.manifest.tools or {})["duplicates"] == "60"
+    assert made.manifest.tools.copies.duplicates == 60
 
 
 def test_26_one_byte_in_the_middle_of_a_large_file_makes_another_content(
@@ -79,7 +79,7 @@ def test_26_text_files_of_one_document_each_are_duplicates_and_no_error(
         (tmp_path / f"{name}.txt").write_text("the same licence text")
     made = make_dataset([tmp_path], tiny_tokenizer, tmp_path / "out")
     assert made.manifest.totals.documents == 2
-    assert (made.manifest.tools or {})["duplicates"] == "1"
+    assert made.manifest.tools.copies.duplicates == 1
 
 
 def test_26_equal_objects_of_a_remote_store_are_found_whatever_their_etags(

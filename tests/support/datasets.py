@@ -41,6 +41,7 @@ from olm_data.dataset.record import (
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.dataset.tokenizer import TokenizerInfo
+from olm_data.dataset.tools import Tools
 from olm_data.mixture.mix import mix
 from olm_data.storage.store import Store
 
@@ -121,7 +122,7 @@ def write_dataset(
         records=records,
         dropped={},
         documents_in=number,
-        tools={},
+        tools=Tools(),
         container=container,
     )
     store.create(MANIFEST, manifest.encode())
@@ -249,7 +250,7 @@ def write_sparse_dataset(
         totals=Totals(tokens * shards, documents * shards, tokens * shards, documents * shards, 0),
         dropped={},
         max_documents_in=shard_windows,
-        tools={},
+        tools=Tools(),
     )
     manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
     (path / MANIFEST).write_bytes(manifest.encode())

@@ -65,7 +65,7 @@ def stand_in_dataset(
         totals=Totals(tokens, documents, tokens, documents, 0),
         dropped={},
         max_documents_in={"64": 3, "2048": 40},
-        tools={},
+        stored_tools={},
     )
     manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
     return Dataset(Store(f"/nowhere/{name}"), manifest)

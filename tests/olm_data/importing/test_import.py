@@ -24,7 +24,6 @@ from olm_data.errors import ConflictError, InputError, OlmError, UsageError, Val
 from olm_data.exporting.export import export
 from olm_data.importing.run import Imported, import_files
 from olm_data.rows.reader import RowReader
-from olm_data.sources.passed import from_tools
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.run import verify
@@ -413,8 +412,8 @@ def test_d2_no_name_hides_a_token_file_and_what_is_not_imported_is_named_and_cou
     for reason, name in (("format", "README.md"), ("hidden", ".hidden.bin")):
         assert re.search(rf"not read +1 {reason} .*: {re.escape(name)}", said.stdout)
     assert re.search(r"not read +1 sidecar .*: orphan.idx", said.stdout)
-    tools = Dataset.open(str(tmp_path / "out")).manifest.tools or {}
-    assert from_tools(tools)["sidecar"].names == ["orphan.idx"]
+    tools = Dataset.open(str(tmp_path / "out")).manifest.tools
+    assert tools.passed_over["sidecar"].names == ["orphan.idx"]
 
 
 def test_d2_the_files_of_a_dataset_beside_token_files_are_no_token_files(

@@ -18,9 +18,9 @@ from support.reading import read_source
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
+from olm_data.dataset.tools import PASSED_REASONS, Tools
 from olm_data.errors import InputError
 from olm_data.sources import resolve_source
-from olm_data.sources.passed import PASSED_REASONS, from_tools
 from olm_data.stats.count import collect
 from olm_data.stats.text import stats_lines
 
@@ -148,7 +148,7 @@ def test_u1_the_result_the_manifest_and_stats_say_what_was_not_read(
     log = io.StringIO()
     done = make_dataset([folder], tiny_tokenizer, tmp_path / "out", log=log)
     assert done.manifest.digest == alone.manifest.digest  # what is not read decides no byte
-    counted = from_tools(done.manifest.tools or {})
+    counted = done.manifest.tools.passed_over
     assert counted["format"].count == 26
     assert len(counted["format"].names) == 20
     assert "not read: 26 format" in log.getvalue()
@@ -180,11 +180,12 @@ def test_u1_strict_inputs_refuses_what_would_not_be_read(
     "text", ["", "{", "[]", '{"format": 3}', '{"x": {"count": 1}}', "[" * 9999]
 )
 def test_u1_a_strangers_count_is_no_error(text: str) -> None:
-    assert from_tools({"passed_over": text}) == {}
+    assert Tools.of({"passed_over": text}).passed_over == {}
 
 
 def test_u1_counts_of_unknown_reasons_are_left_out() -> None:
     one = {"count": 1, "names": ["a"]}
-    found = from_tools({"passed_over": json.dumps({"format": one, "forged\x1b": one})})
+    counts = json.dumps({"format": one, "forged\x1b": one})
+    found = Tools.of({"passed_over": counts}).passed_over
     assert list(found) == ["format"]
     assert set(found) <= set(PASSED_REASONS)

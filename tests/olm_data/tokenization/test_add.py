@@ -130,8 +130,8 @@ def test_train_and_validation_never_meet_whatever_is_added(
     assert not set(train) & set(held)
     assert set(train + held) == set(texts(150))
     assert made.validation.totals.documents == whole.validation.totals.documents
-    tools = made.manifest.tools or {}
-    assert tools["duplicates"] == "50"
+    assert made.manifest.tools.copies is not None
+    assert made.manifest.tools.copies.duplicates == 50
 
 
 def test_the_order_of_additions_changes_the_digest_and_not_the_content(
@@ -143,7 +143,7 @@ def test_the_order_of_additions_changes_the_digest_and_not_the_content(
         make_dataset([first], tiny_tokenizer, tmp_path / name, shard_tokens=500)
         made.append([add_to(tmp_path / name, path) for path in order][-1].manifest)
     whole = make_dataset([third, first, second], tiny_tokenizer, tmp_path / "z").manifest
-    contents = [(manifest.tools or {})["content"] for manifest in (*made, whole)]
+    contents = [manifest.tools.copies.content for manifest in (*made, whole)]
     assert len(set(contents)) == 1
     assert made[0].digest != made[1].digest
 
@@ -188,7 +188,7 @@ def test_the_selection_of_the_dataset_is_made_of_what_is_added(
     make_dataset([first], tiny_tokenizer, tmp_path / "out", **choice)
     grown = add_to(tmp_path / "out", second).manifest
     whole = make_dataset([first, second], tiny_tokenizer, tmp_path / "whole", **choice).manifest
-    assert (grown.tools or {})["content"] == (whole.tools or {})["content"]
+    assert grown.tools.copies.content == whole.tools.copies.content
     assert grown.dropped == whole.dropped
     assert grown.dropped["excluded"] == 3
     assert grown.dropped["filtered"] == 1
@@ -228,7 +228,7 @@ def test_the_same_documents_in_another_file_are_refused_when_they_have_been_read
     assert caught.value.where == "again.parquet, there as 0.jsonl"
     assert Dataset.open(str(out)).digest == made.manifest.digest
     taken = add_to(out, again, allow_duplicates=True)
-    assert (taken.manifest.tools or {})["duplicates"] == "40"
+    assert taken.manifest.tools.copies.duplicates == 40
     assert taken.kept_shards == 1
 
 

@@ -95,7 +95,7 @@ def test_duplicates_are_counted_by_input_and_both_splits_share_the_rule(
     assert counts == {"a.jsonl": 10, "b.jsonl": 20, "c.jsonl": 30}
     kept = decoded(out, tiny_tokenizer) + decoded(out / "validation", tiny_tokenizer)
     assert sorted(kept) == sorted(texts(90))
-    assert (made.manifest.tools or {})["duplicates"] == "0"
+    assert made.manifest.tools.copies.duplicates == 0
     assert tokenized(made).dedup == "exact"
     assert not (out / "dedup").exists()
     assert verify(str(out)).ok
@@ -176,7 +176,7 @@ def test_an_addition_is_compared_with_what_is_there(tiny_tokenizer: Path, tmp_pa
     kept = decoded(out, tiny_tokenizer) + decoded(out / "validation", tiny_tokenizer)
     assert sorted(kept) == sorted(texts(90))
     assert made.manifest.dropped == {"duplicate": 60}
-    assert (made.manifest.tools or {})["duplicates"] == "0"
+    assert made.manifest.tools.copies.duplicates == 0
     assert not (out / "dedup").exists()
     assert verify(str(out)).ok
 

@@ -494,9 +494,10 @@ def test_duplicates_are_counted_over_both_splits_and_kept_in_the_manifest(
     copies = [*texts(10, 90), texts(1)[0]]
     for manifest in (made.manifest, made.validation):
         assert manifest is not None
-        assert isinstance(manifest.tools, dict)
-        assert manifest.tools["duplicates"] == "11"
-        assert manifest.tools["duplicate_bytes"] == str(sum(len(t.encode()) for t in copies))
+        counted = manifest.tools.copies
+        assert counted is not None
+        assert counted.duplicates == 11
+        assert counted.duplicate_bytes == sum(len(t.encode()) for t in copies)
     assert summary_json(made)["duplicates"] == 11
     (line,) = duplicate_lines(made.manifest, made.validation)
     assert line.startswith("  duplicates  11 of 131 documents (8.4%)")
