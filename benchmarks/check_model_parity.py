@@ -17,6 +17,7 @@ Together the families use every option of `DecoderConfig` that changes what is c
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -140,6 +140,8 @@ NORMS = {
 
 def their_model(case: Case) -> torch.nn.Module:
     """Build the library's model with random weights."""
+    import transformers
+
     config = getattr(transformers, f"{case.family}Config")(
         **THEIRS | case.theirs, attn_implementation="eager"
     )
@@ -237,6 +239,11 @@ def compare(case: Case) -> tuple[float, float, float]:
 @torch.no_grad()
 def main() -> int:
     """Compare every family and print a line for each."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
+    import transformers
+
     print(f"transformers {transformers.__version__}, torch {torch.__version__}, fp32 on the CPU")
     print(f"{'largest logit':>13} {'difference':>11} {'without':>9}  family")
     wrong = []
