@@ -63,10 +63,16 @@ Count = Annotated[int, Reader(parse_count, "a count", {"type": ["integer", "stri
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field of a dataclass or Struct; `default` makes its default value, None: it has none."""
+    """A field of a dataclass or Struct.
+
+    Attributes:
+        default: makes its default value, None: it has none.
+        shown: whether that is a plain value, not made anew each time.
+    """
 
     name: str
     default: Callable[[], Any] | None
+    shown: bool = False
 
 
 @functools.cache
@@ -81,7 +87,7 @@ def fields_of(config: Any) -> tuple[Field, ...]:
     return tuple(
         Field(name, factory if factory not in missing else None)
         if value in missing
-        else Field(name, functools.partial(_same, value))
+        else Field(name, functools.partial(_same, value), shown=True)
         for name, value, factory in found
     )
 

@@ -156,9 +156,10 @@ def _run(arguments: Arguments) -> int:
     if "--strict-env" in arguments.flags:
         values.override("--trainer.callbacks.environment.strict=true")
 
-    from olm_train.run.config_schema import check_names
+    from olm_data.config.schema import check_names
+    from olm_train.run.reference import written
 
-    check_names(values)
+    check_names(written(), values)
 
     from olm_train.distributed.preempt import Preemption
     from olm_train.run.config import RunConfig

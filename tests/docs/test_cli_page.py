@@ -19,10 +19,10 @@ from olm_train.run.command import FLAGS, OPTIONS
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {"--quiet", "--verbose", "--debug"}  # of every command; at the top of the page
 ENTRIES = sorted(
-    f"olm_train.{path.parent.name if path.stem == '__main__' else path.stem}"
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__main__")
     for path in (REPOSITORY / "olm_train").rglob("*.py")
     if 'if __name__ == "__main__":' in path.read_text()
-    and path.stem != "config_reference"  # for those who change the fields
+    and path.stem != "reference"  # for those who change the fields
 )
 
 

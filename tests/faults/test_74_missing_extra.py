@@ -19,7 +19,7 @@ from olm_data.extras import DISTRIBUTION, EXTRAS, install
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = "olm_data.cli"
 ENTRIES = sorted(
-    f"olm_train.{path.parent.name if path.stem == '__main__' else path.stem}"
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__main__")
     for path in (REPOSITORY / "olm_train").rglob("*.py")
     if '__name__ == "__main__"' in path.read_text()
 )
@@ -78,7 +78,7 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         "olm_train.evaluate": [str(folder), tokens],
         "olm_train.generate": [str(folder)],
         "olm_train.convert_checkpoint": [str(folder), str(folder / "new"), "--trust"],
-        "olm_train.config_reference": [str(REPOSITORY / "docs/reference/train-config.md")],
+        "olm_train.run.reference": [str(REPOSITORY / "docs/reference/train-config.md")],
     }
     entries = [entry for entry in ENTRIES if entry != "olm_train.run"] + ["olm_train.run"]
     return olm + [([entry, *arguments.get(entry, [])], "train") for entry in entries]

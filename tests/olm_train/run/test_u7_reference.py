@@ -12,10 +12,11 @@ import pytest
 from support.runs import config_values, environment
 
 from olm_data.config.convert import as_dict
+from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, suggest
 from olm_train.run.config import RunConfig
-from olm_train.run.config_schema import PATH, check_names, encoded
+from olm_train.run.reference import PATH, encoded, written
 
 MISTAKES = [
     "--sede=1",
@@ -45,7 +46,7 @@ def test_u7_a_misspelt_name_is_found_as_the_types_find_it(
     option: str, tiny_mixture: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError) as early:
-        check_names(values(tiny_mixture, tmp_path, option))
+        check_names(written(), values(tiny_mixture, tmp_path, option))
     with pytest.raises(UsageError) as late:
         RunConfig.resolve(values(tiny_mixture, tmp_path, option))
     assert str(early.value) == str(late.value)
@@ -63,16 +64,16 @@ def test_u7_a_misspelt_name_is_found_as_the_types_find_it(
     ],
 )
 def test_u7_what_the_types_take_passes(option: str, tiny_mixture: Path, tmp_path: Path) -> None:
-    check_names(values(tiny_mixture, tmp_path, option))
+    check_names(written(), values(tiny_mixture, tmp_path, option))
 
 
 def test_u7_a_resolved_configuration_passes(tiny_mixture: Path, tmp_path: Path) -> None:
     plain: dict[str, Any] = as_dict(RunConfig.resolve(values(tiny_mixture, tmp_path)))
-    check_names(Values(plain))
+    check_names(written(), Values(plain))
 
 
 def test_u7_the_schema_is_that_of_the_types() -> None:
-    assert PATH.read_text() == encoded(), "run python -m olm_train.config_reference"
+    assert PATH.read_text() == encoded(), "run python -m olm_train.run.reference"
     assert str(Path.home()) not in PATH.read_text()
     assert json.loads(encoded())["$defs"]["AdamWConfig"]["properties"]["lr"]["description"]
 

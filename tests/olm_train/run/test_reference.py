@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from olm_data.config.hints import attributes
-from olm_train.config_reference import PAGE, main, refresh
+from olm_data.config.reference import refresh
 from olm_train.run.config import RunConfig
+from olm_train.run.reference import PAGE, main
 
 
 def configs(config: Any) -> set[Any]:
@@ -27,7 +28,7 @@ def configs(config: Any) -> set[Any]:
 
 def test_the_page_is_what_the_dataclasses_say(repository: Path) -> None:
     page = (repository / PAGE).read_text()
-    assert refresh(page) == page, "stale: run `python -m olm_train.config_reference`"
+    assert refresh(page, RunConfig) == page, "stale: run `python -m olm_train.run.reference`"
 
 
 def test_every_field_has_its_line_and_its_text(repository: Path) -> None:

@@ -1,0 +1,191 @@
+"""The JSON Schema of a configuration, made of its types: for editors, and for a first look.
+
+    dataclass or Struct --schema_of--> JSON Schema (2020-12) --check_names--> misspelt names
+
+`check_names` finds misspelt fields and kinds without importing what the configuration is for; all
+else is left to `parse`, which knows more. Never: reads or writes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from msgspec import Meta
+
+from olm_data.config.convert import as_dict
+from olm_data.config.hints import (
+    FilePath,
+    Reader,
+    attributes,
+    choices,
+    fields_of,
+    hints_of,
+    is_section,
+    is_union,
+    plain,
+)
+from olm_data.config.path import KeyPath
+from olm_data.config.values import Values
+
+Schema = dict[str, Any]
+
+_SIMPLE = {
+    int: "integer",
+    float: "number",
+    Fraction: "number",
+    str: "string",
+    bool: "boolean",
+    FilePath: "string",
+    type(None): "null",
+}
+_LIMITS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "pattern": "pattern",
+}
+
+
+def schema_of(config: Any, title: str, *, counts: bool = True) -> Schema:
+    """Return the JSON Schema of a configuration; each section is a definition.
+
+    Args:
+        config: dataclass or Struct.
+        title: what a file of it is.
+        counts: an integer may be written `95B`.
+    """
+    definitions: Schema = {}
+    root = _of(config, definitions, counts)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": title,
+        **root,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[Schema, list[str]]:
+    """Return the schemas of the fields of a section, and the names of those without a default."""
+    hints, said = hints_of(config), attributes(config)
+    found: Schema = {}
+    required = []
+    for field in fields_of(config):
+        item = _of(hints[field.name], definitions, counts)
+        if text := said.get(field.name):
+            item = {**item, "description": text}
+        default = field.default() if field.default is not None else None
+        if field.name == "name" and item.get("enum") == [default]:
+            item = {"const": default}  # which of several kinds it is
+        elif field.default is None:
+            required.append(field.name)
+        elif field.shown:
+            item = {**item, "default": _plain(default)}
+        found[field.name] = item
+    return found, required
+
+
+def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, Reader):
+            return dict(note.schema)
+    found = _of_kind(hint, kind, definitions, counts)
+    for note in notes:
+        if isinstance(note, Meta):
+            given = {name: getattr(note, name) for name in _LIMITS}
+            found |= {_LIMITS[name]: limit for name, limit in given.items() if limit is not None}
+            if note.min_length is not None:
+                what = {"array": "Items", "object": "Properties"}.get(found["type"], "Length")
+                found[f"min{what}"] = note.min_length
+    return found
+
+
+def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_union(kind):
+        return {"anyOf": [_of(one, definitions, counts) for one in inner]}
+    if is_section(kind):
+        name = kind.__name__
+        if name not in definitions:
+            definitions[name] = {}  # a cycle ends here
+            fields, required = properties(kind, definitions, counts)
+            definitions[name] = {
+                "type": "object",
+                "properties": fields,
+                **({"required": required} if required else {}),
+                "additionalProperties": False,
+            }
+        return {"$ref": f"#/$defs/{name}"}
+    if known := choices(hint):
+        return {"enum": known}
+    if origin in (dict, Mapping):
+        names = _of(inner[0], definitions, counts)
+        return {
+            "type": "object",
+            **({} if names == {"type": "string"} else {"propertyNames": names}),
+            "additionalProperties": _of(inner[1], definitions, counts),
+        }
+    if origin in (list, tuple):
+        return {"type": "array", "items": _of(inner[0], definitions, counts)}
+    if kind is int and counts:
+        return {"type": ["integer", "string"]}
+    return {"type": _SIMPLE[kind]} if kind in _SIMPLE else {}
+
+
+def _plain(value: Any) -> Any:
+    """Return a default as JSON, without the folder of who made the schema."""
+    plain_value = as_dict(value)
+    if isinstance(plain_value, str):
+        return plain_value.replace(str(Path.home()), "~")
+    return float(plain_value) if isinstance(plain_value, Fraction) else plain_value
+
+
+def check_names(schema: Schema, values: Values) -> None:
+    """Refuse misspelt fields and kinds of components, as `parse` would, but at once.
+
+    Raises:
+        UsageError: names file and line or option, and the nearest name.
+    """
+    _check(schema, schema["$defs"], values.data, values, ())
+
+
+def _check(node: Schema, definitions: Schema, value: Any, values: Values, path: KeyPath) -> None:
+    while "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]]
+    if "anyOf" in node:
+        kind = _named(node["anyOf"], definitions, value, values, path)
+        if kind is not None:
+            _check(kind, definitions, value, values, path)
+    elif isinstance(value, dict):
+        known, other = node.get("properties", {}), node.get("additionalProperties")
+        for name in value:
+            if other is False and name not in known:
+                raise values.unknown_field((*path, name), known)
+        for name, item in value.items():
+            if inner := known.get(name) or other:
+                _check(inner, definitions, item, values, (*path, name))
+    elif isinstance(value, list) and "items" in node:
+        for number, item in enumerate(value):
+            _check(node["items"], definitions, item, values, (*path, number))
+
+
+def _named(
+    kinds: list[Schema], definitions: Schema, value: Any, values: Values, path: KeyPath
+) -> Schema | None:
+    """Return which of several kinds a value is of: by its `name`, or the only one it could be."""
+    if isinstance(value, list):
+        return next((kind for kind in kinds if "items" in kind), None)
+    sections = [definitions[k["$ref"].rpartition("/")[2]] for k in kinds if "$ref" in k]
+    if not isinstance(value, dict) or not sections:
+        return None
+    if len(sections) == 1:
+        return sections[0]
+    named = {node["properties"].get("name", {}).get("const"): node for node in sections}
+    name = value.get("name", next(iter(named)))
+    if isinstance(name, str) and name not in named:
+        raise values.unknown_kind(path, name, named)
+    return named.get(name) if isinstance(name, str) else None

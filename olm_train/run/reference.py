@@ -1,0 +1,66 @@
+"""The JSON Schema of train.yaml and the tables of its reference page, both made of `RunConfig`.
+
+    RunConfig --schema--> train.schema.json: editors, and `check_names` before torch is imported
+    RunConfig --refresh-> docs/reference/train-config.md
+
+    python -m olm_train.run.reference [PAGE]        write both anew
+
+Never: imports torch to read the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from olm_data.command import reported
+from olm_data.config.reference import refresh
+from olm_data.config.schema import Schema, schema_of
+
+PAGE = "docs/reference/train-config.md"
+PATH = Path(__file__).with_name("train.schema.json")
+SHAPES = {
+    "preset": {"type": "string", "description": "a published shape, such as olmo2-1b"},
+    "depth": {"type": "integer", "description": "blocks; the rest of the shape follows from it"},
+}
+"""Fields of `model` that stand for others (see `model.presets`)."""
+
+
+def schema() -> Schema:
+    """Return the JSON Schema (2020-12) of a training configuration."""
+    from olm_train.run.config import RunConfig
+
+    found = schema_of(RunConfig, "train.yaml of olm_train")
+    model = found["$defs"]["DecoderConfig"]
+    model["properties"] |= SHAPES
+    del model["required"]  # a shape or the lock may give them
+    return found
+
+
+def encoded() -> str:
+    """Return the text of `train.schema.json`."""
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+@cache
+def written() -> Schema:
+    """Return the schema that is part of this package."""
+    known: dict[str, Any] = json.loads(PATH.read_bytes())
+    return known
+
+
+def main(arguments: list[str]) -> None:
+    """Write the tables of the page and the JSON Schema anew."""
+    with reported(debug=False):
+        from olm_train.run.config import RunConfig
+
+        page = Path(arguments[0] if arguments else PAGE)
+        page.write_text(refresh(page.read_text(), RunConfig))
+        PATH.write_text(encoded())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
