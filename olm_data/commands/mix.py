@@ -84,21 +84,26 @@ def mix(
         _compare_packing(manifest, sequence_length, documents, html, as_json)
         return
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
+    import msgspec
     from rich.console import Console
 
     from olm_data.counts import parse_count
     from olm_data.kinds import require
     from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
+    from olm_data.mixture.extend import extend as extend_lock
+    from olm_data.mixture.summary import summarise, warnings
+    from olm_data.mixture.summary_tables import print_summary
 
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if extend:
         tokens = parse_count(extend, "--extend")
-        done = verb.lengthen(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
+        done = extend_lock(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
     else:
         done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
     if as_json:
-        result = {"lock": done.path, "status": done.status, **verb.plan(done.lock)}
+        numbers = msgspec.to_builtins(summarise(done.lock))
+        result = {"lock": done.path, "status": done.status, **numbers}
         result |= {"explain": shown.explain(done.lock)} if explain else {}
         result |= {"tree": shown.tree(done.lock)} if tree else {}
         click.echo(json.dumps(result, indent=1))
@@ -109,8 +114,8 @@ def mix(
         if explain:
             click.echo("\n".join(shown.explain(done.lock)))
         if not (tree or explain):
-            verb.print_plan(done.lock, console)
-    for warning in verb.warnings(done.lock):
+            print_summary(done.lock, console)
+    for warning in warnings(done.lock):
         warn(warning)
     note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
     if extend:
@@ -129,9 +134,9 @@ def mix(
 
 def _print_difference(old: str, new: str, as_json: bool) -> None:
     from olm_data.mixture.diff import diff
-    from olm_data.mixture.mix import compiled
+    from olm_data.mixture.mix import read_or_compile
 
-    locks = compiled(old), compiled(new)
+    locks = read_or_compile(old), read_or_compile(new)
     found = diff(*locks)
     if as_json:
         result = {

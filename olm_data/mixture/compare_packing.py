@@ -11,12 +11,12 @@ from msgspec.structs import asdict
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.compile import open_sources, read_mixture
+from olm_data.mixture.mix import MANIFESTS
 from olm_data.mixture.views import open_views
 from olm_data.packing.compare import Comparison, compare
 from olm_data.packing.packings import PACKINGS
 from olm_data.target import dataset_root
 
-MANIFESTS = (".yaml", ".yml")
 SEQUENCE_LENGTH = 2048
 """Of a dataset by itself."""
 

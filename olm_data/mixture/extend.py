@@ -1,6 +1,6 @@
 """A longer run that begins with the rows of an older one: the verb behind `mix --extend`.
 
-    Lock, tokens --extend--> Lock: its last stage goes on; `extends` names the older lock
+    Lock, tokens --longer--> Lock: its last stage goes on; `extends` names the older lock
 
 The trainer goes on from a checkpoint of a lock that is named there. Proven before it is returned:
 by structure (diff.same_rows) and by the order digest of rows sampled in both. Never: read data, or
@@ -9,6 +9,7 @@ change a share.
 
 from __future__ import annotations
 
+import os
 from fractions import Fraction
 
 import msgspec
@@ -17,13 +18,48 @@ from olm_data.counts import MAX_COUNT
 from olm_data.errors import UsageError
 from olm_data.mixture.compile_stages import rows_between
 from olm_data.mixture.diff import same_rows
-from olm_data.mixture.extended import Extended, places_digest, sample_rows
-from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock import Lock, split
+from olm_data.mixture.lock_format import OlderLock
 from olm_data.mixture.manifest_stages import manifest_stages
+from olm_data.mixture.mix import MANIFESTS, MixResult
+from olm_data.order.fingerprint import sample_rows, schedule_sha256
 from olm_data.order.schedule import Stage, rows_by_source
+from olm_data.storage.places import refuse_no_file
 
 
-def extend(lock: Lock, tokens: int, where: str) -> Lock:
+def extend(
+    path: str, tokens: int, output: str | None, *, dry_run: bool = False, overwrite: bool = False
+) -> MixResult:
+    """Write a lock that goes on where the one at `path` ends, `tokens` tokens further.
+
+    Args:
+        path: a lock, or a manifest beside its lock.
+        output: in the same folder (default: NAME-longer.lock.json).
+
+    Raises:
+        UsageError: the lock cannot go on so far, or `output` is in another folder.
+        InputError, ValidationError: there is no lock, or it was changed.
+        ConflictError: another lock is at `output` and `overwrite` is not set.
+    """
+    name, ending = os.path.splitext(path)
+    older = name + ".lock.json" if ending in MANIFESTS else path
+    lock = longer(Lock.read(older), tokens, older)
+    if output is not None:
+        refuse_no_file(output, "--output")
+    output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
+    if split(output)[0] != lock.folder or not output.endswith(".json"):
+        raise UsageError(
+            "the longer lock must be a .json file beside the older one",
+            where=output,
+            why="it shares its row plans and relative locations",
+            fix=f"--output {os.path.splitext(older)[0]}-longer.json",
+        )
+    if dry_run:
+        return MixResult(lock, output, "dry run")
+    return MixResult(lock, output, lock.write(output, overwrite=overwrite))
+
+
+def longer(lock: Lock, tokens: int, where: str) -> Lock:
     """Return a lock whose last stage has `tokens` tokens more; `where` is the older lock's path.
 
     Raises:
@@ -52,22 +88,22 @@ def extend(lock: Lock, tokens: int, where: str) -> Lock:
             fix=f"extend by at least {length:,} tokens, and to at most 2^62 in all",
         )
     drawn = rows_by_source(Stage(rows, last.counts), lock.schedule().table(len(lock.stages) - 1))
-    longer = msgspec.structs.replace(last, rows=rows, tokens=total, rows_by_source=drawn)
+    last = msgspec.structs.replace(last, rows=rows, tokens=total, rows_by_source=drawn)
     _refuse_exhausted(lock, last.max_epochs, drawn, tokens, where)
     older = sample_rows(lock.total_rows)
-    digest = places_digest(lock.schedule(), older)
+    digest = schedule_sha256(lock.schedule(), older)
     new = msgspec.structs.replace(
         lock,
-        stages=(*lock.stages[:-1], longer),
+        stages=(*lock.stages[:-1], last),
         extends=(
             *lock.extends,
-            Extended(digest=lock.digest, rows=lock.total_rows, order_sha256=digest),
+            OlderLock(digest=lock.digest, rows=lock.total_rows, order_sha256=digest),
         ),
         digest="",
     )
     new = msgspec.structs.replace(new, digest=new.compute_digest())
     assert same_rows(lock, new) == lock.total_rows
-    assert places_digest(new.schedule(), older) == digest
+    assert schedule_sha256(new.schedule(), older) == digest
     return new
 
 

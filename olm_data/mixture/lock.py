@@ -82,6 +82,10 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Tokens of a row as trained, for each stage: its own sequence length or the lock's."""
         return tuple(stage.sequence_length or self.sequence_length for stage in self.stages)
 
+    def rows_drawn(self, source: int) -> int:
+        """Return the rows that the run draws of the source of this index."""
+        return sum(stage.rows_by_source[source] for stage in self.stages)
+
     def schedule(self) -> Schedule:
         """Return the order of all rows; slot tables are built when a stage is first touched."""
         return Schedule(

@@ -19,7 +19,6 @@ from olm_data.bounded_json import Size
 from olm_data.counts import MAX_COUNT
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
-from olm_data.mixture.extended import Extended
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
 from olm_data.order.base import Order
 from olm_data.order.slots import MAX_BLOCK
@@ -110,6 +109,20 @@ class LockStage(
         return self.name + _REST * self.part
 
 
+class OlderLock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An older lock whose rows are the first ones of this lock.
+
+    Attributes:
+        digest: of the older lock.
+        rows: of the older lock.
+        order_sha256: `schedule_sha256` of `sample_rows(rows)`, the same in both locks.
+    """
+
+    digest: str
+    rows: Size
+    order_sha256: str
+
+
 class LockFile(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -129,7 +142,7 @@ class LockFile(
     locations: dict[str, str]
     tools: dict[str, str]
     digest: str
-    extends: tuple[Extended, ...] = ()
+    extends: tuple[OlderLock, ...] = ()
 
 
 def stages_to_file(stages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

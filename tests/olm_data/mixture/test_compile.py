@@ -11,7 +11,7 @@ from support.stand_in import MANIFEST, compiled, stand_in_dataset, stand_ins
 
 from olm_data.errors import ValidationError
 from olm_data.mixture.compile import compile_lock, parse_mixture
-from olm_data.mixture.mix import warnings
+from olm_data.mixture.summary import warnings
 
 
 def test_every_prefix_of_the_run_holds_each_source_within_a_row_of_its_share() -> None:

@@ -18,9 +18,9 @@ from olm_data.mixture import mix as verb
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.diff import diff, same_rows
 from olm_data.mixture.explain import explain, tree
-from olm_data.mixture.extend import extend
-from olm_data.mixture.extended import places_digest, sample_rows
+from olm_data.mixture.extend import extend, longer
 from olm_data.mixture.lock import Lock
+from olm_data.order.fingerprint import sample_rows, schedule_sha256
 from olm_data.order.windowed import Windowed
 
 MANIFEST = """\
@@ -103,8 +103,8 @@ def test_an_extended_run_begins_with_the_old_one_and_says_so(
     stages: list[dict[str, object]], more: int, again: int
 ) -> None:
     old = locked(stages, {"a": 4_000, "b": 3_000, "c": 2_000})
-    long = extend(old, more, "old.lock.json")
-    longest = extend(long, again, "long.lock.json")
+    long = longer(old, more, "old.lock.json")
+    longest = longer(long, again, "long.lock.json")
     assert rows_of(longest)[: long.total_rows] == rows_of(long)
     assert rows_of(long)[: old.total_rows] == rows_of(old)
     assert long.total_rows * 10 >= old.total_rows * 10 + more - 9
@@ -114,7 +114,7 @@ def test_an_extended_run_begins_with_the_old_one_and_says_so(
     ]
     for older in longest.extends:
         rows = sample_rows(older.rows)
-        assert places_digest(longest.schedule(), rows) == older.order_sha256
+        assert schedule_sha256(longest.schedule(), rows) == older.order_sha256
     assert Lock.decode(longest.encode(), "x.lock.json").extends == longest.extends
 
 
@@ -123,7 +123,7 @@ def test_the_order_digest_notices_one_row_that_moved() -> None:
     schedule, rows = old.schedule(), np.arange(old.total_rows)
     swapped = rows.copy()
     swapped[[5, 7]] = swapped[[7, 5]]
-    assert places_digest(schedule, rows) != places_digest(schedule, swapped)
+    assert schedule_sha256(schedule, rows) != schedule_sha256(schedule, swapped)
 
 
 def test_a_sample_of_a_long_run_has_both_ends_and_no_row_twice() -> None:
@@ -137,16 +137,16 @@ def test_a_sample_of_a_long_run_has_both_ends_and_no_row_twice() -> None:
 def test_an_extension_beyond_max_epochs_is_refused_and_its_fix_works() -> None:
     old = locked([{"tokens": 4_000, "weights": {"b": 1, "c": 1}}])
     with pytest.raises(UsageError, match="'c' is exhausted") as error:
-        extend(old, 20_000, "old.lock.json")
+        longer(old, 20_000, "old.lock.json")
     assert "draws 1,200 rows, 6.00 epochs of its 200; its caps allow 800" in str(error.value)
     fits = int(str(error.value).split("at most ")[1].split(" ")[0].replace(",", ""))
-    assert extend(old, fits, "old.lock.json").total_rows == 400 + fits // 10
+    assert longer(old, fits, "old.lock.json").total_rows == 400 + fits // 10
     assert fits == 11_980  # 2 x 799 rows in all
 
 
 def test_a_stage_of_exact_rows_is_not_extended() -> None:
     with pytest.raises(UsageError, match="exact number of rows"):
-        extend(locked([{"epochs": {"a": 1}}]), 1_000, "old.lock.json")
+        longer(locked([{"epochs": {"a": 1}}]), 1_000, "old.lock.json")
 
 
 def test_a_longer_lock_is_written_beside_the_old_one_and_neither_is_replaced(
@@ -161,7 +161,7 @@ def test_a_longer_lock_is_written_beside_the_old_one_and_neither_is_replaced(
     )
     old = verb.mix(str(manifest))
     before = Path(old.path).read_bytes()
-    done = verb.lengthen(str(manifest), 1_600, None)
+    done = extend(str(manifest), 1_600, None)
     assert done.path == str(tmp_path / "m-longer.lock.json")
     assert Path(old.path).read_bytes() == before
     assert Lock.read(done.path).total_rows == old.lock.total_rows + 100
@@ -169,10 +169,10 @@ def test_a_longer_lock_is_written_beside_the_old_one_and_neither_is_replaced(
         done.lock.sources[0].dataset
     ]
     with pytest.raises(ConflictError):
-        verb.lengthen(str(manifest), 3_200, None)
+        extend(str(manifest), 3_200, None)
     with pytest.raises(UsageError, match="beside the older one"):
-        verb.lengthen(str(manifest), 1_600, str(tmp_path / "sub" / "x.json"))
-    assert diff(verb.compiled(str(manifest)), verb.compiled(done.path)).extends
+        extend(str(manifest), 1_600, str(tmp_path / "sub" / "x.json"))
+    assert diff(verb.read_or_compile(str(manifest)), verb.read_or_compile(done.path)).extends
 
 
 def test_every_integer_of_a_lock_stands_in_its_explanation() -> None:

@@ -18,7 +18,7 @@ from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.compile import compile_lock, parse_mixture
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest_stages import manifest_stages
-from olm_data.mixture.mix import plan, warnings
+from olm_data.mixture.summary import summarise, warnings
 from olm_data.run_log.log import RunLog, Start
 from olm_data.verify.training import verify_training
 
@@ -87,10 +87,10 @@ def test_epochs_of_a_stage_that_fits_no_block_are_exact_too() -> None:
     assert [s.rows_by_source for s in manifest_stages(lock)] == [(299_973, 1_500_007), (0, 100)]
     for stage in lock.stages:  # whole blocks: what is drawn is a multiple of the counts
         assert divmod(stage.rows, stage.block)[1] == 0
-    numbers = plan(lock)["stages"]
-    assert [s["name"] for s in numbers] == ["all", "end"]
-    assert numbers[0]["tokens"] == (299_973 + 1_500_007) * 10
-    assert [s["epochs"] for s in numbers[0]["sources"]] == [3, 1]
+    numbers = summarise(lock).stages
+    assert [s.name for s in numbers] == ["all", "end"]
+    assert numbers[0].tokens == (299_973 + 1_500_007) * 10
+    assert [s.epochs for s in numbers[0].sources] == [3, 1]
     assert warnings(lock) == []
     fields = {"step": 0, "rewound": 0, "global_batch_size": 10, "world_size": 1, "skip": ()}
     start = Start(lock=lock.digest, **fields)

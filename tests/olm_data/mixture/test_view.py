@@ -17,7 +17,9 @@ from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
-from olm_data.mixture.mix import mix, plan, view_lines, warnings
+from olm_data.mixture.mix import mix
+from olm_data.mixture.summary import summarise, warnings
+from olm_data.mixture.summary_tables import view_lines
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
 from olm_data.verify.run import report_lines, verify
@@ -105,9 +107,10 @@ def test_the_lock_and_the_plan_say_what_was_kept_and_why_the_rest_was_not(projec
     (line,) = view_lines(lock)
     assert f"{len(CHOSEN)} of {COUNT} documents kept" in line
     assert "2 matched nothing" in line
-    shown = plan(lock)["sources"][0]
-    assert shown["tokens_available"] == view.tokens
-    assert shown["view"]["left_by_where"] == view.left_by_where
+    shown = summarise(lock).sources[0]
+    assert shown.tokens_available == view.tokens
+    assert shown.view is not None
+    assert (shown.view.left_by_where, shown.view.of_documents) == (view.left_by_where, COUNT)
     assert any("2 of the 6 ids" in warning for warning in warnings(lock))
     printed = CliRunner().invoke(cli, ["mix", str(manifest)], standalone_mode=False)
     assert line in printed.stdout

@@ -23,7 +23,8 @@ from olm_data.errors import UsageError, ValidationError
 from olm_data.importing.run import import_files
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
-from olm_data.mixture.mix import mix, plan
+from olm_data.mixture.mix import mix
+from olm_data.mixture.summary import summarise
 from olm_data.order.olmo_core import OlmoCore, shuffled, shuffled_positions
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.order.shuffled import Shuffled
@@ -107,7 +108,7 @@ def test_locate_and_peek_agree_with_the_reader(tmp_path: Path) -> None:
     assert sum(len(piece.ids) for piece in shown.pieces) == lock.sequence_length
     first = reader.read(np.array([5])).tokens[0, : lock.sequence_length]
     assert [int(i) for piece in shown.pieces for i in piece.ids] == first.tolist()
-    assert plan(lock)["order"] == "olmo-core"
+    assert summarise(lock).order == "olmo-core"
 
 
 @given(st.integers(0, 2**63), st.integers(0, 9), st.integers(1, 60), st.integers(1, 5))

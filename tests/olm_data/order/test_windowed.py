@@ -15,7 +15,8 @@ from support.datasets import random_shards, write_dataset
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.mix import mix, plan, warnings
+from olm_data.mixture.mix import mix
+from olm_data.mixture.summary import summarise, warnings
 from olm_data.order.prp import round_keys
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.order.windowed import Windowed, permute_windowed, unpermute_windowed
@@ -151,7 +152,7 @@ def test_mix_takes_an_average_shard_as_a_chunk_or_what_the_manifest_says(tmp_pat
     mixed = mix(str(path), overwrite=True)
     assert mixed.lock.order == Windowed(window_chunks=2, chunk_rows=(50,))
     assert Lock.read(mixed.path) == mixed.lock
-    assert plan(mixed.lock)["order"] == "windowed"
+    assert summarise(mixed.lock).order == "windowed"
     rows = Lock.read(mixed.path).schedule().locate(np.arange(100)).row
     assert len(set((rows // 50).tolist())) == 2
 

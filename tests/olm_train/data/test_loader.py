@@ -15,7 +15,7 @@ from support.datasets import mix_datasets, random_shards, write_dataset, write_m
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
-from olm_data.mixture.mix import lengthen
+from olm_data.mixture.extend import extend
 from olm_data.rows.reader import RowReader
 from olm_train.data import Batch, DataLoader, EvalLoader
 
@@ -238,7 +238,7 @@ def test_a_checkpoint_of_a_lock_goes_on_with_the_lock_that_extends_it(lock: Path
     for _step in old:
         pass
     state = old.state_dict()
-    longer = lengthen(str(lock), 50 * S, str(lock.parent / "longer.lock.json"))
+    longer = extend(str(lock), 50 * S, str(lock.parent / "longer.lock.json"))
     resumed = loader(Path(longer.path))
     resumed.load_state_dict(state)
     whole = loader(Path(longer.path))
