@@ -14,7 +14,7 @@ from typing import Any
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
     "Callback": "olm_train.callbacks.base",
-    "CheckpointerCallback": "olm_train.callbacks.checkpointer",
+    "CheckpointerConfig": "olm_train.checkpoint.policy",
     "CosineWithWarmup": "olm_train.optim.schedule",
     "DataLoader": "olm_train.data.loader",
     "Decoder": "olm_train.model.decoder",

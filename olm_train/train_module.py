@@ -44,10 +44,10 @@ from olm_train.model.loss_chunked import by_label_chunked
 from olm_train.model.shards import assign
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.muon import Muon
-from olm_train.optim.skip_step import StepGuard
 from olm_train.optim.state import make_room, set_values, state_of
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
-from olm_train.stability import FiniteGate, NonFinite, take_step
+from olm_train.stability.gate import FiniteGate, NonFinite, take_step
+from olm_train.stability.spikes import StepGuard
 from olm_train.train_module_base import TrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from olm_train.distributed.world import World
-from olm_train.stability import NonFinite
+from olm_train.stability.gate import NonFinite
 
 if TYPE_CHECKING:
     from olm_train.data.batch import Batch

@@ -14,7 +14,7 @@ from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.stability import NonFinite
+from olm_train.stability.gate import NonFinite
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,9 @@
     load -> [ next batches -> train step -> agree on stopping -> callbacks ] * -> close
               (loader)        (train module)  (preempt)        (checkpoints, evaluation, logs)
 
-What is done around the steps is done by callbacks; the loop knows only their hooks. A run is its
-save folder: calling `fit` again goes on from the newest checkpoint there that verifies.
+The trainer alone changes its state: what begins, saves or reports gives it values. What is done
+around the steps is done by callbacks; the loop knows only their hooks. A run is its save folder:
+calling `fit` again goes on from the newest checkpoint there that verifies.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from torch import Tensor
 
 from olm_data.config.convert import as_dict
 from olm_data.errors import OlmError, shown
-from olm_data.order.skip import Range, clip_ranges
+from olm_data.order.skip import Range
+from olm_data.run_log.metric_names import NON_FINITE
 from olm_data.storage.disk import write_durable
-from olm_data.storage.lease import Fence
 from olm_data.storage.store import absolute
-from olm_train.bad_step import NonFiniteError, check_finite, leave_out_recorded, rewind
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.defaults import with_defaults
+from olm_train.callbacks.group import Callbacks
 from olm_train.checkpoint.carried import carried
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.logs import default_work_dir, fetch_logs, run_logs
+from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.manifest import CONFIG, STATE, Kind
-from olm_train.checkpoint.resume import LoadPolicy, load_state, restore
+from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
+from olm_train.checkpoint.resume import RunParts, StartingPoint, find_start, record, start_at
 from olm_train.checkpoint.save import Contents
-from olm_train.checkpoint.state import to_json
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import Holding, LeasePolicy
@@ -44,6 +45,8 @@ from olm_train.distributed.waiting import CommConfig, Waiting
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
+from olm_train.stability.gate import NonFinite
+from olm_train.stability.report import BadSteps, NonFiniteError
 from olm_train.train_module_base import TrainModule
 
 DATA_POLL_SECONDS = 0.2
@@ -56,35 +59,21 @@ class Trainer:
     Args:
         train_module: model, loss and optimiser.
         data_loader: rows of a mixture lock, for this rank.
-        save_folder: the run's folder: checkpoints, metrics; local or `s3://`. One run at a time.
-        work_dir: local folder of the metrics and of files on their way to a remote save folder;
-            default: the save folder, for a remote one a folder below ~/.cache/olm/runs.
-        max_duration: length of the run, and of the learning-rate schedule; default: the whole lock.
-        hard_stop: stop there already, on the schedule of `max_duration`.
-        metrics_collect_interval: steps between reads of the metrics from the device.
+        save_folder, work_dir, max_duration, hard_stop, metrics_collect_interval, max_rewinds,
+            time_limit, time_margin: as in train.yaml, see `run.config.TrainerConfig`.
         load: where to begin: with checkpoints in `save_folder`, or with another run's.
-        max_rewinds: bad steps that `fit` goes back for, where the train module's policy says so.
-        time_limit: seconds from the beginning of `fit` after which the run is ended from outside,
-            or `slurm`: at the end of its job; None: no limit.
-        time_margin: seconds before that at which the run stops by itself, saved.
-        callbacks: by name. Console logger, metrics file, speed monitor, garbage collector and
-            checkpointer are added unless one of that class, or of that name, is given.
+        checkpointer: when checkpoints are saved, and how long they stay.
+        callbacks: by name. Console logger, metrics file, speed monitor and garbage collector are
+            added unless one of that class, or of that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
         comm: how long ranks wait for each other.
         lease: how the save folder is held.
 
-    Attributes:
-        step: optimiser steps done.
-        max_steps, stop_step: length of the schedule; step at which this run ends.
-        resumed: whether `fit` went on from a checkpoint.
-        config_changes: fields that differ from the checkpoint it went on from, `a.b: old -> new`.
-        left: what callbacks still have to do for a run that has ended.
+    Attributes are those of `callbacks.base.TrainingRun`; also:
+        callbacks: by name.
+        max_steps: length of the learning-rate schedule.
         origin: path, step and digest of the checkpoint of another run that this one began with.
-        rewinds, bad_rows: how often it went back for a bad step; the rows of the last one.
         optimizer_state: what the train module's optimiser keeps beside its tensors.
-        chosen: lines that say what `auto` is on this device, and why; printed at the start.
-        checkpoints: kind of each checkpoint in the save folder, by step.
-        fence: lease on the save folder, in `fit`; else None.
 
     Raises:
         UsageError: the lock has fewer steps than `max_duration` asks for.
@@ -104,6 +93,7 @@ class Trainer:
         max_rewinds: int = 3,
         time_limit: float | Literal["slurm"] | None = None,
         time_margin: float = 120.0,
+        checkpointer: CheckpointerConfig | None = None,
         callbacks: Mapping[str, Callback] | None = None,
         config: Mapping[str, Any] | None = None,
         comm: CommConfig | None = None,
@@ -122,18 +112,17 @@ class Trainer:
             data_loader, train_module.num_params, max_duration, hard_stop
         )
         train_module.check_length(self.max_steps, self.tokens_at(self.max_steps))
-        self.callbacks = with_defaults(callbacks or {})
-        for callback in self.callbacks.values():
-            callback.trainer = self
+        self.callbacks = Callbacks(callbacks or {}, self)
         self.step, self.resumed, self.paused_seconds = 0, False, 0.0
         self.left: list[str] = []
         self.chosen: list[str] = []
         self.origin: dict[str, Any] | None = None
-        self.max_rewinds, self.rewinds = max_rewinds, 0
-        self.bad_rows: tuple[Range, ...] = ()
-        self.checkpoints: dict[int, Kind] = {}
+        self.bad_steps = BadSteps(data_loader, self.work_dir, self.world, max_rewinds, self.say)
+        saving = checkpointer or CheckpointerConfig()
+        self.checkpoints = CheckpointManager(
+            self.save_folder, self.work_dir, self.world, saving, self.say
+        )
         self._carried = carried(data_loader.lock, self.say) if self.main else {}
-        self.fence: Fence | None = None
         self._holding = Holding(
             self.save_folder, self.work_dir, self.world, lease or LeasePolicy(), self.say
         )
@@ -170,10 +159,12 @@ class Trainer:
             self._preemption.deadline = time.monotonic() + left
         self.optimizer_state = self.optimizer_state.of(self.train_module.optimizer)
         with self._waiting, self._holding as held, self._preemption:
-            self.fence, self._preemption.lost = held.fence, lambda: held.lost
+            self._preemption.lost = lambda: held.lost
+            self.checkpoints.hold(held.fence)
             fetch_logs(self.save_folder, self.work_dir, self.world)
-            leave_out_recorded(self)
-            restore(self)
+            if self.load_policy.strategy is not LoadStrategy.never:
+                self._leave_out(self.bad_steps.earlier())
+            self.restore()
             if self.step >= self.stop_step:
                 rest = f"still to do: {', '.join(self.left)}" if self.left else "nothing to do"
                 self.say(f"already finished at step {self.step:,}: {rest}")
@@ -182,7 +173,11 @@ class Trainer:
                     self._start()
                     return
                 except NonFiniteError as error:
-                    rewind(self, error)
+                    rewinds = self.train_module.non_finite is NonFinite.rewind
+                    allowed = rewinds and bool(self.checkpoints.saved)
+                    self.bad_steps.count_rewind(error, allowed=allowed)
+                    self._leave_out(error.rows)
+                    self.restore(LoadPolicy(strategy=LoadStrategy.always))
 
     def _start(self) -> None:
         """Train from the step reached, with everything around it opened and closed."""
@@ -191,19 +186,23 @@ class Trainer:
             plain = json.dumps(self.config, indent=1).encode() + b"\n"
             write_durable(self.work_dir / CONFIG, plain)
         optimizer = self.train_module.optimizer
-        hook = optimizer.register_step_pre_hook(lambda *_: self._call("pre_optim_step"))
+        hook = optimizer.register_step_pre_hook(lambda *_: self.callbacks.call("pre_optim_step"))
         try:
             self._train()
         except BaseException as error:
-            self._call("on_error", error)
+            self.callbacks.call("on_error", error)
             raise
         finally:
             hook.remove()
-            self._call("close")
-            self.data_loader.close()
+            try:
+                self.finish_save()
+            finally:
+                self.callbacks.call("close")
+                self.data_loader.close()
 
     def _train(self) -> None:
-        self._around_step("pre_train")
+        first = self.checkpoints.config.kind_at(0, self.stop_step) if self.step == 0 else None
+        self._around_step("pre_train", first)
         self._stop_if_asked()
         steps = iter(self.data_loader)
         while self.step < self.stop_step:
@@ -211,25 +210,28 @@ class Trainer:
             self.ask_to_stop()
             self._stop_if_asked()
             batches = self._next(steps)
-            self._call("pre_step", batches)
+            self.callbacks.call("pre_step", batches)
             metrics = self.take_step(batches)
             self._waiting.reached(self.step)
             self._buffer.record(self.step, metrics)
             self._preemption.at_once = False  # there is something to save
             if self.step % self.metrics_collect_interval == 0:
                 self.flush_metrics()
-            self._around_step("post_step")
+            due = self.checkpoints.config.kind_at(self.step, self.stop_step)
+            self._around_step("post_step", due)
         self.flush_metrics()
-        self._call("post_train")
+        self.save_checkpoint(Kind.final, wait=True)
+        self.callbacks.call("post_train")
 
-    def _around_step(self, hook: str) -> None:
-        """Call a hook, evaluate, then save what was asked for: no state is a hook behind."""
-        self._asked = []
-        self._call(hook)
+    def _around_step(self, hook: str, due: Kind | None) -> None:
+        """Call a hook, evaluate, then save what is due: no state is a hook behind."""
+        # Before the end of a run changes the state of any callback, its last save is complete.
+        self._asked = [] if due is None else [(due, due is Kind.final)]
+        self.callbacks.call(hook)
         asked, self._asked = self._asked, None
         if self.step and not self._recordable:  # what cannot be saved is refused at once
-            self._recordable = bool(self._state())
-        self._call("evaluate")
+            self._recordable = bool(self._record())
+        self.callbacks.call("evaluate")
         for kind, wait in asked:
             self.save_checkpoint(kind, wait=wait)
 
@@ -273,19 +275,6 @@ class Trainer:
         """Return the tokens trained on after `step` steps."""
         return self.data_loader.tokens_before(step)
 
-    def rows_of(self, step: int) -> tuple[int, int]:
-        """Return the half-open range of schedule rows that step `step` (from 1) was made of."""
-        rows = self.data_loader.rows_of_step(step - 1)
-        return int(rows[0]), int(rows[-1]) + 1
-
-    def skipped_in(self, step: int) -> tuple[tuple[int, int], ...]:
-        """Return the ranges of rows inside `rows_of(step)` that were left out."""
-        return clip_ranges(self.data_loader.skip, *self.rows_of(step))
-
-    def order_digest(self, step: int) -> str:
-        """Return the digest of the rows of step `step` (from 1), see `order.steps`."""
-        return self.data_loader.order_digest(step - 1)
-
     def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]:
         """Train on the batches of the next step; return its metrics, still on the device."""
         metrics = self.train_module.train_step(
@@ -298,21 +287,23 @@ class Trainer:
         self.step += 1
         return metrics
 
-    def record_metrics(self, metrics: Mapping[str, float]) -> None:
-        """Add metrics to those of the current step."""
-        self._buffer.record(self.step, metrics)
-
     def flush_metrics(self) -> None:
-        """Read all metrics from the device and hand them to the callbacks, step by step."""
+        """Read all metrics from the device and hand them to the callbacks, step by step.
+
+        Raises:
+            NonFiniteError: a step is bad, and the policy is not to go on.
+        """
         for step, metrics in self._buffer.collect():
-            check_finite(self, step, metrics)
-            self._call("pre_log_metrics", step, metrics)
-            self._call("log_metrics", step, metrics)
+            if metrics.pop(NON_FINITE, 0.0):
+                self.check_lease()
+                metrics |= self.bad_steps.told(step, metrics, self.train_module.non_finite)
+            self.callbacks.call("pre_log_metrics", step, metrics)
+            self.callbacks.call("log_metrics", step, metrics)
 
     def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None:
         """Hand evaluation results of the current step to the callbacks, after its metrics."""
         self.flush_metrics()
-        self._call("log_evaluation", self.step, results)
+        self.callbacks.call("log_evaluation", self.step, results)
 
     def ask_to_stop(self) -> bool:
         """Agree with all ranks whether a signal came; for long work outside the steps."""
@@ -355,51 +346,90 @@ class Trainer:
         if self._asked is not None:
             self._asked.append((kind, wait))
             return
-        self._call("save_checkpoint", kind, wait=wait)
+        if not self.checkpoints.wants(self.step):
+            return
+        self.flush_metrics()
+        with self.pause():
+            self.finish_save()
+            if self.checkpoints.wants(self.step):  # or it was the one that ran
+                self.checkpoints.start(lambda: self._contents(kind))
+                if wait or not self.checkpoints.background:
+                    self.finish_save(must=wait)
+
+    def finish_save(self, *, must: bool = False) -> None:
+        """Wait for the save that is running, if there is one; every rank calls it.
+
+        Args:
+            must: raise the error of one that failed; else it was said, and the next is another try.
+        """
+        folder = self.checkpoints.finish(must=must)
+        if folder is not None:
+            self.callbacks.call("post_checkpoint_saved", folder)
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def restore(self, policy: LoadPolicy | None = None) -> None:
+        """Go to where the run begins, as `fit` does first; every rank calls it.
+
+        Args:
+            policy: instead of the trainer's own.
+        """
+        start = find_start(self.checkpoints, policy or self.load_policy, self._parts())
+        self._go_to(start)
+        self.config_changes = start.changes
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Go to a checkpoint of this run; every rank calls it."""
-        load_state(self, checkpoint)
+        self._go_to(start_at(checkpoint, self._parts()))
 
-    def contents(self, kind: Kind) -> Contents:
+    def _go_to(self, start: StartingPoint) -> None:
+        self.callbacks.load_states(start.callbacks)
+        self.origin = start.origin
+        if start.resumed:
+            self.step, self.resumed = start.step, True
+            if self.step >= self.stop_step:
+                self.left = self.callbacks.left_to_do()
+                if not self.left:
+                    return
+        start.load()
+
+    def _parts(self) -> RunParts:
+        return RunParts(
+            train_module=self.train_module,
+            optimizer_state=self.optimizer_state,
+            data_loader=self.data_loader,
+            config=self.config,
+            max_steps=self.max_steps,
+            stop_step=self.stop_step,
+            say=self.say,
+        )
+
+    def _leave_out(self, rows: Sequence[Range]) -> None:
+        """Leave rows out from here on, which may make the run shorter than its schedule."""
+        loader = self.data_loader
+        if not rows:
+            return
+        loader.leave_out(rows)
+        if "data_loader" in self.config:
+            skip = [list(item) for item in loader.skip]
+            changed = {**self.config["data_loader"], "skip": skip}
+            self.config = {**self.config, "data_loader": changed}
+        if self.stop_step > loader.steps:
+            self.stop_step = loader.steps
+            self.say(f"note: the rows left out shorten the run to {loader.steps:,} steps")
+
+    def _record(self) -> bytes:
+        """Return `train.json`; ready bytes, as what callbacks hand out may change meanwhile."""
+        state = record(self._parts(), self.step, self.callbacks, self.origin)
+        return json.dumps(state, indent=1).encode() + b"\n"
+
+    def _contents(self, kind: Kind) -> Contents:
         """Return what a checkpoint of the current step holds; its tensors are the live ones."""
         return Contents(
             step=self.step,
             kind=kind,
             state=self.train_module.state_dict(),
-            documents={
-                # Ready bytes: what callbacks hand out may change while it is written.
-                STATE: json.dumps(self._state(), indent=1).encode() + b"\n",
-                CONFIG: self.config,
-                **self._carried,
-            },
+            documents={STATE: self._record(), CONFIG: self.config, **self._carried},
             lock_digest=self.data_loader.lock.digest,
             logs=run_logs(self.work_dir),
         )
-
-    def checkpoint_saved(self, folder: str) -> None:
-        """Tell the callbacks that a checkpoint is complete."""
-        self._call("post_checkpoint_saved", folder)
-
-    # ---- state ---------------------------------------------------------------------------------
-
-    def _state(self) -> dict[str, Any]:
-        # First, as ranks meet in it: a callback may fail on rank 0 alone.
-        optimizer = self.optimizer_state.record(self.world)
-        return {
-            "optimizer": optimizer,
-            "step": self.step,
-            "max_steps": self.max_steps,
-            **self.data_loader.batch_sizes.record(),
-            "world_size": self.world.size,
-            "data_loader": self.data_loader.state_dict(),
-            "callbacks": to_json(
-                {name: c.state_dict() for name, c in self.callbacks.items()}, "callbacks"
-            ),
-            "origin": self.origin,
-        }
-
-    def _call(self, hook: str, *arguments: Any, **options: Any) -> None:
-        ordered = sorted(self.callbacks.values(), key=lambda callback: -callback.priority)
-        for callback in ordered:
-            getattr(callback, hook)(*arguments, **options)

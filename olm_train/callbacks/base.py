@@ -4,12 +4,12 @@ The trainer calls each hook on every callback and on every rank, higher priority
 nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.main`).
 
     pre_train -> [ pre_step -> pre_optim_step -> post_step -> evaluate
-                   when one is wanted: save_checkpoint -> post_checkpoint_saved
+                   where a checkpoint is due: post_checkpoint_saved
                    every metrics_collect_interval steps: pre_log_metrics -> log_metrics ]
               -> post_train | on_error -> close
 
-A checkpoint asked for in `pre_train` or `post_step` is written after that hook and `evaluate` have
-run on every callback, so it holds the state of all of them after its step.
+A checkpoint that is due, or asked for in `pre_train` or `post_step`, is written after that hook and
+`evaluate` have run on every callback, so it holds the state of all of them after its step.
 """
 
 from __future__ import annotations
@@ -22,19 +22,33 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from olm_data.order.skip import Range
-    from olm_data.storage.lease import Fence
     from olm_train.checkpoint.load import Checkpoint
+    from olm_train.checkpoint.manager import CheckpointManager
     from olm_train.checkpoint.manifest import Kind
-    from olm_train.checkpoint.save import Contents
     from olm_train.data.batch import Batch
     from olm_train.data.loader import DataLoader
     from olm_train.distributed.world import World
+    from olm_train.stability.report import BadSteps
     from olm_train.train_module_base import TrainModule
 
 
 class TrainingRun(Protocol):
-    """What a callback may use of the `Trainer`, which documents it; the trainer alone sets it."""
+    """What a callback may use of the `Trainer`, which alone changes it.
+
+    Attributes:
+        train_module, data_loader, world: of this rank.
+        save_folder, work_dir: the run's folder, local or remote; the local one of its logs.
+        config: resolved configuration, plain values.
+        config_changes: fields that differ from the checkpoint it went on from, `a.b: old -> new`.
+        chosen: lines that say what `auto` is on this device, and why; printed at the start.
+        step: optimiser steps done.
+        stop_step: step at which this run ends.
+        resumed: whether it went on from a checkpoint.
+        left: what callbacks still have to do for a run that has ended.
+        bad_steps: those that it went back for.
+        checkpoints: what saves them, and knows which ones there are.
+        paused_seconds: time that was not spent on training.
+    """
 
     train_module: TrainModule
     data_loader: DataLoader
@@ -48,24 +62,18 @@ class TrainingRun(Protocol):
     stop_step: int
     resumed: bool
     left: list[str]
-    bad_rows: tuple[Range, ...]
-    checkpoints: dict[int, Kind]
+    bad_steps: BadSteps
+    checkpoints: CheckpointManager
     paused_seconds: float
-    fence: Fence | None
 
     @property
     def main(self) -> bool: ...
     def tokens_at(self, step: int) -> int: ...
-    def rows_of(self, step: int) -> tuple[int, int]: ...
-    def skipped_in(self, step: int) -> tuple[Range, ...]: ...
-    def order_digest(self, step: int) -> str: ...
     def say(self, message: str) -> None: ...
     def pause(self) -> AbstractContextManager[None]: ...
     def ask_to_stop(self) -> bool: ...
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None: ...
-    def flush_metrics(self) -> None: ...
-    def contents(self, kind: Kind) -> Contents: ...
-    def checkpoint_saved(self, folder: str) -> None: ...
+    def finish_save(self, *, must: bool = False) -> None: ...
     def load_checkpoint(self, checkpoint: Checkpoint) -> None: ...
     def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]: ...
     def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None: ...
@@ -113,9 +121,6 @@ class Callback:
         are loaded and `pre_train`, `evaluate`, `post_train` and `close` run, without a step.
         """
         return []
-
-    def save_checkpoint(self, kind: Kind, *, wait: bool) -> None:
-        """Runs when a checkpoint of the current step is asked for; `wait`: until it is complete."""
 
     def post_checkpoint_saved(self, folder: str) -> None:
         """Runs after a checkpoint is complete; one saved beside the training: at the next save."""

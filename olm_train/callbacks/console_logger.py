@@ -95,7 +95,7 @@ class ConsoleLoggerCallback(Callback):
         name = folder.rpartition("/")[2]
         step = step_of(name)
         assert step is not None
-        self.trainer.say(f"saved checkpoint {name} ({self.trainer.checkpoints[step]})")
+        self.trainer.say(f"saved checkpoint {name} ({self.trainer.checkpoints.saved[step]})")
 
     def post_train(self) -> None:
         trainer = self.trainer

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from olm_data.order.skip import clip_ranges
 from olm_data.redaction import redacted
 from olm_data.run_log.log import (
     METRICS,
@@ -57,15 +58,17 @@ class MetricSaverCallback(Callback):
         self._writer = MetricsWriter(trainer.work_dir)
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        trainer = self.trainer
+        loader = self.trainer.data_loader
+        rows = loader.rows_of_step(step - 1)
+        first, last = int(rows[0]), int(rows[-1])
         self._write(
             Step(
                 step=step,
                 time=_now(),
-                tokens=trainer.tokens_at(step),
-                rows=trainer.rows_of(step),
-                skipped=trainer.skipped_in(step),
-                order=trainer.order_digest(step),
+                tokens=loader.tokens_before(step),
+                rows=(first, last + 1),
+                skipped=clip_ranges(loader.skip, first, last + 1),
+                order=loader.order_digest(step - 1),
                 metrics=dict(metrics),
             )
         )
@@ -94,7 +97,7 @@ class MetricSaverCallback(Callback):
             **loader.batch_sizes.record(),
             world_size=trainer.world.size,
             skip=loader.skip,
-            bad=trainer.bad_rows,
+            bad=trainer.bad_steps.rows,
             time=_now(),
             command=command(),
             device=device_name(trainer.world.device),

@@ -74,7 +74,7 @@ class ReplayCheckerCallback(Callback):
         steps = []
         for step in range((checkpoint.step if checkpoint else last) + 1, last + 1):
             known = step in logged and step <= trainer.data_loader.steps
-            if not known or trainer.order_digest(step) != logged[step].order:
+            if not known or trainer.data_loader.order_digest(step - 1) != logged[step].order:
                 break
             steps.append(step)
         steps = steps[: self.steps]

@@ -10,7 +10,7 @@ from torch import nn
 
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
-from olm_train.optim.skip_step import SkipStepOptions, StepGuard
+from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 FUSED_DEVICES = ("cpu", "cuda")
 
@@ -88,11 +88,4 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
         optimizer = super()._build(model, groups)
         guard = StepGuard(self, groups[0]["params"][0].device)
         optimizer.guard = guard  # type: ignore[attr-defined]
-
-        def skip(optimizer: torch.optim.Adam, *_: Any) -> None:
-            # the kernel takes no step, and counts none, where this flag is 1
-            optimizer.found_inf = guard.skipped()  # type: ignore[attr-defined]
-            optimizer.grad_scale = None  # type: ignore[attr-defined]
-
-        optimizer.register_step_pre_hook(skip)
         return optimizer

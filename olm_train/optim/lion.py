@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from olm_train.optim.base import OptimConfig
-from olm_train.optim.skip_step import SkipStepOptions, StepGuard
+from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 
 class Lion(Optimizer):

@@ -6,7 +6,7 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from olm_data.config.convert import as_dict, parse
 from olm_data.config.hints import FilePath
@@ -18,7 +18,6 @@ from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.checkpointer import CheckpointerCallback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 from olm_train.callbacks.environment import EnvironmentCallback
 from olm_train.callbacks.evaluator import LMEvaluatorCallback
@@ -28,7 +27,7 @@ from olm_train.callbacks.replay_checker import ReplayCheckerCallback
 from olm_train.callbacks.replica_checker import ReplicaCheckerCallback
 from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
 from olm_train.callbacks.watchdog import WatchdogCallback
-from olm_train.checkpoint.resume import LoadPolicy, LoadStrategy
+from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
 from olm_train.checkpoint.saved_config import saved_config
 from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
@@ -108,7 +107,7 @@ class CallbacksConfig:
         replay_checker: repeats logged steps at a resume, and compares.
     """
 
-    checkpointer: CheckpointerCallback = field(default_factory=CheckpointerCallback)
+    checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
     console_logger: ConsoleLoggerCallback = field(default_factory=ConsoleLoggerCallback)
     metric_saver: MetricSaverCallback = field(default_factory=MetricSaverCallback)
     speed_monitor: SpeedMonitorCallback = field(default_factory=SpeedMonitorCallback)
@@ -121,8 +120,9 @@ class CallbacksConfig:
 
     def build(self) -> dict[str, Callback]:
         """Return the callbacks by name, each a new one."""
-        given = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: replace(callback) for name, callback in given.items() if callback is not None}
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        callbacks = {n: each for n, each in given.items() if isinstance(each, Callback)}
+        return {n: replace(cast("Any", each)) for n, each in callbacks.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +343,7 @@ class RunConfig:
             max_rewinds=trainer.max_rewinds,
             time_limit=trainer.time_limit,
             time_margin=trainer.time_margin,
+            checkpointer=trainer.callbacks.checkpointer,
             callbacks=trainer.callbacks.build(),
             config=saved_config(self, trainer.save_folder),
             comm=self.comm,

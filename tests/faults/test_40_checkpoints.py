@@ -23,7 +23,6 @@ from support.old_checkpoints import as_version_2, seal
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.resume import restore
 from olm_train.convert_checkpoint import main as convert
 from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
@@ -126,10 +125,10 @@ def test_40_no_file_of_a_checkpoint_runs_what_it_holds(
         seal(run / STEP)
     all_uses(run / STEP, tiny_mixture, tmp_path)
     with suppress(ValueError):  # an OlmError of every kind that refuses
-        restore(train(tiny_mixture, run))
+        train(tiny_mixture, run).restore()
     with suppress(ValueError):
         begin = f"--trainer.load_path={run}"
-        restore(train(tiny_mixture, tmp_path / "begun", begin))
+        train(tiny_mixture, tmp_path / "begun", begin).restore()
     assert not canary.exists()
 
 
@@ -154,7 +153,7 @@ def test_40_no_file_of_an_export_runs_what_it_holds(
             trainer = train(
                 tiny_mixture, tmp_path / "begun", *options, "--trainer.load_optim_state=false"
             )
-            restore(trainer)
+            trainer.restore()
     assert not canary.exists()
 
 

@@ -69,5 +69,5 @@ def test_51_where_storage_is_lost_a_run_on_one_rank_saves_and_stops(
         trainer.fit()
     assert caught.value.exit_code == 6
     assert 0 < trainer.step < trainer.stop_step
-    assert list(trainer.checkpoints) == [trainer.step]
+    assert list(trainer.checkpoints.saved) == [trainer.step]
     assert "storage is slower" not in capsys.readouterr().err

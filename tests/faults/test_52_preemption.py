@@ -16,7 +16,7 @@ from torch._inductor import compile_fx
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint import saver
+from olm_train.checkpoint import manager
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.preempt import SLURM_END, Preempted, Preemption, seconds_left
 from olm_train.distributed.world import World
@@ -89,14 +89,14 @@ def test_52_signal_during_evaluation_stops_it_and_it_is_made_once_after_the_rest
 def test_52_signal_inside_a_save_lets_it_finish_and_stops_the_run_after_it(
     tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    save = saver.save_checkpoint
+    save = manager.save_checkpoint
 
     def interrupted(*arguments: Any, **options: Any) -> str:
         monkeypatch.undo()
         os.kill(os.getpid(), signal.SIGTERM)
         return save(*arguments, **options)
 
-    monkeypatch.setattr(saver, "save_checkpoint", interrupted)
+    monkeypatch.setattr(manager, "save_checkpoint", interrupted)
     option = f"--trainer.callbacks.checkpointer.save_async={str(background).lower()}"
     trainer = build_trainer(tiny_mixture, tmp_path, option)
     with pytest.raises(Preempted) as stop:

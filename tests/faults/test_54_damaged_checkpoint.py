@@ -14,10 +14,9 @@ from support.runs import build_trainer
 
 from olm_data.errors import ValidationError
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint import saver
+from olm_train.checkpoint import manager
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
-from olm_train.checkpoint.resume import restore
 from olm_train.distributed.world import World
 
 FILES = (
@@ -150,7 +149,7 @@ def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
 
         def post_step(self) -> None:
             if self.trainer.step == 3:
-                real = saver.save_checkpoint
+                real = manager.save_checkpoint
 
                 def damaged(*arguments: Any, **options: Any) -> str:
                     folder = real(*arguments, **options)
@@ -158,7 +157,7 @@ def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
                     monkeypatch.undo()
                     return folder
 
-                monkeypatch.setattr(saver, "save_checkpoint", damaged)
+                monkeypatch.setattr(manager, "save_checkpoint", damaged)
 
     monkeypatch = pytest.MonkeyPatch()
     one = "--trainer.callbacks.checkpointer.max_checkpoints=1"
@@ -202,10 +201,10 @@ def test_54_t11_what_cannot_be_read_at_all_falls_back_with_the_name_of_the_check
     folder = shutil.copytree(saved, tmp_path / "run")
     damage(folder / "step00000004" / name)
     with pytest.raises(ValidationError, match="the newest checkpoint does not verify"):
-        restore(build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true"))
+        build_trainer(tiny_mixture, folder, *options(6), "--trainer.load_strict=true").restore()
     capsys.readouterr()
     trainer = build_trainer(tiny_mixture, folder, *options(6))
-    restore(trainer)
+    trainer.restore()
     said = capsys.readouterr().err
     assert trainer.step == 2
     assert "warning: checkpoint step00000004 is damaged" in said

@@ -26,7 +26,7 @@ class Disk(Callback):
 
     def pre_step(self, batches: object) -> None:
         if self.trainer.step + 1 == self.first:
-            self.trainer.callbacks["checkpointer"].close()  # the save of step 2 is complete
+            self.trainer.finish_save()  # the save of step 2 is complete
             limit = self.size(self.trainer)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, self.before[1]))
         elif self.trainer.step == self.last:
@@ -81,7 +81,7 @@ def test_55_training_goes_on_warns_and_saves_again_and_the_last_good_one_stays(
     class Look(Callback):
         def post_step(self) -> None:
             if self.trainer.step == 5:  # the save of step 4 has failed
-                self.trainer.callbacks["checkpointer"].close()
+                self.trainer.finish_save()
                 there.append(candidates(tmp_path) + partial_folders(tmp_path))
 
     trainer = train(tiny_mixture, tmp_path, 7, Disk(3, 5, size), Look(), background=background)
@@ -89,7 +89,7 @@ def test_55_training_goes_on_warns_and_saves_again_and_the_last_good_one_stays(
     assert said.count("training goes on; the next save is the next try") == 1
     assert said.count("metrics.jsonl could not be written") == (size is below_the_metrics)
     assert there == [["step00000002"]]  # the last good one, and nothing half-written
-    assert trainer.checkpoints.keys() == {7}  # 2 went after 6, 6 after 7
+    assert trainer.checkpoints.saved.keys() == {7}  # 2 went after 6, 6 after 7
     assert metrics(tmp_path) == metrics(undisturbed)
     one, other = (
         tensors(lambda: build_trainer(tiny_mixture, tmp_path / "none"), folder / "step00000007")

@@ -16,9 +16,9 @@ from olm_data.run_log.log import RunLog, read_starts
 from olm_data.run_log.run import Run
 from olm_data.show.steps import Batches
 from olm_data.verify.training import verify_training
-from olm_train.bad_step import NonFiniteError
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
+from olm_train.stability.report import NonFiniteError
 
 pytestmark = pytest.mark.slow  # two whole runs on two ranks
 
@@ -66,7 +66,7 @@ def ranks(lock: Path, folder: Path) -> dict[str, Any]:
     for policy in ("skip", "rewind"):
         option = f"--train_module.non_finite={policy}"
         trainer, error = run(lock, folder / policy, option, world=world)
-        told[policy] = (error, trainer.step, trainer.rewinds, trainer.data_loader.skip)
+        told[policy] = (error, trainer.step, trainer.bad_steps.rewinds, trainer.data_loader.skip)
     return told
 
 
@@ -161,13 +161,13 @@ def test_57_a_restart_keeps_leaving_the_rows_out(tiny_mixture: Path, tmp_path: P
         "--trainer.hard_stop={value: 11, unit: steps}",
     )
     trainer, error = run(tiny_mixture, tmp_path, option, stop)
-    assert (error, trainer.rewinds) == (None, 1)
+    assert (error, trainer.bad_steps.rewinds) == (None, 1)
     for folder in tmp_path.glob("step*11"):  # as if it had been killed before it saved this one
         for path in sorted(folder.rglob("*"), reverse=True):
             path.unlink() if path.is_file() else path.rmdir()
         folder.rmdir()
     trainer, error = run(tiny_mixture, tmp_path, option)
-    assert (error, trainer.rewinds, trainer.step) == (None, 0, 23)
+    assert (error, trainer.bad_steps.rewinds, trainer.step) == (None, 0, 23)
     assert trainer.data_loader.skip == (ROWS,)
     assert json.loads((tmp_path / "config.json").read_text())["data_loader"]["skip"] == [list(ROWS)]
     assert verify_training(Lock.read(tiny_mixture), RunLog.read(tmp_path)).agrees

@@ -24,7 +24,6 @@ from support.runs import REPOSITORY, build_trainer, environment
 from olm_data.canonical import digest
 from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.resume import restore
 from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
@@ -181,7 +180,7 @@ def test_64_it_is_refused_by_whatever_reads_the_file(
     result = CliRunner().invoke(evaluate, [str(run / STEP), held])
     assert result.exit_code in (0, 3, 4), (result.output, result.exception)
     try:
-        restore(train(tiny_mixture, run, "--trainer.hard_stop={value: 2, unit: steps}"))
+        train(tiny_mixture, run, "--trainer.hard_stop={value: 2, unit: steps}").restore()
     except OlmError:
         refusals += 1
     assert refusals

@@ -190,8 +190,8 @@ def test_67_s2_one_trainer_may_fit_again(tiny_mixture: Path, tmp_path: Path) -> 
     for number, step in ((1, 1), (2, 2)):
         trainer.stop_step = step
         trainer.fit()
-        assert trainer.fence is not None
-        assert trainer.fence.number == number
+        assert trainer.checkpoints.fence is not None
+        assert trainer.checkpoints.fence.number == number
     assert sound(str(tmp_path)) == [2, 1]
 
 

@@ -33,7 +33,7 @@ from olm_data.errors import UsageError, ValidationError
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import WSD, Constant
-from olm_train.stability import NonFinite
+from olm_train.stability.gate import NonFinite
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 

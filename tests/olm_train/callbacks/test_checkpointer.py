@@ -8,9 +8,9 @@ import pytest
 from support.runs import build_trainer
 
 from olm_data.errors import UsageError
-from olm_train.callbacks.checkpointer import CheckpointerCallback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.place import candidates
+from olm_train.checkpoint.policy import CheckpointerConfig
 from olm_train.distributed.world import World
 
 
@@ -63,4 +63,4 @@ def test_ephemeral_ones_of_an_earlier_run_go_with_the_next_save(
 )
 def test_intervals_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(UsageError):
-        CheckpointerCallback(**options)  # type: ignore[arg-type]
+        CheckpointerConfig(**options)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.runs import build_trainer, metrics, same_bits, tensors
 
-import olm_train.checkpoint.saver
+import olm_train.checkpoint.manager
 from olm_data.errors import ResourceError
 from olm_train.callbacks.base import Callback
 
@@ -47,7 +47,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open, self.diary = threading.Event(), list[str]()
-        real = olm_train.checkpoint.saver.save_checkpoint
+        real = olm_train.checkpoint.manager.save_checkpoint
 
         def gated(folder: Any, contents: Any, *arguments: Any, **options: Any) -> str:
             self.diary.append(f"begin {contents.step}")
@@ -57,7 +57,7 @@ class Gate:
             self.diary.append(f"end {contents.step}")
             return done
 
-        monkeypatch.setattr(olm_train.checkpoint.saver, "save_checkpoint", gated)
+        monkeypatch.setattr(olm_train.checkpoint.manager, "save_checkpoint", gated)
 
 
 def test_later_steps_change_nothing_in_what_is_saved_and_saves_do_not_overlap(
@@ -75,8 +75,8 @@ def test_later_steps_change_nothing_in_what_is_saved_and_saves_do_not_overlap(
     fixed = "--trainer.callbacks.checkpointer.fixed_steps=[5]"
     beside = train(tiny_mixture, tmp_path / "run", "true", At(4, seen), more=fixed)
     assert gate.diary == [f"{what} {step}" for step in (0, 3, 5, 6) for what in ("begin", "end")]
-    assert plain.checkpoints.keys() == {0, 3, 4, 6}
-    assert beside.checkpoints.keys() == {0, 3, 5, 6}
+    assert plain.checkpoints.saved.keys() == {0, 3, 4, 6}
+    assert beside.checkpoints.saved.keys() == {0, 3, 5, 6}
     for step in ("step00000000", "step00000003", "step00000006"):
         one, other = (
             tensors(lambda: build_trainer(tiny_mixture, tmp_path / "none"), tmp_path / run / step)

@@ -16,7 +16,6 @@ from support.runs import build_trainer, metrics, same_bits, tensors
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_train.checkpoint.exported import load_exported
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.resume import restore
 from olm_train.checkpoint.weights import load_model
 from olm_train.distributed.world import World
 from olm_train.export import main
@@ -53,7 +52,7 @@ def exported(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def began(lock: Path, folder: Path, source: Path, *more: str) -> Trainer:
     """A trainer before its first step, with what `load_path` gave it."""
     found = trainer(lock, folder, 5, f"--trainer.load_path={source}", *more)
-    restore(found)
+    found.restore()
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.place import candidates, remove_checkpoint, remove_partial
-from olm_train.checkpoint.retention import Removal, removable
+from olm_train.checkpoint.policy import Removal, removable
 
 known = st.dictionaries(st.integers(0, 99), st.sampled_from(Kind), min_size=1)
 

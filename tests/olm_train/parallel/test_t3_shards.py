@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.resume import restore
 from olm_train.distributed.world import World
 from olm_train.export import export
 from olm_train.model.decoder import Decoder
@@ -103,7 +102,7 @@ def test_t3_nothing_is_drawn_before_a_load(tiny_mixture: Path, tmp_path: Path) -
                 tiny_mixture, tmp_path / folder, "--trainer.callbacks.lm_evaluator.enabled=false",
                 f"--trainer.hard_stop={{value: {stop}, unit: steps}}", *more,
             )  # fmt: skip
-            restore(trainer)
+            trainer.restore()
 
         return counted(draw)
 
@@ -136,5 +135,5 @@ def test_t3_weights_that_are_there_are_not_drawn_again_and_none_are_not_trained(
         module.eval_batch(batches[0])
     mine = {"model": {name: torch.ones_like(p) for name, p in module.state_dict()["model"].items()}}
     module.load_state_dict(mine)
-    assert counted(lambda: restore(trainer)) == 0
+    assert counted(lambda: trainer.restore()) == 0
     assert all(bool((p == 1).all()) for p in module.model.parameters())

@@ -84,9 +84,10 @@ class StepGuard:
         self._count += finite
         return self._factor
 
-    def block(self, blocked: Tensor) -> None:
-        """Leave the step out also if `blocked`, an fp32 scalar, is 1."""
+    def block(self, blocked: Tensor) -> Tensor:
+        """Leave the step out also if `blocked`, an fp32 scalar, is 1; return `skipped`."""
         self._factor.mul_(1 - blocked.to(self._factor.device))
+        return self.skipped()
 
     def skipped(self) -> Tensor:
         """Return fp32 scalar: 1 if the last step that was asked about is left out, else 0."""

@@ -7,7 +7,7 @@ know at once.
 
 Loss and norm have the same bits on every rank, so every rank blocks the same steps. `halt` and
 `rewind` block everything after the first bad step too, so that the host finds the weights of the
-step before when it learns of it, at the next read of the metrics (bad_step.py). So the check costs
+step before when it learns of it, at the next read of the metrics (report.py). So the check costs
 no wait for the device. Never: files, rows, a loop.
 """
 
@@ -18,6 +18,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from olm_train.stability.spikes import StepGuard
 
 
 class NonFinite(StrEnum):
@@ -69,14 +71,14 @@ def take_step(optimizer: Optimizer, blocked: Tensor) -> None:
     Fused Adam and AdamW, and optimisers that skip spikes, look at the flag on the device. For the
     others the host has to: one wait for the device a step.
     """
-    guard = getattr(optimizer, "guard", None)
+    guard: StepGuard | None = getattr(optimizer, "guard", None)
     if guard is not None:
-        guard.block(blocked)
-    elif optimizer.defaults.get("fused"):
+        blocked = guard.block(blocked)
+    if optimizer.defaults.get("fused"):
         # The kernel takes no step, and counts none, where this flag is 1.
         place = optimizer.param_groups[0]["params"][0].device  # the host with cpu_offload
         optimizer.found_inf = blocked.to(place)  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
-    elif blocked:
+    elif guard is None and blocked:
         return
     optimizer.step()

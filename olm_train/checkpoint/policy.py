@@ -1,0 +1,174 @@
+"""What the user decides about checkpoints: when they are saved, how long they stay, where to begin.
+
+Pure: rules over steps and kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from olm_data.errors import UsageError
+from olm_train.checkpoint.manifest import Kind
+
+
+class Removal(StrEnum):
+    """What is removed after a new checkpoint is complete and verifies."""
+
+    ephemeral_only = "ephemeral_only"
+    """Only those saved at `ephemeral_save_interval` or on preemption."""
+    all_non_permanent = "all_non_permanent"
+    """Everything not saved at an interval or a fixed step, also the end of an earlier, shorter
+    run."""
+    never = "never"
+    """Nothing, whatever `max_checkpoints` says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointerConfig:
+    """When checkpoints are written and how long they stay.
+
+    Attributes:
+        enabled: false: no checkpoint at all, not even on preemption.
+        save_interval: steps between permanent checkpoints.
+        ephemeral_save_interval: steps between checkpoints that stay until the next one; null: none.
+        fixed_steps: further steps with a checkpoint, which is never removed.
+        pre_train_checkpoint: also one of step 0, which is never removed.
+        save_async: write beside the training, from a copy of the state in main memory (page-locked
+            on CUDA) that is complete before the next step begins; default: on CUDA.
+        save_timeout: seconds after which a save that is not finished, or a rank that does not
+            answer in one, ends the run.
+        remove: what goes after a new checkpoint is complete and has been read back:
+            `ephemeral_only`, `all_non_permanent` or `never`; the newest good one always stays.
+        max_checkpoints: so many of the checkpoints of `save_interval` stay, the newest; null: all.
+    """
+
+    enabled: bool = True
+    save_interval: int = 250
+    ephemeral_save_interval: int | None = None
+    fixed_steps: list[int] = field(default_factory=list)
+    pre_train_checkpoint: bool = False
+    save_async: bool | None = None
+    save_timeout: float = 3600.0
+    remove: Removal = Removal.ephemeral_only
+    max_checkpoints: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("save_interval", "max_checkpoints"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} is at least 1, not {value}")
+        if self.ephemeral_save_interval is not None and not (
+            1 <= self.ephemeral_save_interval < self.save_interval
+        ):
+            raise UsageError(
+                f"ephemeral_save_interval {self.ephemeral_save_interval} is not between 1 and "
+                f"save_interval {self.save_interval}",
+                fix="ephemeral checkpoints are the frequent ones",
+            )
+        if any(step < 1 for step in self.fixed_steps):
+            raise UsageError(
+                f"fixed_steps are at least 1, not {min(self.fixed_steps)}",
+                fix="use pre_train_checkpoint: true for step 0",
+            )
+        if not self.save_timeout > 0:
+            raise UsageError(f"save_timeout is above 0, not {self.save_timeout:g}")
+        if self.max_checkpoints is not None and self.remove is Removal.never:
+            raise UsageError(
+                "max_checkpoints has no effect with remove: never", fix="leave one of them out"
+            )
+
+    def kind_at(self, step: int, last: int) -> Kind | None:
+        """Return the kind of checkpoint that is due after `step`, None for none.
+
+        Args:
+            step: optimiser steps done; 0: before training.
+            last: step at which the run ends.
+        """
+        often = self.ephemeral_save_interval
+        if step == 0:
+            return Kind.fixed if self.pre_train_checkpoint else None
+        if step in self.fixed_steps:
+            return Kind.fixed
+        if step % self.save_interval == 0:
+            return Kind.permanent
+        if step == last:
+            return Kind.final
+        return Kind.ephemeral if often is not None and step % often == 0 else None
+
+
+def removable(
+    known: Mapping[int, Kind], newest_good: int, remove: Removal, keep: int | None = None
+) -> list[int]:
+    """Return the steps whose checkpoints may be removed, oldest first.
+
+    Args:
+        known: kind of each complete checkpoint by step.
+        newest_good: step of the newest checkpoint known to be complete; it always stays, and so
+            does everything newer.
+        remove: the user's rule.
+        keep: so many of the newest permanent ones stay; None: all of them.
+    """
+    if remove is Removal.never:
+        return []
+    kinds = {
+        Removal.ephemeral_only: {Kind.ephemeral},
+        Removal.all_non_permanent: {Kind.ephemeral, Kind.final},
+    }[remove]
+    gone = {step for step, kind in known.items() if kind in kinds}
+    if keep is not None:
+        permanent = sorted(step for step, kind in known.items() if kind is Kind.permanent)
+        gone |= set(permanent[: max(0, len(permanent) - keep)])
+    return sorted(step for step in gone if step < newest_good)
+
+
+class LoadStrategy(StrEnum):
+    """What a run does with checkpoints in its save folder."""
+
+    if_available = "if_available"
+    """Go on from the newest one that verifies; start anew when there is none."""
+    always = "always"
+    """Go on from the newest one that verifies; an error when there is none."""
+    never = "never"
+    """Start anew; an error when there is one, since its run would be lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadPolicy:
+    """Where a run begins.
+
+    Attributes:
+        strategy: what to do with checkpoints in the save folder.
+        strict: a newer checkpoint that does not verify is an error, not a warning.
+        path: checkpoint, run or exported weights to begin with where the save folder has none.
+        trainer_state: take step, data position and callbacks' state from `path` too.
+        optim_state: take the optimiser's state from `path` too.
+
+    Raises:
+        UsageError: a choice would have no effect.
+    """
+
+    strategy: LoadStrategy = LoadStrategy.if_available
+    strict: bool = False
+    path: str | None = None
+    trainer_state: bool = True
+    optim_state: bool = True
+
+    def __post_init__(self) -> None:
+        never = self.strategy is LoadStrategy.never
+        for name, given in (("load_path", self.path is not None), ("load_strict", self.strict)):
+            if given and never:
+                raise UsageError(
+                    f"{name} has no effect with load_strategy `never`",
+                    where=f"trainer.{name}",
+                    why="a run that starts anew reads no checkpoint",
+                    fix="leave one of them out",
+                )
+        if self.path is None and not (self.trainer_state and self.optim_state):
+            raise UsageError(
+                "load_trainer_state and load_optim_state have no effect without load_path",
+                where="trainer.load_path",
+                why="a run that goes on in its own save folder takes over all of its state",
+                fix="leave them out, or say what to begin with",
+            )

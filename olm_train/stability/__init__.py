@@ -1,0 +1,1 @@
+"""Bad steps: found on the device (non-finite values, spikes), and told with their documents."""

@@ -1,0 +1,139 @@
+"""The host's part when a step is bad: name its data.
+
+    metrics read -> "optim/non-finite" is 1 -> bad-step00000012.json: rows, documents, files, lines
+       skip:   a warning, the run goes on          halt: NonFiniteError
+       rewind: the rows are left out -> newest checkpoint -> a new start, as after a kill
+
+A rewind is a start like any other: it has its line in starts.jsonl, which names the rows, and those
+stay left out when the run is started again. Never: decide whether a step is bad (gate.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from olm_data.errors import OlmError
+from olm_data.mixture.lock import Lock
+from olm_data.order.skip import Range, merge_ranges
+from olm_data.run_log.log import read_starts
+from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, STEP_SKIPPED
+from olm_data.rows.views import LockRows
+from olm_data.storage.disk import write_durable
+from olm_train.data.loader import DataLoader
+from olm_train.distributed.world import World
+from olm_train.stability.gate import NonFinite
+
+PIECE = ("id", "input", "position", "position_kind", "shard", "document", "start", "stop")
+"""What a report says of each document of a row, as `olm_data.rows.views.DocumentView` has it."""
+MOST_SHOWN = 3
+
+
+class NonFiniteError(OlmError):
+    """The loss or the gradient norm is NaN or infinite; the step was not taken.
+
+    Attributes:
+        step: the step that was not taken.
+        rows: half-open ranges of the global rows it was made of.
+    """
+
+    def __init__(self, step: int, rows: tuple[Range, ...], what: str, report: Path) -> None:
+        self.step, self.rows = step, rows
+        ranges = json.dumps([list(item) for item in rows])
+        super().__init__(
+            what,
+            where=f"rows {ranges}; documents, files and lines in {report}",
+            why="the step was not taken on any rank; the weights are those of the step before",
+            fix="look at the rows with `olm-data show row LOCK N`; lower optim.lr, or leave the "
+            f"rows out: --data_loader.skip='{ranges}'; train_module.non_finite=rewind does so by "
+            "itself",
+        )
+
+
+class BadSteps:
+    """The bad steps of a run; every rank makes one and calls it alike.
+
+    Args:
+        loader: rows of the run.
+        work_dir: local folder of the reports.
+        world: the ranks of the run.
+        max_rewinds: how often the run may go back for one.
+        say: prints a line, on rank 0.
+
+    Attributes:
+        rewinds: how often the run went back for one.
+        rows: those of the last one that it went back for.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        work_dir: Path,
+        world: World,
+        max_rewinds: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._loader, self._work_dir, self._world = loader, work_dir, world
+        self._say, self._max_rewinds = say, max_rewinds
+        self.rewinds = 0
+        self.rows: tuple[Range, ...] = ()
+
+    def told(self, step: int, metrics: Mapping[str, float], policy: NonFinite) -> dict[str, float]:
+        """Write the report of a bad step; return metrics that say that it was left out.
+
+        Raises:
+            NonFiniteError: the policy is not to go on.
+        """
+        loss, norm, lock = metrics[CE_LOSS], metrics[GRAD_NORM], self._loader.lock
+        rows = [int(row) for row in self._loader.rows_of_step(step - 1)]
+        ranges = merge_ranges((row, row + 1) for row in rows)
+        report = self._work_dir / f"bad-step{step:08d}.json"
+        found = {"step": step, "loss": str(loss), "grad_norm": str(norm)}
+        documents = self._world.on_main(lambda: write_report(report, found, lock, rows))
+        what = f"step {step:,}: loss {loss}, gradient norm {norm}; {documents}"
+        if policy is not NonFinite.skip:
+            raise NonFiniteError(step, ranges, what, report)
+        self._say(f"warning: {what}\n  the step is left out; its documents are in {report}")
+        return {STEP_SKIPPED: 1.0}
+
+    def count_rewind(self, error: NonFiniteError, *, allowed: bool) -> None:
+        """Before the run goes back for a bad step.
+
+        Raises:
+            NonFiniteError: it is not allowed, or it went back too often.
+        """
+        if not allowed or self.rewinds == self._max_rewinds:
+            raise error
+        self.rewinds += 1
+        self.rows = error.rows
+        self._say(f"warning: {error.what}")
+        self._say(f"rewinding, and leaving out rows {[list(item) for item in error.rows]}")
+
+    def earlier(self) -> list[Range]:
+        """Return the rows that earlier starts of the run went back for."""
+        starts = self._world.on_main(lambda: read_starts(self._work_dir))
+        digest = self._loader.lock.digest
+        return [item for start in starts if start.lock == digest for item in start.bad]
+
+
+def write_report(path: Path, found: dict[str, Any], lock: Lock, rows: list[int]) -> str:
+    """Write which documents a step was made of, and return the first few in words."""
+    shown, lines, places = LockRows(lock), [], []
+    try:
+        for row in rows:
+            view = shown.view(row)
+            pieces = [{name: getattr(piece, name) for name in PIECE} for piece in view.pieces]
+            lines.append(
+                {"row": row, "stage": view.stage, "source": view.source, "documents": pieces}
+            )
+            places += [
+                f"{view.source} {piece.input} {piece.position_kind} {piece.position}"
+                for piece in view.pieces
+            ]
+    except OlmError as error:  # a damaged dataset must not hide the bad step
+        found = {**found, "incomplete": error.what}
+    write_durable(path, json.dumps({**found, "rows": lines}, indent=1).encode() + b"\n")
+    rest = f" and {len(places) - MOST_SHOWN:,} more" if len(places) > MOST_SHOWN else ""
+    return f"documents: {', '.join(places[:MOST_SHOWN])}{rest}"
