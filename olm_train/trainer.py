@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,12 +39,11 @@ from olm_train.checkpoint.save import Contents
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import Holding, LeasePolicy
-from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption, seconds_left
+from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption
 from olm_train.distributed.waiting import CommConfig, Waiting
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
-from olm_train.stability.gate import NonFinite
 from olm_train.stability.report import BadSteps, NonFiniteError
 from olm_train.train_module_base import TrainModule
 
@@ -70,8 +68,6 @@ class Trainer:
         lease: how the save folder is held.
 
     Attributes are those of `callbacks.base.TrainingRun`; also:
-        callbacks: by name.
-        max_steps: length of the learning-rate schedule.
         origin: path, step and digest of the checkpoint of another run that this one began with.
         optimizer_state: what the train module's optimiser keeps beside its tensors.
 
@@ -122,16 +118,16 @@ class Trainer:
         self.checkpoints = CheckpointManager(
             self.save_folder, self.work_dir, self.world, saving, self.say
         )
-        self._carried = carried(data_loader.lock, self.say) if self.main else {}
+        self._carried = carried(data_loader.lock, self.say) if self.world.main else {}
         self._holding = Holding(
             self.save_folder, self.work_dir, self.world, lease or LeasePolicy(), self.say
         )
         self.optimizer_state = OptimizerState(train_module.model, train_module.optimizer)
         self._buffer = MetricsBuffer()
         self._preemption = Preemption()
-        self._time_limit, self._time_margin = time_limit, time_margin
+        self._time_limit = (time_limit, time_margin)
         self._asked: list[tuple[Kind, bool]] | None = None
-        self._stop_signal, self._recordable = 0, False
+        self._recordable = False
         self._waiting = Waiting(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
         )
@@ -154,9 +150,7 @@ class Trainer:
         """
         self._preemption = preemption or Preemption()
         self._preemption.group = self.world.control_group
-        if self._time_limit is not None:
-            left = seconds_left(self._time_limit, os.environ) - self._time_margin
-            self._preemption.deadline = time.monotonic() + left
+        self._preemption.limit_time(*self._time_limit)
         self.optimizer_state = self.optimizer_state.of(self.train_module.optimizer)
         with self._waiting, self._holding as held, self._preemption:
             self._preemption.lost = lambda: held.lost
@@ -173,16 +167,15 @@ class Trainer:
                     self._start()
                     return
                 except NonFiniteError as error:
-                    rewinds = self.train_module.non_finite is NonFinite.rewind
-                    allowed = rewinds and bool(self.checkpoints.saved)
-                    self.bad_steps.count_rewind(error, allowed=allowed)
+                    policy, saved = self.train_module.non_finite, self.checkpoints.saved
+                    self.bad_steps.count_rewind(error, policy, can_go_back=bool(saved))
                     self._leave_out(error.rows)
                     self.restore(LoadPolicy(strategy=LoadStrategy.always))
 
     def _start(self) -> None:
         """Train from the step reached, with everything around it opened and closed."""
-        self.check_lease()
-        if self.main:
+        self._holding.check()
+        if self.world.main:
             plain = json.dumps(self.config, indent=1).encode() + b"\n"
             write_durable(self.work_dir / CONFIG, plain)
         optimizer = self.train_module.optimizer
@@ -206,7 +199,8 @@ class Trainer:
         self._stop_if_asked()
         steps = iter(self.data_loader)
         while self.step < self.stop_step:
-            self._wait_for_data()
+            while not self.data_loader.ready(DATA_POLL_SECONDS) and not self._preemption.asked:
+                pass
             self.ask_to_stop()
             self._stop_if_asked()
             batches = self._next(steps)
@@ -235,11 +229,6 @@ class Trainer:
         for kind, wait in asked:
             self.save_checkpoint(kind, wait=wait)
 
-    def _wait_for_data(self) -> None:
-        """Wait for the batches of the next step, or until this rank is asked to stop."""
-        while not self.data_loader.ready(DATA_POLL_SECONDS) and not self._preemption.asked:
-            pass
-
     def _next(self, steps: Iterator[Any]) -> Any:
         """Return the batches of the next step; where there are none, save what was trained.
 
@@ -257,19 +246,15 @@ class Trainer:
 
         Without one where another run has taken over.
         """
-        if self._stop_signal == LEASE_LOST:
-            self.check_lease()
-        if self._stop_signal and self.step < self.stop_step:
+        agreed = self._preemption.agreed
+        if agreed == LEASE_LOST:
+            self._holding.check()
+        if agreed and self.step < self.stop_step:
             if self.step:
                 self.save_checkpoint(Kind.ephemeral, wait=True)
-            raise Preempted(self._stop_signal, self.step)
+            raise Preempted(agreed, self.step)
 
     # ---- what callbacks use --------------------------------------------------------------------
-
-    @property
-    def main(self) -> bool:
-        """Whether this is the rank that prints and writes."""
-        return self.world.main
 
     def tokens_at(self, step: int) -> int:
         """Return the tokens trained on after `step` steps."""
@@ -295,7 +280,7 @@ class Trainer:
         """
         for step, metrics in self._buffer.collect():
             if metrics.pop(NON_FINITE, 0.0):
-                self.check_lease()
+                self._holding.check()
                 metrics |= self.bad_steps.told(step, metrics, self.train_module.non_finite)
             self.callbacks.call("pre_log_metrics", step, metrics)
             self.callbacks.call("log_metrics", step, metrics)
@@ -307,8 +292,7 @@ class Trainer:
 
     def ask_to_stop(self) -> bool:
         """Agree with all ranks whether a signal came; for long work outside the steps."""
-        self._stop_signal = self._stop_signal or self._preemption.ask()
-        return bool(self._stop_signal)
+        return bool(self._preemption.ask())
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -319,23 +303,13 @@ class Trainer:
         finally:
             self.paused_seconds += time.monotonic() - start
 
-    def check_lease(self) -> None:
-        """Before writing what other runs see: make sure the save folder is still ours.
-
-        Every rank calls it.
-
-        Raises:
-            LeaseLostError: another run has taken it over, the same error on every rank.
-        """
-        self._holding.check()
-
     def say(self, message: str) -> None:
         """Print a line to stderr, on rank 0; names in it act on no terminal."""
-        if self.main:
+        if self.world.main:
             print(shown(message), file=sys.stderr, flush=True)
 
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None:
-        """Write a checkpoint of the current step, unless there is one; every rank calls it.
+        """Save a checkpoint of the current step, unless there is one; every rank calls it.
 
         Asked for in `pre_train` or `post_step`, it is written once that hook has run everywhere.
 
@@ -357,23 +331,13 @@ class Trainer:
                     self.finish_save(must=wait)
 
     def finish_save(self, *, must: bool = False) -> None:
-        """Wait for the save that is running, if there is one; every rank calls it.
-
-        Args:
-            must: raise the error of one that failed; else it was said, and the next is another try.
-        """
+        """Wait for the save that is running, if any; `must`: raise its error. All ranks call it."""
         folder = self.checkpoints.finish(must=must)
         if folder is not None:
             self.callbacks.call("post_checkpoint_saved", folder)
 
-    # ---- state ---------------------------------------------------------------------------------
-
     def restore(self, policy: LoadPolicy | None = None) -> None:
-        """Go to where the run begins, as `fit` does first; every rank calls it.
-
-        Args:
-            policy: instead of the trainer's own.
-        """
+        """Go to where the run begins, by the trainer's policy or another; every rank calls it."""
         start = find_start(self.checkpoints, policy or self.load_policy, self._parts())
         self._go_to(start)
         self.config_changes = start.changes

@@ -1,7 +1,7 @@
 """The callback protocol: hooks by name, a priority, own state.
 
 The trainer calls each hook on every callback and on every rank, higher priority first, and knows
-nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.main`).
+nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.world.main`).
 
     pre_train -> [ pre_step -> pre_optim_step -> post_step -> evaluate
                    where a checkpoint is due: post_checkpoint_saved
@@ -66,8 +66,6 @@ class TrainingRun(Protocol):
     checkpoints: CheckpointManager
     paused_seconds: float
 
-    @property
-    def main(self) -> bool: ...
     def tokens_at(self, step: int) -> int: ...
     def say(self, message: str) -> None: ...
     def pause(self) -> AbstractContextManager[None]: ...

@@ -48,7 +48,7 @@ class MetricSaverCallback(Callback):
 
     def pre_train(self) -> None:
         trainer = self.trainer
-        if not trainer.main:
+        if not trainer.world.main:
             return
         reached = trainer.step if trainer.resumed else None
         rewound, notes = keep_until(trainer.work_dir, reached)

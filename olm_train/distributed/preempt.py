@@ -94,6 +94,7 @@ class Preemption:
         group: process group of CPU tensors for the agreement, None in a single process.
         deadline: monotonic time from which on this rank asks to stop.
         lost: whether this rank knows that the save folder was taken over.
+        agreed: what all ranks agreed to stop for, 0: nothing yet.
     """
 
     def __init__(self, *, debounce: float = 1.0, at_once: bool = False) -> None:
@@ -101,7 +102,7 @@ class Preemption:
         self.group: dist.ProcessGroup | None = None
         self.deadline = math.inf
         self.lost: Callable[[], bool] = lambda: False
-        self.received = 0
+        self.received = self.agreed = 0
         self._first_time = 0.0
         self._depth = 0
         self._handlers: dict[signal.Signals, Any] = {}
@@ -142,9 +143,16 @@ class Preemption:
             return LEASE_LOST
         return self.received or (TIME_LIMIT if time.monotonic() >= self.deadline else 0)
 
+    def limit_time(self, limit: float | Literal["slurm"] | None, margin: float) -> None:
+        """Ask to stop `margin` seconds before a time limit, see `seconds_left`; None: no limit."""
+        if limit is not None:
+            self.deadline = time.monotonic() + seconds_left(limit, os.environ) - margin
+
     def ask(self) -> int:
         """Agree with all ranks: what some rank was asked by, 0 if none was; equal on all ranks."""
-        flag = torch.tensor([self.asked], dtype=torch.int32)
-        if self.group is not None:
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
-        return int(flag[0])
+        if not self.agreed:
+            flag = torch.tensor([self.asked], dtype=torch.int32)
+            if self.group is not None:
+                dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
+            self.agreed = int(flag[0])
+        return self.agreed

@@ -98,12 +98,14 @@ class BadSteps:
         self._say(f"warning: {what}\n  the step is left out; its documents are in {report}")
         return {STEP_SKIPPED: 1.0}
 
-    def count_rewind(self, error: NonFiniteError, *, allowed: bool) -> None:
+    def count_rewind(self, error: NonFiniteError, policy: NonFinite, *, can_go_back: bool) -> None:
         """Before the run goes back for a bad step.
 
         Raises:
-            NonFiniteError: it is not allowed, or it went back too often.
+            NonFiniteError: the policy is another, there is nothing to go back to, or it went back
+                too often.
         """
+        allowed = policy is NonFinite.rewind and can_go_back
         if not allowed or self.rewinds == self._max_rewinds:
             raise error
         self.rewinds += 1

@@ -23,7 +23,7 @@ def main() -> int:
     what, step = sys.argv[2], int(sys.argv[3])
 
     def post_step(callback: MetricSaverCallback) -> None:
-        if callback.trainer.step != step or not callback.trainer.main:
+        if callback.trainer.step != step or not callback.trainer.world.main:
             return
         if what in ("pause", "kill"):
             os.kill(os.getpid(), signal.SIGSTOP if what == "pause" else signal.SIGKILL)
