@@ -40,6 +40,19 @@ FLOORS = {
         ("commands",),
         ("verbs", "cli"),
     ),
+    "olm_train": (
+        ("distributed", "model", "metrics"),
+        ("data",),
+        ("stability", "duration"),
+        ("optim", "parallel"),
+        ("train_module_base", "train_module_config"),
+        ("estimate",),
+        ("train_module", "checkpoint"),
+        ("callbacks",),
+        ("trainer",),
+        ("run",),
+        ("config_reference", "convert_checkpoint", "evaluate", "export", "generate", "presets"),
+    ),
 }
 """Rooms from the ground up: those of one floor do not import each other."""
 

@@ -18,9 +18,9 @@ from typing import Any
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
+from olm_data.rows.views import LockRows
 from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, STEP_SKIPPED
-from olm_data.rows.views import LockRows
 from olm_data.storage.disk import write_durable
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.world import World
