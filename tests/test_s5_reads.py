@@ -68,7 +68,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/checkpoint/index.py": ({"msgspec.json.decode": 1}, "bounded by its own reader"),
     "olm_train/checkpoint/load.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
     "olm_train/checkpoint/logs.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
-    "olm_train/checkpoint/manifest.py": ({"json.loads": 1}, "what to_json has just made"),
     "olm_train/checkpoint/pickled.py": ({"torch.load": 1}, "restricted, asked for by --trust"),
     "olm_train/checkpoint/portable.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
     "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),

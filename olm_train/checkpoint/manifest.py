@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from olm_data.bounded_json import MalformedJson, decode_object
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, Size, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.canonical import sha256_file
 from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable
@@ -72,8 +73,7 @@ class Kind(StrEnum):
     """At the end of a run."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file of a checkpoint.
 
     Attributes:
@@ -83,7 +83,7 @@ class FileEntry:
     """
 
     name: str
-    bytes: int
+    bytes: Size
     sha256: str
 
     @classmethod
@@ -93,8 +93,7 @@ class FileEntry:
         return cls(name, path.stat().st_size, sha256_file(path))
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """The content of `manifest.json`.
 
     Attributes:
@@ -107,34 +106,34 @@ class Manifest:
         folder: sub-folder of the files, "" where they lie beside the manifest.
     """
 
-    step: int
+    step: Size
     kind: Kind
     lock_digest: str
     files: tuple[FileEntry, ...]
     version: int = VERSION
-    fence: int = 0
+    fence: Size = 0
     folder: str = ""
+
+    def __post_init__(self) -> None:
+        if not _FOLDER.fullmatch(self.folder):
+            raise ValueError("not the folder of a lease")
 
     @property
     def digest(self) -> str:
         """sha256 over everything it says, so over the checkpoint."""
-        found: str = json.loads(self.to_json())["digest"]
-        return found
+        return canonical_digest(self._body())
 
-    def to_json(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the bytes of `manifest.json`."""
-        value: dict[str, Any] = {
-            "format": FORMAT,
-            "version": self.version,
-            "step": self.step,
-            "kind": self.kind.value,
-            "lock_digest": self.lock_digest,
-            "files": [asdict(entry) for entry in sorted(self.files, key=lambda e: e.name)],
-        }
-        if self.version >= 3:
-            value |= {"fence": self.fence, "folder": self.folder}
-        value["digest"] = canonical_digest(value)
-        return json.dumps(value, indent=1).encode() + b"\n"
+        return json.dumps({**self._body(), "digest": self.digest}, indent=1).encode() + b"\n"
+
+    def _body(self) -> dict[str, Any]:
+        plain = msgspec.to_builtins(self)
+        plain["files"] = sorted(plain["files"], key=lambda entry: entry["name"])
+        body = {"format": FORMAT, "version": plain.pop("version"), **plain}
+        if self.version < 3:
+            del body["fence"], body["folder"]
+        return body
 
     @classmethod
     def read(cls, checkpoint: Store, *, versions: tuple[int, ...] = (VERSION,)) -> Manifest:
@@ -183,17 +182,9 @@ class Manifest:
         found = value.pop("digest")
         _refuse_version(value["format"], value["version"], versions, name, where)
         if found == canonical_digest(value):
-            entries = [FileEntry(**entry) for entry in value["files"]]
-            manifest = cls(
-                value["step"],
-                Kind(value["kind"]),
-                value["lock_digest"],
-                tuple(entries),
-                value["version"],
-                **({k: value[k] for k in ("fence", "folder")} if value["version"] >= 3 else {}),
-            )
+            manifest = msgspec.convert(value, cls)
             listed: set[str] = set()
-            for file in (entry.name for entry in entries):
+            for file in (entry.name for entry in manifest.files):
                 if file in listed or not _FILE.fullmatch(file):
                     raise ValidationError(
                         f"the manifest of checkpoint {name} lists {printable(file)}, no file of a "
@@ -201,22 +192,10 @@ class Manifest:
                         where=where,
                     )
                 listed.add(file)
-            if data == manifest.to_json() and manifest._sound():
+            if data == manifest.encode():
                 return manifest
         raise ValidationError(
             f"the manifest of checkpoint {name} was changed: its digest is wrong", where=where
-        )
-
-    def _sound(self) -> bool:
-        """Whether every value is of the kind that the format has there."""
-        return (
-            type(self.step) is int
-            and type(self.fence) is int
-            and _FOLDER.fullmatch(self.folder) is not None
-            and 0 <= self.step < 1 << 62
-            and isinstance(self.lock_digest, str)
-            and all(type(entry.bytes) is int and entry.bytes >= 0 for entry in self.files)
-            and all(isinstance(entry.sha256, str) for entry in self.files)
         )
 
     def entry(self, name: str) -> FileEntry:

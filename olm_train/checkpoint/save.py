@@ -254,10 +254,10 @@ def _finish(
             Store(os.path.dirname(final.root)).put(log.name, log.read_bytes())
         if fence is not None:
             fence.check()
-        final.create(MANIFEST, manifest.to_json())
+        final.create(MANIFEST, manifest.encode())
         return
     sync_folders([partial / TENSORS, partial])
-    write_durable(partial / MANIFEST, manifest.to_json())
+    write_durable(partial / MANIFEST, manifest.encode())
     sync_folders([partial])
     if fence is not None:
         fence.check()
