@@ -51,7 +51,7 @@ FLOORS = {
         ("callbacks",),
         ("trainer",),
         ("run",),
-        ("config_reference", "convert_checkpoint", "evaluate", "export", "generate", "presets"),
+        ("convert_checkpoint", "evaluate", "export", "generate", "presets"),
     ),
 }
 """Rooms from the ground up: those of one floor do not import each other."""
