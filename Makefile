@@ -12,7 +12,7 @@ TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check clean azurite
 
 demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
@@ -27,6 +27,12 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy olm_data olm_train
+
+# A server for the tests of Azure storage, by npm; without it they skip.
+azurite: $(VENV)/node/node_modules/.bin/azurite-blob
+
+$(VENV)/node/node_modules/.bin/azurite-blob: $(BIN)/python
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.37.0
 
 clean:
 	rm -rf $(VENV) pipelines/quickstart/out

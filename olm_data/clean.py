@@ -24,9 +24,9 @@ from olm_data.kinds import require
 from olm_data.runners.heartbeat import RUN
 from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.lease import LONGEST_TAKEOVER
+from olm_data.storage.objects import Upload
 from olm_data.storage.places import refuse_output
 from olm_data.storage.preflight import PROBE
-from olm_data.storage.s3 import Upload
 from olm_data.storage.scratch import BESIDE, abandoned
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 

@@ -27,8 +27,6 @@ from olm_data.storage.disk import existing_parent
 from olm_data.storage.flock import locked
 from olm_data.storage.places import refuse_output
 from olm_data.storage.preflight import Probe, conditional_create
-from olm_data.storage.s3_client import client, endpoint
-from olm_data.storage.s3_errors import CHECKSUM_SETTING
 from olm_data.storage.store import Store
 
 State = Literal["ok", "note", "fail"]
@@ -75,7 +73,7 @@ class Report:
 
 
 def examine(place: str) -> Report:
-    """Try out a folder or `s3://bucket/prefix` as the output of a run.
+    """Try out a folder or URL as the output of a run.
 
     Raises:
         UsageError: the URL holds credentials or is of an unknown kind, or no output can be there.
@@ -84,7 +82,9 @@ def examine(place: str) -> Report:
     if kind_of(place) is not None and not os.path.isdir(place.removeprefix("file://")):
         require(place, "folder")
     store = Store(place)
-    checks = _REMOTE if store.remote else _LOCAL
+    checks = _LOCAL
+    if store.remote:
+        checks = {"s3": _S3, "memory": _MEMORY}.get(store.bucket.scheme, _REMOTE)
     findings: list[Finding] = []
     with tempfile.TemporaryDirectory() as folder:
         if not store.remote:
@@ -158,7 +158,8 @@ def _address(probe: Probe, folder: Path) -> Found:
         begun = perf_counter()
         next(bucket.list(probe.store.key(probe.name)), None)
         times.append(perf_counter() - begun)
-    yield "ok", f"{endpoint()}, bucket {bucket.name}, {1000 * statistics.median(times):.1f} ms away"
+    away = f"{1000 * statistics.median(times):.1f} ms away"
+    yield "ok", f"{bucket.endpoint()}, bucket {bucket.name}, {away}"
 
 
 def _clock(probe: Probe, folder: Path) -> Found:
@@ -169,8 +170,16 @@ def _clock(probe: Probe, folder: Path) -> Found:
     yield state, f"{skew:.0f} s from the store's", "" if state == "ok" else fix
 
 
+def _lasting(probe: Probe, folder: Path) -> Found:
+    """lasting: how long what is written here stays."""
+    yield "note", "it ends with this process; other processes do not see it", "for trying out only"
+
+
 def _checksums(probe: Probe, folder: Path) -> Found:
     """checksums: what the client sends with every write, and what proves an upload."""
+    from olm_data.storage.s3_client import client
+    from olm_data.storage.s3_errors import CHECKSUM_SETTING
+
     sent = client().meta.config.request_checksum_calculation
     answer = probe.store.bucket.head(probe.store.key(probe.name))
     md5 = answer is not None and answer.etag == "8c8d357b5e872bbacd45197626bd5759"  # of "probe"
@@ -183,7 +192,10 @@ def _checksums(probe: Probe, folder: Path) -> Found:
 
 def _multipart(probe: Probe, folder: Path) -> Found:
     """multipart: an upload in parts is finished, and another given up without a trace."""
+    from olm_data.storage.s3 import S3Bucket
+
     bucket, key = probe.store.bucket, probe.store.key(probe.name)
+    assert isinstance(bucket, S3Bucket)
     id = bucket.request("create_multipart_upload", key, Key=key)["UploadId"]
     named = {"Key": key, "UploadId": id}
     part = bucket.request("upload_part", key, PartNumber=1, Body=b"part", **named)
@@ -256,10 +268,12 @@ def _files(probe: Probe, folder: Path) -> Found:
 
 
 Check = Callable[[Probe, Path], Found]
-_REMOTE: tuple[Check, ...] = (
+_S3: tuple[Check, ...] = (
     *(_address, _clock, _write, _checksums, _read, _listing, _create, _multipart, _throughput),
     *(_delete, _room, _files),
 )
+_REMOTE = tuple(check for check in _S3 if check not in (_checksums, _multipart))
+_MEMORY: tuple[Check, ...] = (_lasting, _write, _read, _listing, _create, _throughput, _delete)
 _LOCAL: tuple[Check, ...] = (
     *(_write, _read, _listing, _create, _lock, _throughput, _delete, _room, _files),
 )

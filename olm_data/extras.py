@@ -19,10 +19,13 @@ DISTRIBUTION = "olm-data"
 the packages of the extra and fetches nothing by this name."""
 
 EXTRAS = {
+    "adlfs": "azure",
+    "aiohttp": "http",
     "awkward": "fast",
     "boto3": "s3",
     "botocore": "s3",
     "datasets": "hub",
+    "gcsfs": "gcs",
     "gigatoken": "fast",
     "matplotlib": "report",
     "ray": "ray",

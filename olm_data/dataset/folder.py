@@ -12,7 +12,8 @@ from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
 from olm_data.storage.exclusive import HIDDEN_PREFIX
-from olm_data.storage.places import refuse_foreign, refuse_output
+from olm_data.storage.foreign import refuse_foreign
+from olm_data.storage.places import refuse_output
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
 
 _FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED}

@@ -26,6 +26,7 @@ from olm_data.config.strict_yaml import Document, load, scalar
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
 from olm_data.mixture.manifest_values import ManifestValues
+from olm_data.storage.objects import WRITABLE, scheme_of
 from olm_data.storage.store import is_remote
 
 
@@ -254,8 +255,8 @@ def import_command(
         tokenizer, dtype: of the token files; words in capitals stand for what is not known.
 
     Returns:
-        None where `olm-data import` cannot take its paths: other storage than `s3://`, or patterns
-        that neither a shell nor a folder stands for.
+        None where `olm-data import` cannot take its paths: storage that cannot be listed,
+        or patterns that neither a shell nor a folder stands for.
     """
     arguments = [_argument(path) for path in source.paths]
     if None in arguments:
@@ -272,7 +273,7 @@ def import_command(
 
 def _argument(path: str) -> str | None:
     """Spell a path or pattern for a shell, so that import is given its files; None: it cannot."""
-    if is_remote(path) and not path.startswith("s3://"):
+    if is_remote(path) and scheme_of(path) not in WRITABLE:
         return None
     parts = re.split(r"([*?\[\]]+)", path)
     if len(parts) == 1:

@@ -40,6 +40,7 @@ from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
 from olm_data.storage.json_file import read_json
+from olm_data.storage.objects import LOCATIONS
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
@@ -108,7 +109,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         if (
             not location.isprintable()
             or not location
-            or scheme not in ("", "s3")
+            or scheme not in ("", *LOCATIONS)
             or names_credentials(location)
             or (relative and ".." in location.split("/"))
         ):

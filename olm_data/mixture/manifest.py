@@ -35,6 +35,7 @@ from olm_data.packing.base import Packing
 from olm_data.packing.concat import Concat
 from olm_data.packing.packings import PACKINGS, for_order
 from olm_data.select.where import parse as parse_condition
+from olm_data.storage.objects import LOCATIONS, scheme_of
 from olm_data.storage.store import is_remote
 
 PackingName = Annotated[str, OneOf(lambda: PACKINGS)]
@@ -49,6 +50,11 @@ def _place(kind: str, fix: str) -> Reader:
     def read(data: Any) -> str:
         if not isinstance(data, str) or not data or not data.isprintable():
             raise UsageError(f"{quoted(data)} is not a path or URL of {kind}", fix=fix)
+        if is_remote(data) and scheme_of(data) not in LOCATIONS:
+            raise UsageError(
+                f"{kind} cannot be at {scheme_of(data)}://",
+                fix=f"use a local path or one of {', '.join(f'{name}://' for name in LOCATIONS)}",
+            )
         if is_remote(data) and ("?" in data or "@" in data.split("://", 1)[1].split("/", 1)[0]):
             raise UsageError(
                 "a URL with a user, password or query is not allowed here",

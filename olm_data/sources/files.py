@@ -2,7 +2,7 @@
 
     InputFile -> open_binary (seekable, as stored) | open_stream (decompressed, bounded memory)
 
-`s3://` is read by the ETag that was listed (see `s3_files`), `hf://` by the commit.
+Remote storage is read by the ETag that was listed (see `remote_files`), `hf://` by the commit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, OlmError, StorageError, said_by
-from olm_data.sources import s3_files
+from olm_data.sources import remote_files
 from olm_data.sources.decompress import DecompressionError, decompressed
 from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import Bounded
@@ -40,7 +40,7 @@ def current_revision(input: InputFile) -> str:
             return local_revision(input.url)
         except OSError:
             return ""
-    return s3_files.current(input.url)
+    return remote_files.current(input.url)
 
 
 def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
@@ -57,9 +57,9 @@ def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
     with reading(input):
         if "://" not in input.url:
             return open(input.url, "rb", buffering=0)
-        if input.url.startswith("s3://"):
+        if not input.url.startswith("hf://"):
             revision, path = input.revision, input.path
-            remote = s3_files.S3File(input.url, input.bytes, revision, path, ahead=ahead)
+            remote = remote_files.RemoteFile(input.url, input.bytes, revision, path, ahead=ahead)
             return cast(IO[bytes], remote)
         cache = "readahead" if ahead else "none"
         file: IO[bytes] = hub_filesystem().open(

@@ -1,6 +1,6 @@
 """Which files an argument stands for, and what among them is not read.
 
-    arguments (path, glob, folder, s3://..., hf://...) -> list_files -> Listing(files, passed)
+    arguments (path, glob, folder, gs://..., hf://...) -> list_files -> Listing(files, passed)
 
 A folder is read whole, whatever formats are mixed in it. What is not read is never dropped in
 silence: each such file is in `passed` with its reason. Never: opens a file for its documents.
@@ -32,7 +32,7 @@ from olm_data.errors import (
 )
 from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
-from olm_data.sources import hub_files, s3_files
+from olm_data.sources import hub_files, remote_files
 from olm_data.sources.files import local_revision, reading
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
 from olm_data.sources.json_array import is_array
@@ -88,15 +88,9 @@ def list_files(arguments: Sequence[str]) -> Listing:
         scheme = urlsplit(argument).scheme if "://" in argument else ""
         if scheme in ("", "file"):
             listing = _local_files(argument.removeprefix("file://"))
-        elif scheme in ("s3", "hf"):
-            refuse_secrets(argument)
-            listing = _s3_files(argument) if scheme == "s3" else _hub_files(argument)
         else:
-            raise UsageError(
-                f"inputs at {scheme}:// are not supported",
-                where=f"{scheme}://...",
-                fix="use local paths, s3:// or hf://",
-            )
+            refuse_secrets(argument)
+            listing = _hub_files(argument) if scheme == "hf" else _remote_files(argument)
         found += listing.files
         passed += listing.passed
     seen: set[str] = set()
@@ -323,8 +317,8 @@ def _local_file(name: str) -> InputFile:
         ) from error
 
 
-def _s3_files(argument: str) -> Listing:
-    found = {item.url: item for item in s3_files.listed(argument)}
+def _remote_files(argument: str) -> Listing:
+    found = {item.url: item for item in remote_files.listed(argument)}
     if not found:
         raise InputError("there is no such file", where=printable(argument))
     passed: list[Passed] = []

@@ -1,8 +1,7 @@
-"""Where output may go: never nowhere, the root, the home folder, or among a user's own files.
+"""Where output may go: never nowhere, the root, the home folder. See `foreign` for users' files.
 
     name of a folder -> refuse_no_place (empty, the root)      every store, reading too
                      -> refuse_output   (also the home folder)  whoever makes a folder
-                     -> refuse_foreign  (files that are not ours)
     name of a file   -> refuse_no_file
 
 An unset variable makes `--output "$OUT"` empty, and an empty name must not mean `/`.
@@ -13,25 +12,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Set
-from contextlib import suppress
-from itertools import islice
-from typing import TYPE_CHECKING
 
 from olm_data.errors import UsageError, printable
 from olm_data.redaction import names_credentials, redacted
 from olm_data.storage.names import acts, is_unicode
+from olm_data.storage.objects import READ_ONLY, SCHEMES, WRITABLE, scheme_of
 
-if TYPE_CHECKING:
-    from olm_data.storage.store import Store
-
-_LOOKED_AT = 1000
-"""Names of a remote folder that are looked at."""
-
-_OF_THE_SYSTEM = frozenset({".DS_Store", "lost+found", ".snapshot"})
-Foreign = Callable[[Set[str], Callable[[str], Set[str]]], Set[str]]
-_MARKS = (b'"olm-dataset"', b'"olm-plan"')
-_HEAD = 1 << 20
+_URLS = ", ".join(f"{scheme}://" for scheme in WRITABLE)
 
 
 def refuse_no_place(name: str) -> None:
@@ -71,6 +58,12 @@ def refuse_output(name: str) -> None:
             fix="choose another name",
         )
     _refuse_unexpanded(name)
+    if scheme_of(name) in READ_ONLY:
+        raise UsageError(
+            f"storage at {scheme_of(name)}:// can only be read",
+            where=printable(name),
+            fix=f"write to a local folder or one of {_URLS}",
+        )
     local = name.removeprefix("file://")
     if "://" in local:
         return
@@ -82,30 +75,6 @@ def refuse_output(name: str) -> None:
             why="the files of a dataset would lie among all others",
             fix="name a folder of its own",
         )
-
-
-def refuse_foreign(store: Store, foreign: Foreign, *marks: str) -> None:
-    """Refuse a folder that holds files of somebody else, and nothing that says it is ours.
-
-    Args:
-        foreign: which names are somebody else's; is given all of them, and how to look into a
-            folder among them.
-        marks: files that say so by their content: `"format": "olm-..."`.
-
-    Raises:
-        UsageError: it does; names some.
-    """
-    found = sorted(foreign(_names(store, ""), lambda folder: _names(store, folder)))
-    if not found or any(_is_marked(store, mark) for mark in marks):
-        return
-    shown = ", ".join(map(printable, found[:3]))
-    more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
-    raise UsageError(
-        "the output folder holds files that are not of a dataset",
-        where=printable(store.root),
-        why=f"it holds {shown}{more}",
-        fix="name a new or an empty folder",
-    )
 
 
 def refuse_no_file(name: str, option: str) -> None:
@@ -129,7 +98,7 @@ def refuse_no_file(name: str, option: str) -> None:
 
 def _refuse_unexpanded(name: str) -> None:
     """Refuse what a shell leaves of `--output=~/x` and what misspells a URL: `s3:/bucket/x`."""
-    scheme = re.match(r"(s3|hf|gs|gcs|az|abfs|https?|file):(?!//)/*", name, re.IGNORECASE)
+    scheme = re.match(rf"({'|'.join(SCHEMES)}|gcs|file):(?!//)/*", name, re.IGNORECASE)
     if scheme:
         raise UsageError(
             "the output looks like a URL, and is none",
@@ -155,29 +124,3 @@ def _refuse_no_text(name: str) -> None:
             where=printable(name),
             fix="choose another name; in the C locale, set LANG=C.UTF-8",
         )
-
-
-def _names(store: Store, folder: str) -> set[str]:
-    """Return the names right in a folder; those of folders end with a slash."""
-    if store.remote:
-        prefix = store.key("x").removesuffix("x") + folder
-        keys = (item.key.removeprefix(prefix) for item in store.bucket.list(prefix))
-        parts = (key.partition("/") for key in islice(keys, _LOOKED_AT))
-        return {name + slash for name, slash, _ in parts} - {""}
-    with (
-        suppress(FileNotFoundError, NotADirectoryError),  # whoever makes it says what is wrong
-        os.scandir(os.path.join(store.root, folder)) as found,
-    ):
-        return {
-            item.name + "/" * item.is_dir() for item in found if item.name not in _OF_THE_SYSTEM
-        }
-    return set()
-
-
-def _is_marked(store: Store, name: str) -> bool:
-    if not store.remote and not os.path.isfile(store.url(name)):
-        return False
-    with suppress(FileNotFoundError):
-        head = store.read(name, 0, _HEAD)
-        return any(mark in head for mark in _MARKS)
-    return False

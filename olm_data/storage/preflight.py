@@ -13,7 +13,7 @@ import uuid
 from typing import Literal
 
 from olm_data.errors import ConflictError, StorageError
-from olm_data.storage.s3_errors import S3Failure
+from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 
 PROBE = ".olm-probe-"
@@ -83,7 +83,7 @@ def conditional_create(probe: Probe) -> Verdict:
     """Create the probe twice and return what the store makes of the second time."""
     try:
         probe.store.create(probe.name, b"probe")
-    except S3Failure as failure:
+    except RemoteFailure as failure:
         if failure.status == 501 or failure.code == "NotImplemented":
             return "refused"
         raise

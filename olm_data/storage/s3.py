@@ -1,12 +1,9 @@
-"""S3 through AWS's own client: each request bounded in time, tried again, verified, and explained.
+"""S3 through AWS's own client, and uploads in parts whose parts are tried again one by one.
 
-    Bucket.get | head | list                  -> bytes, S3Object, ...
-    Bucket.put | upload (multipart) | delete  -> what arrived is what was sent
+    file -> parts, four at a time, each tried again and checked -> completed | aborted
 
-The client makes one attempt a request; the one retry loop is here, around request and body, so that
-a stalled store costs attempts x timeout and not the product of three loops. A request whose answer
-was lost may have been done: creating and completing look before they call it a conflict.
-Never: an open-for-write handle, a credential in a message, another prefix than the caller's.
+A completion whose answer was lost may have been done: it looks before it calls that a failure.
+Never: a part that stays behind an error, an interrupt included.
 """
 
 from __future__ import annotations
@@ -16,21 +13,17 @@ import io
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from olm_data.errors import StorageError, UsageError
-from olm_data.regular_files import refuse_large
-from olm_data.storage.retry import Backoff, retried
+from olm_data.errors import StorageError
+from olm_data.storage.bucket import WRITER, Bucket, Condition, Got
+from olm_data.storage.objects import Object, RemoteFailure, Upload
 from olm_data.storage.s3_answer import (
-    S3Object,
-    Upload,
     body_of,
     date_of,
     etag_of,
@@ -39,27 +32,15 @@ from olm_data.storage.s3_answer import (
     page_of_uploads,
 )
 from olm_data.storage.s3_body import Slice, digests
-from olm_data.storage.s3_client import client
-from olm_data.storage.s3_errors import S3Failure, is_transient, said, translated
+from olm_data.storage.s3_client import client, endpoint
+from olm_data.storage.s3_errors import is_transient, said, translated
 
-BACKOFF = Backoff()
-FIRST_CONTACT = Backoff(attempts=6, within=60)  # see `Bucket`
-PIECE = 8 << 20  # bytes of one ranged read
 SMALLEST_PART, MOST_PARTS = 16 << 20, 9000
 PARTS_AT_A_TIME = 4
-WRITER = "olm-writer"  # metadata of a created object: tells ours from a rival's of the same bytes
 _log = logging.getLogger(__name__)
 
 
-def split_url(url: str) -> tuple[str, str]:
-    """Return bucket and key (no leading or trailing slash) of `s3://bucket/key`."""
-    bucket, _, key = url.partition("://")[2].partition("/")
-    if not bucket:
-        raise UsageError("the URL names no bucket", where=url, fix="write s3://BUCKET/PREFIX")
-    return bucket, key.strip("/")
-
-
-class Bucket:
+class S3Bucket(Bucket):
     """The objects of one bucket.
 
     Args:
@@ -68,11 +49,7 @@ class Bucket:
     """
 
     def __init__(self, name: str, *, hasty: bool = False) -> None:
-        self.name, self.hasty = name, hasty
-
-    def url(self, key: str) -> str:
-        """Return `s3://bucket/key`."""
-        return f"s3://{self.name}/{key}"
+        super().__init__("s3", name, hasty=hasty)
 
     def request(
         self,
@@ -84,7 +61,7 @@ class Bucket:
         stopped: threading.Event | None = None,
         **parameters: Any,
     ) -> Any:
-        """Make one request, again while its errors are transient.
+        """Make one request of the client, again while its errors are transient.
 
         Args:
             operation: name of the client's method.
@@ -96,116 +73,61 @@ class Bucket:
 
         Raises:
             FileNotFoundError: no such object.
-            S3Failure: the store refused, or failed too often; names key and request id.
+            RemoteFailure: the store refused, or failed too often; names key and request id.
         """
-        url, tries = self.url(key), [1]
 
-        def attempt(number: int) -> Any:
-            tries[0] = number
+        def attempt() -> Any:
             sent = {} if body is None else {"Body": body()}
-            call = getattr(client(), operation)
-            return then(call(Bucket=self.name, **parameters, **sent))
+            return then(self._call(operation, **parameters, **sent))
 
-        def again(error: Exception) -> bool:
-            return is_transient(error) and not (stopped is not None and stopped.is_set())
+        return self.attempts(operation, key, attempt, stopped=stopped)[0]
 
-        def failed(error: Exception, number: int, seconds: float) -> None:
-            if number > 1 or seconds > 5:  # a single hiccup is no news
-                _log.warning("%s: %s; trying again (%d)", url, said(error), number + 1)
+    def _call(self, operation: str, **parameters: Any) -> Any:
+        return getattr(client(), operation)(Bucket=self.name, **parameters)
 
-        try:
-            backoff = FIRST_CONTACT if self.hasty else BACKOFF
-            return retried(attempt, backoff, again, failed)
-        except Exception as error:
-            problem = translated(error, url, operation, tries[0])
-            if problem is None:  # not the store's doing
-                raise
-        # Outside the handler: the client's own error repeats what the store sent, and whoever
-        # prints a chain of errors would print that.
-        raise problem
+    def _head(self, key: str) -> Object:
+        return object_of(key, self._call("head_object", Key=key))
 
-    def head(self, key: str) -> S3Object | None:
-        """Return what is known of an object, or None where there is none."""
-        try:
-            known: S3Object = self.request(
-                "head_object", key, Key=key, then=lambda found: object_of(key, found)
-            )
-        except FileNotFoundError:
-            return None
-        return known
+    def _get(self, key: str, start: int, stop: int, etag: str) -> Got:
+        match = {"IfMatch": f'"{etag}"'} if etag else {}
+        answer = self._call("get_object", Key=key, Range=f"bytes={start}-{stop - 1}", **match)
+        return body_of(answer, stop - start)
 
-    def get(
-        self,
-        key: str,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        etag: str | None = None,
-        most: int | None = None,
-    ) -> bytes:
-        """Return bytes [start, stop) of an object, as many of them as it has.
-
-        Args:
-            etag: refuse any other version of the object.
-            most: bytes that the object may have.
-
-        Raises:
-            FileNotFoundError: no such object.
-            ValidationError: it has more than `most`.
-            S3Failure: `code` is "PreconditionFailed" where the object is another version.
-        """
-        parts: list[bytes] = []
-        while stop is None or start < stop:
-            end = start + PIECE if stop is None else min(stop, start + PIECE)
-            wanted: dict[str, Any] = {"Key": key, "Range": f"bytes={start}-{end - 1}"}
-            if etag is not None:
-                wanted["IfMatch"] = f'"{etag}"'
-            try:
-                read = partial(body_of, most=end - start)
-                data, etag, size = self.request("get_object", key, then=read, **wanted)
-            except S3Failure as failure:
-                if failure.code in ("InvalidRange", "416"):  # at or past the end
-                    break
-                raise
-            if most is not None:
-                refuse_large(size, most, self.url(key))
-            parts.append(data)
-            start += len(data)
-            if start >= size:
-                break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def put(
-        self, key: str, data: bytes, *, create: bool = False, replaces: str | None = None
-    ) -> None:
-        """Write a small object whole, and check what arrived.
-
-        Args:
-            create: only where there is none; else FileExistsError.
-            replaces: only in place of the version with this ETag; else FileExistsError.
-
-        Raises:
-            FileExistsError: the condition does not hold.
-        """
+    def _put(self, key: str, data: bytes, condition: Condition | None) -> bool:
         extra: dict[str, Any] = {}
-        conditional = create or replaces is not None
-        if conditional:
-            writer = uuid.uuid4().hex
-            match = {"IfNoneMatch": "*"} if create else {"IfMatch": f'"{replaces}"'}
-            extra = match | {"Metadata": {WRITER: writer}}
-        try:
-            response = self.request(
-                "put_object", key, Key=key, body=lambda: io.BytesIO(data), **extra
-            )
-        except S3Failure as failure:
-            if not conditional or failure.code not in ("PreconditionFailed", "412"):
-                raise
-            # The answer to an earlier attempt may have been lost: then the object there is ours.
-            if failure.attempts == 1 or self._writer(key) != writer:
-                raise FileExistsError(self.url(key)) from failure
-            response = {}
-        if not _arrived(response, _md5(data), _crc32(data)) and self.get(key) != data:
-            raise self._other_bytes(key)
+        if condition is not None:
+            replaces = condition.replaces
+            match = {"IfMatch": f'"{replaces}"'} if replaces else {"IfNoneMatch": "*"}
+            extra = match | {"Metadata": {WRITER: condition.writer}}
+        response = self._call("put_object", Key=key, Body=io.BytesIO(data), **extra)
+        return _arrived(response, _md5(data), _crc32(data))
+
+    def _writer(self, key: str) -> str | None:
+        found: str | None = self._call("head_object", Key=key)["Metadata"].get(WRITER)
+        return found
+
+    def _delete(self, key: str) -> None:
+        self._call("delete_object", Key=key)
+
+    def _page(self, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
+        return page_of(self._call("list_objects_v2", Prefix=prefix, **(more or {})))
+
+    def _now(self) -> datetime:
+        return date_of(self._call("list_objects_v2", MaxKeys=1))
+
+    def _transient(self, error: Exception) -> bool:
+        return is_transient(error)
+
+    def _said(self, error: Exception) -> str:
+        return said(error)
+
+    def _translated(
+        self, error: Exception, url: str, operation: str, attempts: int
+    ) -> Exception | None:
+        return translated(error, url, operation, attempts)
+
+    def endpoint(self) -> str:
+        return endpoint()
 
     def upload(self, key: str, path: Path, sha256: str) -> None:
         """Write a local file as an object, in parts if it is large, and check what arrived.
@@ -214,7 +136,7 @@ class Bucket:
             sha256: digest of the file.
 
         Raises:
-            S3Failure: nothing new is visible then, and no part is left behind.
+            RemoteFailure: nothing new is visible then, and no part is left behind.
         """
         size = path.stat().st_size
         part = part_size(size)
@@ -280,7 +202,7 @@ class Bucket:
                 UploadId=id,
                 MultipartUpload={"Parts": parts},
             )
-        except S3Failure as failure:
+        except RemoteFailure as failure:
             # Its answer may have been lost: then the upload is gone and the object is there.
             found = self.head(key) if failure.code == "NoSuchUpload" else None
             if found is None or failure.attempts == 1 or (found.size, found.etag) != (size, etag):
@@ -298,24 +220,9 @@ class Bucket:
         """Give up an unfinished upload; its parts are deleted. One that is gone is no error."""
         try:
             self.request("abort_multipart_upload", upload.key, Key=upload.key, UploadId=upload.id)
-        except (FileNotFoundError, S3Failure) as error:
-            if isinstance(error, S3Failure) and error.code not in ("NoSuchUpload", "404"):
+        except (FileNotFoundError, RemoteFailure) as error:
+            if isinstance(error, RemoteFailure) and error.code not in ("NoSuchUpload", "404"):
                 raise
-
-    def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is no error."""
-        self.request("delete_object", key, Key=key)
-
-    def list(self, prefix: str) -> Iterator[S3Object]:
-        """Yield the objects whose keys begin with `prefix`, by key."""
-        more: dict[str, Any] = {}
-        while True:
-            found, more = self.request(
-                "list_objects_v2", prefix, Prefix=prefix, then=page_of, **more
-            )
-            yield from found
-            if not more:
-                return
 
     def uploads(self, prefix: str) -> Iterator[Upload]:
         """Yield the unfinished multipart uploads of keys that begin with `prefix`."""
@@ -328,31 +235,6 @@ class Bucket:
             yield from (upload for upload in found if upload.key.startswith(prefix))
             if not more:
                 return
-
-    def now(self) -> datetime:
-        """Return the store's own clock, by the date of an answer."""
-        return cast(datetime, self.request("list_objects_v2", "", MaxKeys=1, then=date_of))
-
-    def _writer(self, key: str) -> str | None:
-        metadata = self.request("head_object", key, Key=key, then=itemgetter("Metadata"))
-        return cast("str | None", metadata.get(WRITER))
-
-    def _reads_back(self, key: str, size: int, sha256: str) -> bool:
-        """Whether the object has this digest; for stores whose ETag proves nothing."""
-        found = self.head(key)
-        if found is None or found.size != size:
-            return False
-        seen = hashlib.sha256()
-        for start in range(0, size, PIECE):
-            seen.update(self.get(key, start, min(size, start + PIECE), etag=found.etag))
-        return seen.hexdigest() == sha256
-
-    def _other_bytes(self, key: str) -> StorageError:
-        return StorageError(
-            "the store holds other bytes than were sent",
-            where=self.url(key),
-            fix="run the same command again; finished shards are kept",
-        )
 
 
 def part_size(size: int) -> int:

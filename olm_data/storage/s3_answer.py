@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from olm_data.redaction import echoes
+from olm_data.storage.bucket import Got
+from olm_data.storage.objects import Object, Upload
 
 _AT_ONCE = 1 << 20
 
@@ -23,34 +25,17 @@ class OversizedAnswer(Exception):
     """An answer has more bytes than were asked for, or than such an answer can have."""
 
 
-class S3Object(NamedTuple):
-    """One object: key, size in bytes, ETag without quotes, and when it was last written."""
-
-    key: str
-    size: int
-    etag: str
-    modified: datetime
-
-
-class Upload(NamedTuple):
-    """One unfinished multipart upload."""
-
-    key: str
-    id: str
-    started: datetime
-
-
 def etag_of(found: Any) -> str:
     """Return the ETag without quotes, "" where there is none."""
     return str(found.get("ETag", "")).strip('"')
 
 
-def object_of(key: str, found: Any, size: str = "ContentLength") -> S3Object:
+def object_of(key: str, found: Any, size: str = "ContentLength") -> Object:
     """Read what is told of an object; `size` names the field with its bytes."""
-    return S3Object(key, found[size], etag_of(found), found["LastModified"])
+    return Object(key, found[size], etag_of(found), found["LastModified"])
 
 
-def page_of(page: Any) -> tuple[list[S3Object], dict[str, Any]]:
+def page_of(page: Any) -> tuple[list[Object], dict[str, Any]]:
     """Read a page of a listing: objects, and the parameters of the next page, if there is one."""
     found = [object_of(item["Key"], item, "Size") for item in page.get("Contents", ())]
     return found, _next_page(page, "ContinuationToken")
@@ -66,7 +51,7 @@ def _next_page(page: Any, *names: str) -> dict[str, Any]:
     return {name: page[f"Next{name}"] for name in names} if page.get("IsTruncated") else {}
 
 
-def body_of(response: Any, most: int) -> tuple[bytes, str, int]:
+def body_of(response: Any, most: int) -> Got:
     """Read the answer to a ranged get: data, ETag, size of the whole object.
 
     Args:
@@ -87,7 +72,7 @@ def body_of(response: Any, most: int) -> tuple[bytes, str, int]:
         from botocore.exceptions import IncompleteReadError
 
         raise IncompleteReadError(actual_bytes=0, expected_bytes=min(size, most))
-    return data, etag_of(response), size
+    return Got(data, etag_of(response), size)
 
 
 def read_up_to(stream: Any, most: int) -> bytes:

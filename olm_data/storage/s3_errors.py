@@ -1,6 +1,6 @@
 """What went wrong with an S3 request: worth another attempt? and the words for the user.
 
-    client's exception -> is_transient -> translated -> S3Failure | FileNotFoundError
+    client's exception -> is_transient -> translated -> RemoteFailure | FileNotFoundError
 
 Only codes, numbers, names and 80 characters of the store's own words get into a message: never a
 URL with a query, a header or a key.
@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 from typing import Any, cast
 
-from olm_data.errors import OlmError, StorageError, words
+from olm_data.errors import OlmError, words
+from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.s3_answer import CredentialEcho, OversizedAnswer
 from olm_data.storage.s3_client import client, endpoint
 
@@ -36,30 +37,6 @@ _MISREAD = (
 )
 """Of the client's parsers and `s3_answer`, where a field of an answer is missing or no number."""
 CHECKSUM_SETTING = "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
-
-
-class S3Failure(StorageError):
-    """A request that the store refused, or that failed too often.
-
-    Attributes:
-        code: the store's error code ("" where no answer came).
-        status: HTTP status (0 where no answer came).
-        attempts: how often it was tried.
-    """
-
-    def __init__(
-        self,
-        what: str,
-        *,
-        where: str | None = None,
-        why: str | None = None,
-        fix: str | None = None,
-        code: str = "",
-        status: int = 0,
-        attempts: int = 1,
-    ) -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
-        self.code, self.status, self.attempts = code, status, attempts
 
 
 def is_transient(error: Exception) -> bool:
@@ -117,7 +94,7 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
     if isinstance(error, ClientError):
         return _refused(error, url, operation, attempts)
     if isinstance(error, CredentialEcho):
-        return S3Failure(
+        return RemoteFailure(
             "the store's answer repeats a credential of this machine",
             where=f"{url} ({operation})",
             why="no store needs to, and whatever is made of the answer would hold the credential",
@@ -125,14 +102,14 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
             "if it is not yours, replace the credential",
         )
     if isinstance(error, OversizedAnswer):
-        return S3Failure(
+        return RemoteFailure(
             f"the store sends {error}: it does not honour ranges, or its answers have no end",
             where=f"{url} ({operation})",
             why=f"the rest was not read; endpoint {endpoint()}",
             fix="check that the address (AWS_ENDPOINT_URL) is that of an S3 store",
         )
     if isinstance(error, NoCredentialsError):
-        return S3Failure(
+        return RemoteFailure(
             "no credentials for S3 were found",
             where=url,
             fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
@@ -142,7 +119,7 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
         return cast(Exception, cause)
     misread = cause if type(cause) in _MISREAD else error
     if isinstance(misread, _MISREAD) and not is_transient(error):
-        return S3Failure(
+        return RemoteFailure(
             "the store's answer cannot be read",
             where=f"{url} ({operation})",
             why=f"{type(misread).__name__}; endpoint {endpoint()}",
@@ -151,7 +128,7 @@ def translated(error: Exception, url: str, operation: str, attempts: int) -> Exc
     if not (isinstance(error, BotoCoreError) or is_transient(error)):
         return None
     times = f" {attempts} times" if attempts > 1 else ""
-    return S3Failure(
+    return RemoteFailure(
         f"remote storage fails{times}: {said(error)}",
         where=f"{url} ({operation})",
         why=f"endpoint {endpoint()}",
@@ -186,7 +163,7 @@ def _refused(error: Any, url: str, operation: str, attempts: int) -> Exception:
     elif operation in _WRITES and status in (400, 501) and _sends_checksums():
         why = f"{message}; some stores do not know the checksums that clients send by default"
         fix = f"export {CHECKSUM_SETTING}, then run the same command again"
-    return S3Failure(
+    return RemoteFailure(
         what, where=where, why=why, fix=fix, code=code, status=status, attempts=attempts
     )
 

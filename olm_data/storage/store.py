@@ -23,11 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from olm_data.errors import (
-    ConflictError,
-    UsageError,
-    refuse_secrets,
-)
+from olm_data.errors import ConflictError
 from olm_data.regular_files import (
     MAX_WHOLE,
     open_regular,
@@ -35,6 +31,7 @@ from olm_data.regular_files import (
     refuse_link_out,
     refuse_special,
 )
+from olm_data.storage.buckets import open_bucket
 from olm_data.storage.disk import (
     fsync_directory,
     io_errors,
@@ -45,7 +42,6 @@ from olm_data.storage.disk import (
 )
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.places import refuse_no_place
-from olm_data.storage.s3 import Bucket, split_url
 from olm_data.storage.scratch import scratch
 
 STAGING_PREFIX = ".staging-"
@@ -58,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def is_remote(url: str | os.PathLike[str]) -> bool:
-    """Whether `url` names remote storage (`s3://...`) rather than a local path."""
+    """Whether `url` names remote storage (`s3://...`, `gs://...`) rather than a local path."""
     text = os.fspath(url)
     return "://" in text and not text.startswith("file://")
 
@@ -80,7 +76,7 @@ class Store:
     """A dataset's folder.
 
     Args:
-        root: local path or `s3://bucket/prefix` of the folder; it is created by the first write.
+        root: local path or URL, as `s3://bucket/prefix`; it is created by the first write.
         single_writer: nobody else writes here, so `create` may look first and then write: for a
             store that does not honour conditional writes.
         staging_prefix: start of the names of local folders for unfinished files.
@@ -107,14 +103,7 @@ class Store:
         self.single_writer = single_writer
         self._within = within or self.root
         if self.remote:
-            refuse_secrets(text)
-            if not text.startswith("s3://"):
-                raise UsageError(
-                    f"datasets at {text.partition('://')[0]}:// are not supported",
-                    fix="use a local path or s3://BUCKET/PREFIX",
-                )
-            bucket, self._prefix = split_url(text)
-            self.bucket = Bucket(bucket)
+            self.bucket, self._prefix = open_bucket(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Store, **self._options), (self.root,)

@@ -81,7 +81,7 @@ def test_06_an_interrupt_aborts_the_upload_and_removes_the_local_copy(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def interrupted(exchange):
-        monkeypatch.setattr("olm_data.storage.s3.Bucket._complete", _interrupt)
+        monkeypatch.setattr("olm_data.storage.s3.S3Bucket._complete", _interrupt)
         exchange.reply(*exchange.forward())
 
     proxy.inject(interrupted, method="PUT", key="partNumber=3")

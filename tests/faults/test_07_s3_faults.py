@@ -19,7 +19,7 @@ from support.s3_proxy import (
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, StorageError
-from olm_data.storage.s3_errors import S3Failure
+from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 
 SLOW_DOWN, INTERNAL = answer(503, "SlowDown"), answer(500, "InternalError")
@@ -129,7 +129,7 @@ def test_07_a_store_that_goes_on_failing_is_exit_6_with_key_and_request_id(
 
 def test_07_a_refusal_is_not_repeated(proxy: Proxy, tmp_path: Path) -> None:
     proxy.inject(answer(403, "AccessDenied"), times=None)
-    with pytest.raises(S3Failure, match="AccessDenied"):
+    with pytest.raises(RemoteFailure, match="AccessDenied"):
         Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}").put("k", b"x")
     assert len(proxy.seen) == 1
 

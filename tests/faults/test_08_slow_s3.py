@@ -9,7 +9,7 @@ import pytest
 from support.s3_proxy import Proxy, delay, stall, throttled
 
 from olm_data.errors import StorageError
-from olm_data.storage import s3, s3_client
+from olm_data.storage import bucket, s3_client
 from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
 
@@ -46,7 +46,7 @@ def test_08_a_store_that_stays_silent_is_exit_6_and_the_waiting_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(s3, "BACKOFF", Backoff(attempts=4, first=0.001))
+    monkeypatch.setattr(bucket, "BACKOFF", Backoff(attempts=4, first=0.001))
     proxy.inject(stall, times=None)
     with caplog.at_level(logging.WARNING), pytest.raises(StorageError) as caught:
         store.read("a")

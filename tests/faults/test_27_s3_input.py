@@ -98,7 +98,7 @@ def test_27_an_object_replaced_between_plan_and_reading_is_refused(
 def test_27_an_object_replaced_while_its_blocks_are_read_is_refused_at_once(
     proxy: Proxy, prefix: str, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("olm_data.sources.s3_files.BLOCK", 4096)
+    monkeypatch.setattr("olm_data.sources.remote_files.BLOCK", 4096)
     store, data = Store(prefix), write("jsonl", tmp_path).read_bytes()
     store.put("a.jsonl", data)
 

@@ -190,7 +190,7 @@ def test_38_a_manifest_that_is_a_link_out_of_the_folder_is_refused(dataset: Path
 LOCATIONS = [
     "http://169.254.169.254/latest/meta-data",
     "https://example.org/tokens",
-    "gs://bucket/tokens",
+    "ftp://bucket/tokens",
     "file:///etc",
     "ftp://host/tokens",
     "S3://bucket/tokens",

@@ -30,7 +30,7 @@ from support.hostile_s3 import (
 )
 
 from olm_data.errors import StorageError
-from olm_data.storage import s3 as under_test
+from olm_data.storage import bucket as under_test
 from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
 

@@ -13,7 +13,7 @@ from support.s3_proxy import Exchange, Fault, Proxy, answer, ignore_condition, r
 
 from olm_data.doctor import Finding, examine
 from olm_data.errors import UsageError
-from olm_data.storage.s3 import Bucket
+from olm_data.storage.s3 import S3Bucket
 from olm_data.storage.store import Store
 
 
@@ -99,7 +99,7 @@ def test_a_clock_that_is_off_is_noted_before_the_store_refuses_it(
     minutes: int, state: str, s3: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shifted = datetime.now(UTC) + timedelta(minutes=minutes)
-    monkeypatch.setattr(Bucket, "now", lambda self: shifted)
+    monkeypatch.setattr(S3Bucket, "now", lambda self: shifted)
     assert findings(f"s3://{s3['bucket']}/{tmp_path.name}")["clock"].state == state
 
 
@@ -121,3 +121,31 @@ def test_a_local_place_that_cannot_be_written_is_exit_5() -> None:
 def test_a_url_with_credentials_is_refused() -> None:
     with pytest.raises(UsageError, match="credential"):
         examine("s3://key:secret@bucket/x")
+
+
+def test_another_cloud_is_asked_what_every_store_must_do(
+    cloud: dict[str, str], tmp_path: Path
+) -> None:
+    place = f"{cloud['kind']}://{cloud['bucket']}/{tmp_path.name}"
+    done = olm_data("doctor", place, "--json")
+    assert done.returncode == 0, done.stdout
+    states = {f["check"]: f["state"] for f in json.loads(done.stdout)["findings"]}
+    assert set(states) == {
+        *("address", "clock", "write", "read", "list", "conditional create"),
+        *("throughput", "delete", "room", "open files"),
+    }
+    del states["room"], states["open files"]
+    assert set(states.values()) == {"ok"}
+    assert Store(place).entries() == []
+
+
+def test_memory_is_said_to_end_with_the_process() -> None:
+    found = findings("memory://bucket/place")
+    assert found["lasting"].state == "note"
+    assert "ends with this process" in found["lasting"].seen
+
+
+@pytest.mark.parametrize("place", ["https://example.org/x", "hf://datasets/org/name/x"])
+def test_a_place_that_can_only_be_read_is_no_output(place: str) -> None:
+    with pytest.raises(UsageError, match="can only be read"):
+        examine(place)

@@ -115,7 +115,7 @@ def test_dry_run_describes_the_launched_number_of_ranks(
         ),
         ("--data_loader.mixture=none.lock.json", 4, "there is no mixture lock"),
         ("--trainer.callbacks.lm_evaluator.datasets.x=none", 4, "none"),
-        ("--trainer.save_folder=gs://bucket/run", 2, "s3://"),
+        ("--trainer.save_folder=weka://bucket/run", 2, "s3://"),
     ],
 )
 def test_a_mistake_has_a_message_and_an_exit_code(

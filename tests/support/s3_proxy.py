@@ -1,9 +1,9 @@
-"""A real HTTP proxy between S3 client and S3 server that does to chosen requests what networks do.
+"""A real HTTP proxy between client and server of a store that does to requests what networks do.
 
-    client -> (endpoint = this proxy) -> rule matches? fault : pass -> SeaweedFS -> back
+    client -> (endpoint = this proxy) -> rule matches? fault : pass -> the server -> back
 
 The client signs the proxy's own Host header and the proxy forwards it unchanged, so the server
-checks the signature of exactly what the client sent. Standard library only.
+checks the signature of exactly what the client sent. Servers: see `s3` and `clouds`.
 
     with s3_proxy(server) as proxy:
         proxy.inject(answer(503, "SlowDown"), method="PUT", key=r"manifest", times=2)
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import re
 import socket
 import struct
@@ -139,9 +140,16 @@ def answer(status: int, code: str, message: str = "injected") -> Fault:
             f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message>'
             "<RequestId>injected-id</RequestId></Error>"
         ).encode()
+        if exchange.proxy.server.get("kind") == "gs":
+            errors = [{"reason": code, "message": message}]
+            told = {"error": {"code": status, "message": message, "errors": errors}}
+            body = json.dumps(told).encode()
         exchange.handler.send_response_only(status, code)
         exchange.handler.send_header("Content-Length", str(len(body)))
-        exchange.handler.send_header("x-amz-request-id", "injected-id")
+        for name in ("x-amz-request-id", "x-ms-request-id", "X-GUploader-UploadID"):
+            exchange.handler.send_header(name, "injected-id")
+        exchange.handler.send_header("x-ms-error-code", code)
+        exchange.handler.send_header("Content-Type", "application/xml")
         exchange.handler.end_headers()
         if exchange.handler.command != "HEAD":
             exchange.handler.wfile.write(body)
@@ -165,7 +173,7 @@ def cut_request(exchange: Exchange) -> None:
 
 def ignore_condition(exchange: Exchange) -> None:
     """The store overwrites although it was told to create: what was there is deleted first."""
-    exchange.proxy.delete(urlsplit(exchange.handler.path).path)
+    exchange.proxy.delete(exchange)
     passing(exchange)
 
 
@@ -247,7 +255,7 @@ class Proxy:
         Args:
             faults: with `at`, they befall requests at, at + 1, ...; else each is a rule, in order.
             method, key: only this method, only paths with queries that match this expression.
-            conditional: only requests with If-None-Match.
+            conditional: only requests with If-None-Match, or Google's word for it.
             times: how many requests a rule befalls at most; None for all.
         """
         for offset, fault in enumerate(faults):
@@ -267,10 +275,17 @@ class Proxy:
             self.seen.append(seen)
             return next((rule.fault for rule in self.rules if rule.takes(seen)), passing)
 
-    def delete(self, path: str) -> None:
-        """Delete an object behind the client's back."""
+    def delete(self, exchange: Exchange) -> None:
+        """Delete the object that a request is about, behind the client's back."""
+        kind = self.server.get("kind")
+        if kind is not None:
+            from support.clouds import delete
+
+            delete(self.server, exchange.handler.path, exchange.body)
+            return
         import boto3
 
+        path = urlsplit(exchange.handler.path).path
         bucket, _, key = path.lstrip("/").partition("/")
         client = boto3.client(
             "s3",
@@ -298,7 +313,7 @@ def s3_proxy(server: dict[str, str]) -> Iterator[Proxy]:
         def _serve(self) -> None:
             try:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                conditional = "If-None-Match" in self.headers
+                conditional = "If-None-Match" in self.headers or "ifGenerationMatch=" in self.path
                 fault = proxy.choose(self.command, self.path, conditional)
                 fault(Exchange(self, proxy, body))
             except (Dropped, OSError, http.client.HTTPException):

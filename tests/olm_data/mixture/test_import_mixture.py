@@ -31,7 +31,7 @@ sources:
     max_repetition_ratio: 2.5
     max_source_fraction: 0.5
     paths:
-      - gs://bucket/reddit/**/*.npy  # globs stay as they are
+      - weka://bucket/reddit/**/*.npy  # globs stay as they are
       - s3://bucket/more/*.npy
   - source_name: web
     target_ratio: .81726315213
@@ -57,7 +57,7 @@ def test_an_olmo_core_source_list_becomes_a_manifest_with_exact_numbers() -> Non
         "reddit-high": Fraction("0.18273684787"),
         "web": Fraction("0.81726315213"),
     }
-    assert "# gs://bucket/reddit/**/*.npy" in text
+    assert "# weka://bucket/reddit/**/*.npy" in text
 
 
 def test_a_whole_olmo_core_mixture_config_says_tokens_and_seed() -> None:
@@ -118,7 +118,7 @@ def test_the_command_writes_a_manifest_once_and_says_what_to_import(tmp_path: Pa
     assert parse_mixture(printed.stdout).stages[0].tokens == 10**9
     done = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert (tmp_path / "manifest.yaml").read_text() == printed.stdout
-    assert "olm-data import does not take gs://bucket/reddit/**/*.npy" in done.stderr
+    assert "olm-data import does not take weka://bucket/reddit/**/*.npy" in done.stderr
     assert "olm-data import /data/web/part-0.npy --tokenizer TOKENIZER --dtype DTYPE" in done.stderr
     again = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert isinstance(again.exception, ConflictError)
@@ -184,7 +184,7 @@ def test_d8_paths_and_patterns_are_spelled_for_a_shell(path: str, argument: str)
     )
 
 
-@pytest.mark.parametrize("path", ["gs://b/a.npy", "s3://b/*/a.npy", "/d/**/a.npy", "weka://x/a"])
+@pytest.mark.parametrize("path", ["https://b/a.npy", "s3://b/*/a.npy", "/d/**/a.npy", "weka://x/a"])
 def test_d8_what_import_cannot_take_gets_no_command(path: str) -> None:
     assert command_of("/d/a.npy", path) is None
 

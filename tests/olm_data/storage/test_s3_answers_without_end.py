@@ -12,12 +12,13 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from support.quiet_server import QuietServer
 
-from olm_data.storage import s3
+from olm_data.storage import bucket
+from olm_data.storage.bucket import PIECE
+from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.retry import Backoff
-from olm_data.storage.s3 import PIECE, Bucket
+from olm_data.storage.s3 import S3Bucket
 from olm_data.storage.s3_bounds import MOST_ANSWER, MOST_ERROR
 from olm_data.storage.s3_client import client
-from olm_data.storage.s3_errors import S3Failure
 
 ENDLESS = 1 << 40
 XML = b"<?xml version='1.0'?><ListBucketResult><Name>"
@@ -89,7 +90,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret-of-this-test")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setattr(s3, "BACKOFF", Backoff(attempts=2, first=0.001))
+        monkeypatch.setattr(bucket, "BACKOFF", Backoff(attempts=2, first=0.001))
         client()  # whose own description of S3 takes 10 MB
         yield made
 
@@ -113,10 +114,10 @@ def test_s3_the_body_of_an_error_is_read_up_to_a_limit(
     server: Server, status: int, chunked: bool
 ) -> None:
     server.status, server.chunked = status, chunked
-    bucket = Bucket("b")
+    bucket = S3Bucket("b")
     for ask in (lambda: bucket.get("k"), lambda: bucket.put("k", b"x"), lambda: bucket.delete("k")):
         server.sent = server.requests = 0
-        with bounded(server, MOST_ERROR), pytest.raises(S3Failure, match="1,048,576 bytes"):
+        with bounded(server, MOST_ERROR), pytest.raises(RemoteFailure, match="1,048,576 bytes"):
             ask()
         assert server.requests == 1
 
@@ -125,36 +126,39 @@ def test_s3_the_body_of_an_error_is_read_up_to_a_limit(
 def test_s3_a_ranged_read_takes_no_more_than_was_asked_for(server: Server, chunked: bool) -> None:
     server.status, server.chunked = 206, chunked
     server.headers = {"Content-Range": "bytes 0-99/100", "ETag": '"e"'}
-    with bounded(server, 100), pytest.raises(S3Failure, match="more than 100 bytes"):
-        Bucket("b").get("k", 0, 100)
+    with bounded(server, 100), pytest.raises(RemoteFailure, match="more than 100 bytes"):
+        S3Bucket("b").get("k", 0, 100)
     server.status, server.headers, server.sent = 200, {}, 0
-    with bounded(server, PIECE), pytest.raises(S3Failure, match="more than 8,388,608 bytes"):
-        Bucket("b").get("k")
+    with bounded(server, PIECE), pytest.raises(RemoteFailure, match="more than 8,388,608 bytes"):
+        S3Bucket("b").get("k")
 
 
 def test_s3_a_listing_is_read_up_to_a_limit(server: Server) -> None:
     server.head = XML
-    with bounded(server, MOST_ANSWER), pytest.raises(S3Failure, match="more than 8,388,608 bytes"):
-        list(Bucket("b").list(""))
+    with (
+        bounded(server, MOST_ANSWER),
+        pytest.raises(RemoteFailure, match="more than 8,388,608 bytes"),
+    ):
+        list(S3Bucket("b").list(""))
 
 
 def test_s3_just_the_limit_is_taken_and_one_byte_more_is_not(server: Server) -> None:
     server.status, server.headers = 206, {"Content-Range": "bytes 0-9/10"}
     server.size = 10
-    assert Bucket("b").get("k", 0, 10) == b"x" * 10
+    assert S3Bucket("b").get("k", 0, 10) == b"x" * 10
     server.size = 11
-    with pytest.raises(S3Failure, match="more than 10 bytes"):
-        Bucket("b").get("k", 0, 10)
+    with pytest.raises(RemoteFailure, match="more than 10 bytes"):
+        S3Bucket("b").get("k", 0, 10)
     server.status, server.size = 403, MOST_ERROR
-    with pytest.raises(S3Failure, match="403"):
-        Bucket("b").get("k")
+    with pytest.raises(RemoteFailure, match="403"):
+        S3Bucket("b").get("k")
     server.size += 1
-    with pytest.raises(S3Failure, match="more than"):
-        Bucket("b").get("k")
+    with pytest.raises(RemoteFailure, match="more than"):
+        S3Bucket("b").get("k")
 
 
 def test_s3_an_object_that_is_never_sent_ends_the_asking(server: Server) -> None:
     server.status, server.headers, server.size = 206, {"Content-Range": "bytes 0-9/10"}, 0
-    with pytest.raises(S3Failure):
-        Bucket("b").get("k")
+    with pytest.raises(RemoteFailure):
+        S3Bucket("b").get("k")
     assert server.requests == 2

@@ -10,6 +10,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from support.clouds import environment
 
 from olm_data.errors import ConflictError, ResourceError, StorageError
 from olm_data.storage.disk import io_errors
@@ -17,12 +18,20 @@ from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 
 
-@pytest.fixture(params=["local", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
+@pytest.fixture(params=["local", "memory", "s3", "gs", "az"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    kind = request.param
+    if kind == "local":
         return Store(tmp_path / "store")
-    server = request.getfixturevalue("s3")
-    return Store(f"s3://{server['bucket']}/{tmp_path.name}")
+    if kind == "memory":
+        return Store(f"memory://bucket/{tmp_path.name}")
+    if kind == "s3":
+        server = request.getfixturevalue("s3")
+    else:
+        server = request.getfixturevalue(f"{kind}_server")
+        for name, value in environment(kind, server["endpoint_url"]).items():
+            monkeypatch.setenv(name, value)
+    return Store(f"{kind}://{server['bucket']}/{tmp_path.name}")
 
 
 def test_put_then_read_returns_the_bytes_and_replaces(store: Store) -> None:
@@ -47,8 +56,55 @@ def test_publish_moves_a_finished_file(store: Store) -> None:
     assert store.read("shard-00000.tokens.npy") == data
 
 
-def test_multipart_upload_is_checked(s3: dict[str, str], tmp_path: Path) -> None:
-    store = Store(f"s3://{s3['bucket']}/multipart")
+def test_a_part_of_a_file_ends_where_the_file_does(store: Store) -> None:
+    store.put("a", b"hello")
+    assert [store.read("a", 1, 3), store.read("a", 3, 9), store.read("a", 5, 9)] == [
+        *(b"el", b"lo", b""),
+    ]
+    store.put("empty", b"")
+    assert (store.read("empty"), store.size("empty"), store.read("empty", 0, 5)) == (b"", 0, b"")
+
+
+def test_replace_asks_for_what_was_there(store: Store) -> None:
+    store.put("a", b"one")
+    store.replace("a", b"two", b"one")
+    store.replace("a", b"two", b"one")  # it holds that already
+    with pytest.raises(ConflictError, match="changed this file"):
+        store.replace("a", b"three", b"one")
+    assert store.read("a") == b"two"
+
+
+def test_listing_gives_names_and_sizes_below_the_folder_only(store: Store) -> None:
+    store.put("a/deep/one", b"1")
+    store.put("a/two", b"22")
+    store.put("b", b"")
+    child = store.child("a")
+    assert [(entry.name, entry.size) for entry in child.entries()] == [("deep/one", 1), ("two", 2)]
+    assert child.sizes() == {"two": 2}
+    assert store.sizes("b") == {"b": 0}
+    child.clear()
+    assert [entry.name for entry in store.entries()] == ["b"]
+
+
+def test_deleting_what_is_not_there_is_no_error(store: Store) -> None:
+    store.put("a", b"x")
+    store.delete("a")
+    store.delete("a")
+    assert not store.exists("a")
+
+
+def test_one_writer_holds_the_folder(store: Store) -> None:
+    with (
+        exclusive(store),
+        pytest.raises(ConflictError, match="another process is writing"),
+        exclusive(Store(store.root)),
+    ):
+        pass
+    with exclusive(store) as lease:
+        lease.check()
+
+
+def test_a_large_file_is_checked(store: Store) -> None:
     data = os.urandom(40 << 20)  # above twice the smallest part
     with store.staging() as staging:
         (staging / "x").write_bytes(data)

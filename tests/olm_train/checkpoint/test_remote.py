@@ -130,6 +130,6 @@ def test_other_kinds_of_storage_and_a_remote_work_dir_are_refused(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match="not supported"):
-        build_trainer(tiny_mixture, tmp_path, "--trainer.save_folder=gs://bucket/run")
+        build_trainer(tiny_mixture, tmp_path, "--trainer.save_folder=weka://bucket/run")
     with pytest.raises(UsageError, match="work_dir"):
         build_trainer(tiny_mixture, tmp_path, "--trainer.work_dir=s3://bucket/run")

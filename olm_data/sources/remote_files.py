@@ -1,7 +1,7 @@
-"""Input files on S3: listing, and reading with exactly the version that was listed.
+"""Input files on remote storage: listing, and reading with exactly the version that was listed.
 
     s3://bucket/key | folder | pattern -> listed -> (URL, bytes, revision), ...
-    (URL, revision) -> S3File: ranged reads of one ETag, the next block fetched while one is parsed
+    (URL, revision) -> RemoteFile: ranged reads of one ETag, the next block fetched meanwhile
 
 Every read is conditional on the ETag, so that an object replaced in the middle of a run is an error
 and never a mixture of two versions.
@@ -15,10 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from olm_data.errors import InputError, printable
-from olm_data.storage.s3 import Bucket, split_url
-from olm_data.storage.s3_answer import S3Object
+from olm_data.storage.buckets import open_bucket
+from olm_data.storage.objects import Object, RemoteFailure
 from olm_data.storage.s3_body import Seekable
-from olm_data.storage.s3_errors import S3Failure
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
 
@@ -37,8 +36,7 @@ def listed(url: str) -> list[Listed]:
     Raises:
         StorageError: the store fails.
     """
-    name, key = split_url(url)
-    bucket = Bucket(name, hasty=True)
+    bucket, key = open_bucket(url, hasty=True)
     if glob.has_magic(key):
         from fsspec.utils import glob_translate  # slow to import
 
@@ -54,16 +52,16 @@ def listed(url: str) -> list[Listed]:
 
 def current(url: str) -> str:
     """Return the revision of an object now, "" where it is gone."""
-    name, key = split_url(url)
-    found = Bucket(name).head(key)
+    bucket, key = open_bucket(url)
+    found = bucket.head(key)
     return "" if found is None else _revision(found)
 
 
-def _revision(item: S3Object) -> str:
+def _revision(item: Object) -> str:
     return f"{item.etag}-{item.size}"
 
 
-class S3File(Seekable):
+class RemoteFile(Seekable):
     """One version of an object as a seekable file.
 
     Args:
@@ -74,9 +72,9 @@ class S3File(Seekable):
     """
 
     def __init__(self, url: str, size: int, revision: str, path: str, *, ahead: bool) -> None:
-        name, self._key = split_url(url)
         super().__init__(size)
-        self._bucket, self._path = Bucket(name), path
+        self._bucket, self._key = open_bucket(url)
+        self._path = path
         self._etag = revision.rpartition("-")[0]
         self._pool = ThreadPoolExecutor(1) if ahead else None
         self._block: tuple[int, bytes] = (-1, b"")
@@ -131,8 +129,8 @@ class S3File(Seekable):
     def _fetch(self, start: int, stop: int) -> bytes:
         try:
             return self._bucket.get(self._key, start, stop, etag=self._etag)
-        except (FileNotFoundError, S3Failure) as error:
-            if isinstance(error, S3Failure) and error.code not in ("PreconditionFailed", "412"):
+        except (FileNotFoundError, RemoteFailure) as error:
+            if isinstance(error, RemoteFailure) and not error.is_other_version:
                 raise
             raise InputError(
                 "an input changed while it was being read",
