@@ -199,7 +199,7 @@ def refuse_exhausted(
 ) -> None:
     """Raise when a source is drawn beyond its cap, with the numbers and what would make it fit."""
     length, total = mixture.sequence_length, sum(stage.tokens for stage in stages)
-    problems, raised, lowered, places = [], [], [], []
+    problems, raised, lowered, lines = [], [], [], []
     fits = Fraction(total)
     for index, source in enumerate(sources):
         drawn = sum(stage.rows_by_source[index] for stage in stages)
@@ -212,7 +212,7 @@ def refuse_exhausted(
             f"{source.rows:,} rows; max_epochs {float(Fraction(source.max_epochs)):g} allows "
             f"{cap:,} rows"
         )
-        places.append(mixture.where("sources", source.name, "max_epochs"))
+        lines.append(mixture.where("sources", source.name, "max_epochs"))
         raised.append(f"max_epochs: {math.ceil(Fraction(drawn, source.rows))} for {source.name!r}")
         lowered.append(f"at most {cap * length:,} tokens of {source.name!r}")
         # each stage may draw one row more than its exact share
@@ -220,7 +220,7 @@ def refuse_exhausted(
     if problems:
         raise UsageError(
             "\n".join(problems),
-            where=", ".join(places),
+            where=", ".join(lines),
             why="on_exhausted is `error`: a run never repeats data more often than you allowed"
             if mixture.on_exhausted == "error"
             else "a stage by epochs takes what it says, so no other source can take over",

@@ -234,8 +234,8 @@ def manifest_text(
     lines += [f"sequence_length: {sequence_length}", "sources:"]
     for source in mixture.sources:
         cap = "" if source.max_epochs is None else f", max_epochs: {_number(source.max_epochs)}"
-        place = json.dumps(f"{data.rstrip('/')}/{source.name}", ensure_ascii=False)
-        lines.append(f'  "{source.name}": {{data: {place}{cap}}}')
+        location = json.dumps(f"{data.rstrip('/')}/{source.name}", ensure_ascii=False)
+        lines.append(f'  "{source.name}": {{data: {location}{cap}}}')
         lines += [f"    # {printable(path)}" for path in source.paths]
     weights = ", ".join(
         f'"{s.name}": {1 if s.weight is None else _number(s.weight)}' for s in mixture.sources

@@ -36,6 +36,7 @@ from olm_data.order.orders import to_lock
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.base import Packing
+from olm_data.packing.concat import StreamRows
 from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
@@ -150,6 +151,13 @@ class Lock(LockFile, frozen=True, kw_only=True):
             plan.sha256,
             verify=verify,
         )
+
+    def open_rows(self, index: int) -> RowPlan | StreamRows:
+        """Open what says which tokens the rows of one source hold."""
+        plan = self.open_plan(index)
+        if plan is not None:
+            return plan
+        return StreamRows(self.sources[index].rows, self.sequence_length)
 
     def open_datasets(
         self, *, verify: Verify = "lazy", max_open: int | None = None

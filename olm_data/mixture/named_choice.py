@@ -52,7 +52,7 @@ def read_choice(
     Raises:
         UsageError: a value or combination is refused; the message has its line.
     """
-    chosen, place = choices[name], values.where((key,))
+    chosen, line = choices[name], values.where((key,))
     fields = {field.name: field for field in fields_of(chosen)}
     for other, keys in choices.items():
         for own in keys_of([keys]):
@@ -63,7 +63,7 @@ def read_choice(
                     fix=f"leave it out, or write {key}: {other}",
                 )
     if check is not None:
-        with located(place):
+        with located(line):
             check(chosen)
     given = values.only(fields)
     for own, field in fields.items():
@@ -71,7 +71,7 @@ def read_choice(
             (note,) = plain(hints_of(chosen)[own])[1]
             raise UsageError(
                 f"the key {own!r} is missing",
-                where=place,
+                where=line,
                 why=note.description,
                 fix=f"{own}: {note.examples[0]}",
             )

@@ -272,14 +272,14 @@ def _by_epochs(
     found: dict[str, Fraction] = {}
     context.known(path, numbers or ())
     for name, number in (numbers or {}).items():
-        place = context.values.where((*path, name))
+        line = context.values.where((*path, name))
         if number <= 0:
-            raise UsageError(f"{path[-1]} of {name!r} must be more than 0", where=place)
+            raise UsageError(f"{path[-1]} of {name!r} must be more than 0", where=line)
         for source in sources_of(name, context.groups):
             if source in found:
                 raise UsageError(
                     f"source {source!r} is reached twice",
-                    where=place,
+                    where=line,
                     fix=f"remove {name!r} here, or the other one",
                 )
             found[source] = number

@@ -29,7 +29,7 @@ VERSION = "prp1"
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of the run with constant shares.
+    """Neighbouring rows of the run with constant shares.
 
     Attributes:
         rows: rows of this stage.
@@ -44,7 +44,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class RowPlace:
+class RowOrigin:
     """Where each of m rows of the run comes from.
 
     Attributes:
@@ -160,8 +160,8 @@ class Schedule:
             )
         return stages, sources, ordinals
 
-    def locate(self, rows: Any) -> RowPlace:
-        """Return the place of each of the global rows int64[m].
+    def locate(self, rows: Any) -> RowOrigin:
+        """Return where each of the global rows int64[m] comes from.
 
         Raises:
             IndexError: a row outside the run.
@@ -169,7 +169,7 @@ class Schedule:
         stage, source, ordinal = self.ordinal(rows)
         epoch, position = np.divmod(ordinal, self.epoch_rows[source])
         row = self.order.rows_at(position, self._epochs(source, epoch))
-        return RowPlace(stage, source, epoch, row)
+        return RowOrigin(stage, source, epoch, row)
 
     def rows_of(self, source: int, row: int) -> np.ndarray:
         """Return the global rows, ascending int64, at which row `row` of `source` is seen.

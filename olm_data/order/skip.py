@@ -1,6 +1,6 @@
 """The rows of a schedule that are trained on: all but the skipped ranges. Pure.
 
-Rows are counted twice: as a *global row* of the schedule, and as a *kept index*, its place among
+Rows are counted twice: as a *global row* of the schedule, and as a *kept index*, its position among
 the rows that are not skipped. Steps are cut from kept indices; the state of a run is a global row.
 """
 

@@ -77,17 +77,17 @@ class StepSizes:
     Counts rows or tokens, whatever its sizes are in; `per(S)` turns tokens into rows.
 
     Attributes:
-        pieces: (first step of the piece from 0, size of its steps), ascending, no two neighbours
-            of one size.
+        sizes_from: (first step from 0, size of it and the steps after it), ascending, no two
+            neighbours of one size.
 
     Raises:
-        UsageError: a size below 1, or pieces that are not in order.
+        UsageError: a size below 1, or steps that are not in order.
     """
 
-    pieces: tuple[tuple[int, int], ...]
+    sizes_from: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
-        firsts, sizes = [step for step, _ in self.pieces], [size for _, size in self.pieces]
+        firsts, sizes = [step for step, _ in self.sizes_from], [size for _, size in self.sizes_from]
         if min(sizes, default=0) < 1:
             raise UsageError(
                 f"a step of {min(sizes, default=0)} rows or tokens", fix="give a step one or more"
@@ -100,9 +100,9 @@ class StepSizes:
                 "two changes",
             )
         different = tuple(
-            piece for n, piece in enumerate(self.pieces) if not n or piece[1] != sizes[n - 1]
+            entry for n, entry in enumerate(self.sizes_from) if not n or entry[1] != sizes[n - 1]
         )
-        object.__setattr__(self, "pieces", different)
+        object.__setattr__(self, "sizes_from", different)
 
     @classmethod
     def constant(cls, size: int) -> StepSizes:
@@ -122,13 +122,13 @@ class StepSizes:
                 first = change.from_step - 1
             else:
                 first = sizes.steps_to(change.from_tokens or 0)
-            sizes = cls((*sizes.pieces, (first, change.global_batch_size)))
+            sizes = cls((*sizes.sizes_from, (first, change.global_batch_size)))
         return sizes
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
         """The sizes after the first one: (first step that has it, counted from 1, size)."""
-        return tuple((first + 1, size) for first, size in self.pieces[1:])
+        return tuple((first + 1, size) for first, size in self.sizes_from[1:])
 
     def record(self) -> dict[str, Any]:
         """Return what a checkpoint and `starts.jsonl` hold; `recorded` reads it.
@@ -145,19 +145,19 @@ class StepSizes:
 
     @cached_property
     def _firsts(self) -> list[int]:
-        return [step for step, _ in self.pieces]
+        return [step for step, _ in self.sizes_from]
 
     @cached_property
     def _befores(self) -> list[int]:
-        """What the steps before each piece hold together."""
+        """What the steps before each of `sizes_from` hold together."""
         befores = [0]
-        for (first, size), (stop, _) in pairwise(self.pieces):
+        for (first, size), (stop, _) in pairwise(self.sizes_from):
             befores.append(befores[-1] + (stop - first) * size)
         return befores
 
     def size(self, step: int) -> int:
         """Return how much step `step` holds."""
-        return self.pieces[bisect_right(self._firsts, step) - 1][1]
+        return self.sizes_from[bisect_right(self._firsts, step) - 1][1]
 
     def growth(self, step: int) -> float:
         """Return the size of step `step` over that of the first one."""
@@ -165,43 +165,46 @@ class StepSizes:
 
     def before(self, step: int) -> int:
         """Return how much the steps before `step` hold together."""
-        piece = bisect_right(self._firsts, step) - 1
-        first, size = self.pieces[piece]
-        return self._befores[piece] + (step - first) * size
+        at = bisect_right(self._firsts, step) - 1
+        first, size = self.sizes_from[at]
+        return self._befores[at] + (step - first) * size
 
     def steps_to(self, amount: int) -> int:
         """Return the fewest first steps that hold `amount` or more together.
 
         That is also the first step that begins at or after `amount`.
         """
-        piece = max(0, bisect_left(self._befores, amount) - 1)
-        first, size = self.pieces[piece]
-        return first - (self._befores[piece] - max(amount, 0)) // size
+        at = max(0, bisect_left(self._befores, amount) - 1)
+        first, size = self.sizes_from[at]
+        return first - (self._befores[at] - max(amount, 0)) // size
 
     def count(self, total: int) -> int:
         """Return how many whole steps `total` fills; also the step that holds number `total`."""
         return self.steps_to(total + 1) - 1
 
     def locate(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the step int64 [m] that holds each number int64 [m], from 0, and its place in it.
+        """Return the step int64 [m] that holds each number int64 [m], from 0, and its position
+        in it.
 
         Numbers below 0 come out as some number of a negative step.
         """
-        befores, pieces = np.array(self._befores), np.array(self.pieces)
-        piece = np.maximum(np.searchsorted(befores, numbers, side="right") - 1, 0)
-        step, place = np.divmod(numbers - befores[piece], pieces[piece, 1])
-        return step + pieces[piece, 0], place
+        befores, entries = np.array(self._befores), np.array(self.sizes_from)
+        at = np.maximum(np.searchsorted(befores, numbers, side="right") - 1, 0)
+        step, position = np.divmod(numbers - befores[at], entries[at, 1])
+        return step + entries[at, 0], position
 
-    def stretches(self, steps: range) -> Iterator[tuple[range, int]]:
+    def of_one_size(self, steps: range) -> Iterator[tuple[range, int]]:
         """Yield the longest parts of `steps` whose steps have one size, and that size."""
-        for (first, size), stop in zip(self.pieces, [*self._firsts[1:], steps.stop], strict=True):
+        for (first, size), stop in zip(
+            self.sizes_from, [*self._firsts[1:], steps.stop], strict=True
+        ):
             part = range(max(first, steps.start), min(stop, steps.stop))
             if part:
                 yield part, size
 
     def until(self, step: int) -> StepSizes:
         """Return the sizes without the changes at `step` or later, those of the steps before it."""
-        return StepSizes(tuple(piece for piece in self.pieces if piece[0] < max(step, 1)))
+        return StepSizes(tuple(entry for entry in self.sizes_from if entry[0] < max(step, 1)))
 
     def per(self, length: int) -> StepSizes:
         """Return sizes in tokens as sizes in rows of `length` tokens.
@@ -213,12 +216,12 @@ class StepSizes:
         return StepSizes(
             tuple(
                 (first, rows_of_tokens(names[bool(first)], size, length))
-                for first, size in self.pieces
+                for first, size in self.sizes_from
             )
         )
 
     def __str__(self) -> str:
-        first, *rest = (f"{size:,} tokens" for _, size in self.pieces)
+        first, *rest = (f"{size:,} tokens" for _, size in self.sizes_from)
         changes = zip(self._firsts[1:], rest, strict=True)
         return ", ".join([first, *(f"{size} from step {step + 1:,}" for step, size in changes)])
 
@@ -268,18 +271,18 @@ class Steps:
         return self.kept.rows(np.arange(first, stop, dtype=np.int64))
 
     def step_of(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the step int64 [m] of global rows [m], and the place int64 [m] of each in it.
+        """Return the step int64 [m] of global rows [m], and their positions in it, int64 [m].
 
         The step is `SKIPPED` or `LEFT_OVER` for a row that no step has.
         """
         index = self.kept.index(np.asarray(rows, dtype=np.int64))
-        step, place = self.sizes.locate(index)
+        step, position = self.sizes.locate(index)
         step[step >= self.count] = LEFT_OVER
         step[index < 0] = SKIPPED
-        return step, place
+        return step, position
 
     def _sizes(self) -> str:
-        used = dict.fromkeys(size for _, size in self.sizes.stretches(range(self.count)))
+        used = dict.fromkeys(size for _, size in self.sizes.of_one_size(range(self.count)))
         return ", then ".join(f"{size:,}" for size in used)
 
 
@@ -313,13 +316,13 @@ class Split:
                 fix="give the world size and the micro-batch of the run",
             )
 
-    def rank_of(self, place: int) -> tuple[int, int]:
-        """Return (rank, micro-batch of that rank, from 0) that has row `place` of a step."""
-        rank, inside = divmod(place, self.step_rows // self.world_size)
+    def rank_of(self, position: int) -> tuple[int, int]:
+        """Return (rank, micro-batch of that rank, from 0) that has row `position` of a step."""
+        rank, inside = divmod(position, self.step_rows // self.world_size)
         return rank, inside // (self.microbatch_rows or self.step_rows)
 
-    def places(self, rank: int, microbatch: int | None) -> range:
-        """Return the places in a step of one rank's rows, or of one micro-batch of them.
+    def positions(self, rank: int, microbatch: int | None) -> range:
+        """Return the positions in a step of one rank's rows, or of one micro-batch of them.
 
         Raises:
             UsageError: there is no such rank or micro-batch.

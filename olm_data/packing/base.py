@@ -3,8 +3,8 @@
     windows of documents: (first tokens, lengths) --Packing.pack--> PackedRows, PackingCost
                                                                          `-> row_plan.py
 
-A piece is a stretch of one document. The pieces of a row have at most S + 1 tokens, the last of
-which is only a label. `packings.py` names the packings there are;
+A piece is some neighbouring tokens of one document. The pieces of a row have at most S + 1 tokens,
+the last of which is only a label. `packings.py` names the packings there are;
 docs/explanation/architecture.md shows how to add one. Never: read a token.
 """
 
@@ -49,7 +49,7 @@ class PackingCost:
     Attributes:
         rows: rows made.
         tokens: tokens in them that are inputs.
-        padding: places without a token.
+        padding: positions without a token.
         cut_long: documents cut because they are longer than a row.
         cut_short: documents cut though they would have fitted into one row.
         dropped: tokens in no row.

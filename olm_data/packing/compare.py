@@ -38,7 +38,7 @@ class Comparison:
         documents: documents looked at; `of` is how many the dataset has.
         rows: rows made.
         tokens: inputs in them.
-        padding: share of the places without a token.
+        padding: share of the positions without a token.
         cut_needed: documents cut because they are longer than a row.
         cut_avoidable: documents cut though they fit in a row.
         dropped: tokens in no row.

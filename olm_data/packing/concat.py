@@ -10,6 +10,7 @@ arithmetic, no index; of a view it is a row plan. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -39,6 +40,23 @@ def unused_tail(tokens: int, sequence_length: int) -> int:
     """Return how many tokens at the stream's end stand in no row."""
     rows = rows_in(tokens, sequence_length)
     return tokens - (rows * sequence_length + 1) if rows else tokens
+
+
+@dataclass(frozen=True)
+class StreamRows:
+    """The rows of a stream without a plan, asked as a `RowPlan` is; `rows` of `sequence_length`."""
+
+    rows: int
+    sequence_length: int
+
+    def pieces(self, row: int) -> list[tuple[int, int]]:
+        """Return (first token, tokens) of a row: one piece, of all documents that it meets."""
+        return [(row * self.sequence_length, self.sequence_length + 1)]
+
+    def rows_with(self, start: int, stop: int) -> Int64:
+        """Return the rows, ascending int64, that may have an input of the tokens [start, stop)."""
+        last = min((stop - 1) // self.sequence_length + 1, self.rows)
+        return np.arange(start // self.sequence_length, last, dtype=np.int64)
 
 
 class Concat(Packing, frozen=True):

@@ -43,7 +43,7 @@ class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         rows, pieces: how many there are.
-        tokens: inputs in the rows; the other places are padding.
+        tokens: inputs in the rows; the other positions are padding.
         cut: documents longer than a row, which lie in several.
         dropped: tokens in no row (remainders shorter than `min_tail`).
         most_pieces: pieces of the row that has most.

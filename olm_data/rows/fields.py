@@ -1,4 +1,4 @@
-"""From windows of tokens and the places where documents end to the fields a model is trained on.
+"""From windows of tokens and the positions where documents end to the fields a model is trained on.
 
 Pure: arrays in, arrays out, no files. A handful of NumPy calls for a whole micro-batch, nothing per
 token or per document in Python.
@@ -6,9 +6,9 @@ token or per document in Python.
     tokens [b, S+1] ----------> input_ids [b, S], labels [b, S]
     cuts, ascending ----------> labels -100, doc_start, positions, cu_seqlens
 
-A *cut* is a place p in the flattened micro-batch, 1 .. b * S, at which another document begins: the
-token at p - 1 and the one that follows it belong to different documents. A cut at the end of a row
-hides the row's last label and starts no piece of its own. A *piece* is a maximal run of one
+A *cut* is a position p in the flattened micro-batch, 1 .. b * S, at which another document begins:
+the token at p - 1 and the one that follows it belong to different documents. A cut at the end of a
+row hides the row's last label and starts no piece of its own. A *piece* is a maximal run of one
 document within one row.
 """
 
@@ -33,7 +33,7 @@ def fill_labels(tokens: NDArray[Any], cuts: Int64, input_ids: Int64, labels: Int
 
     Args:
         tokens: unsigned [b, S+1]; each row is a window plus the token that follows it.
-        cuts: [m] places of the cuts.
+        cuts: [m] positions of the cuts.
         input_ids, labels: int64 [b, S], C order, overwritten.
     """
     input_ids[...] = tokens[:, :-1]
@@ -45,10 +45,10 @@ def fill_pieces(cuts: Int64, capacity: int, doc_start: Int32, positions: Int32) 
     """Write where each token's piece starts and how far into it the token is.
 
     Args:
-        cuts: [m] places of the cuts, ascending.
+        cuts: [m] positions of the cuts, ascending.
         capacity: most pieces a micro-batch may hold; fixes the length of the result.
-        doc_start: int32 [b, S], overwritten with the place within the row where the piece starts.
-        positions: int32 [b, S], overwritten with the place within the piece.
+        doc_start: int32 [b, S], overwritten with the position in the row where the piece starts.
+        positions: int32 [b, S], overwritten with the position within the piece.
 
     Returns:
         cu_seqlens, int32 [capacity + 1]: offsets of the pieces in the flattened micro-batch,

@@ -44,7 +44,7 @@ PADDING_ROW = -1
 """Row id of a row that holds padding only."""
 
 _ACROSS = -1
-"""Shard of a row that is not one stretch inside one shard."""
+"""Shard of a row that does not lie inside one shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +58,8 @@ class RowBatch:
             that follows it.
         input_ids: int64 [b, S].
         labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
-        doc_start: int32 [b, S], place within the row of the first token of the token's piece.
-        positions: int32 [b, S], place within the piece.
+        doc_start: int32 [b, S], position within the row of the first token of the token's piece.
+        positions: int32 [b, S], position within the piece.
         cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
             `fields.fill_pieces`.
         max_seqlen: S.
@@ -127,13 +127,13 @@ class RowReader:
                 f"row {bad:,} does not exist: the schedule has rows 0 to {self.total_rows - 1:,}",
                 fix="ask for a row of the schedule, or make a longer mixture with olm-data mix",
             )
-        place = self.schedule.locate(rows)
-        start = row_span(place.row, self.sequence_length)[0]
+        origin = self.schedule.locate(rows)
+        start = row_span(origin.row, self.sequence_length)[0]
         return Windows(
             self._shards,
             rows,
-            place.source,
-            np.where(self._shards.planned[place.source], place.row, start),
+            origin.source,
+            np.where(self._shards.planned[origin.source], origin.row, start),
             self.sequence_length,
             self.max_documents_per_row,
             self._pool,
@@ -148,9 +148,9 @@ class RowReader:
         """
         if self.remote is None:
             return
-        place = self.schedule.locate(rows)
-        start = row_span(place.row, self.sequence_length)[0]
-        which, shards = self._shards.touched(place.source, place.row, start, self.sequence_length)
+        origin = self.schedule.locate(rows)
+        start = row_span(origin.row, self.sequence_length)[0]
+        which, shards = self._shards.touched(origin.source, origin.row, start, self.sequence_length)
         self.remote.foresee(steps[which], shards)
 
     def read(self, rows: Int64, parts: int = 1) -> RowBatch:
@@ -226,15 +226,15 @@ class Windows:
     ) -> None:
         self._shards, self._rows, self._pool = shards, rows, pool
         self._length, self._max_documents_per_row = length, max_documents_per_row
-        place = shards.first_token[source] + start
-        shard = np.searchsorted(shards.ends, place, side="right")
-        inside = place + length < np.append(shards.ends, 0)[shard]
+        position = shards.first_token[source] + start
+        shard = np.searchsorted(shards.ends, position, side="right")
+        inside = position + length < np.append(shards.ends, 0)[shard]
         inside &= ~shards.planned[source]
         shard[~inside] = _ACROSS
-        local = np.where(inside, place - np.append(0, shards.ends)[shard], start)
-        # windows by place, and so by shard: all windows of a shard are looked up together
-        by_place = np.argsort(place)
-        self._by_shard = by_place[inside[by_place]]
+        local = np.where(inside, position - np.append(0, shards.ends)[shard], start)
+        # windows by position, and so by shard: all windows of a shard are looked up together
+        by_position = np.argsort(position)
+        self._by_shard = by_position[inside[by_position]]
         self._shard_column = shard[self._by_shard]
         self._local_column = local[self._by_shard]
         # Python lists: the loop in `_fill` reads them one element at a time
@@ -245,7 +245,7 @@ class Windows:
         self._near: dict[int, NDArray[Any]] = {}  # shard -> its tokens
         self._looked_up: set[int] = set()
         self._looked_up_across: set[int] = set()
-        # cuts of the windows looked up so far, ascending, as places in the flattened m windows
+        # cuts of the windows looked up so far, ascending, as positions in the flattened m windows
         self._cuts: Int64 = np.zeros(0, dtype=np.int64)
         self._new_cuts: list[Int64] = []
 
@@ -296,8 +296,8 @@ class Windows:
         tokens, length = lease.tokens, self._length
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
         checks = self._checked[i:j].tolist()
-        stretch = zip(self._shard[i:j], self._local[i:j], checks, strict=True)
-        for row, (shard, first, checked) in enumerate(stretch):
+        windows = zip(self._shard[i:j], self._local[i:j], checks, strict=True)
+        for row, (shard, first, checked) in enumerate(windows):
             if checked and shard in self._near:
                 tokens[row] = self._near[shard][first : first + length + 1]
             elif shard != _ACROSS:
@@ -353,8 +353,8 @@ class Windows:
                 done += size
                 cuts.append(np.array([done], np.int64))
         if k not in self._looked_up_across:
-            places = np.concatenate(cuts)  # the last one of the row cuts nothing
-            self._new_cuts.append(places[places < done] + k * self._length)
+            positions = np.concatenate(cuts)  # the last one of the row cuts nothing
+            self._new_cuts.append(positions[positions < done] + k * self._length)
             self._looked_up_across.add(k)
         out[done:] = 0
         return done
@@ -362,12 +362,12 @@ class Windows:
     def _copy(self, source: int, start: int, out: NDArray[Any]) -> Int64:
         """Copy tokens of a dataset from `start` on to `out`; return where in it documents end."""
         shards, done, ends = self._shards, 0, []
-        place = int(shards.first_token[source]) + start
-        number = int(np.searchsorted(shards.ends, place, side="right"))
+        position = int(shards.first_token[source]) + start
+        number = int(np.searchsorted(shards.ends, position, side="right"))
         while done < len(out):
             shard, end = shards.open(number), int(shards.ends[number])
             size = int(shard.ends[-1])
-            first = place + done - (end - size)
+            first = position + done - (end - size)
             last = min(size, first + len(out) - done)
             out[done : done + last - first] = shard.read(first, last)
             # ends e of this shard with first < e <= last
@@ -377,7 +377,7 @@ class Windows:
         return np.concatenate(ends) if ends else np.zeros(0, np.int64)
 
     def _cuts_of(self, i: int, j: int) -> Int64:
-        """Return the cuts of windows i .. j-1, all looked up before, as places among them."""
+        """Return the cuts of windows i .. j-1, all looked up before, as positions among them."""
         if self._new_cuts:
             self._cuts = np.concatenate([self._cuts, *self._new_cuts])
             self._cuts.sort(kind="stable")

@@ -17,7 +17,7 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.packing.concat import row_span, rows_in
+from olm_data.packing.concat import StreamRows, row_span, rows_in
 from olm_data.packing.row_plan import RowPlan
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -148,13 +148,13 @@ class LockRows:
 
     def __init__(self, lock: Lock) -> None:
         self.lock, self.schedule = lock, lock.schedule()
-        self._sources: dict[int, tuple[Dataset, RowPlan | None]] = {}
+        self._sources: dict[int, tuple[Dataset, RowPlan | StreamRows]] = {}
         self._specs: dict[int, TokenizerSpec] = {}
 
-    def source(self, index: int) -> tuple[Dataset, RowPlan | None]:
-        """Return the dataset of source `index`, and its row plan if it has one."""
+    def source(self, index: int) -> tuple[Dataset, RowPlan | StreamRows]:
+        """Return the dataset of source `index`, and which tokens its rows hold."""
         if index not in self._sources:
-            self._sources[index] = self.lock.open_dataset(index), self.lock.open_plan(index)
+            self._sources[index] = self.lock.open_dataset(index), self.lock.open_rows(index)
         return self._sources[index]
 
     def spec(self, index: int) -> TokenizerSpec:
@@ -175,46 +175,42 @@ class LockRows:
                 f"there is no row {row}",
                 fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}",
             )
-        place = self.schedule.locate(np.array([row], np.int64))
-        source, source_row = int(place.source[0]), int(place.row[0])
-        dataset, plan = self.source(source)
+        origin = self.schedule.locate(np.array([row], np.int64))
+        source, source_row = int(origin.source[0]), int(origin.row[0])
+        dataset, rows = self.source(source)
         spec = self.spec(source)
-        if plan is None:
-            first, stop = row_span(source_row, lock.sequence_length)
-            stretches = [(first, stop - first)]
-        else:
-            stretches = plan.pieces(source_row)
-        length = lock.sequence_lengths[int(place.stage[0])]
+        pieces = rows.pieces(source_row)
+        length = lock.sequence_lengths[int(origin.stage[0])]
         kept = lock.sources[source].view
         return RowView(
             row=row,
-            stage=lock.stages[int(place.stage[0])].name,
+            stage=lock.stages[int(origin.stage[0])].name,
             source=lock.sources[source].name,
-            epoch=int(place.epoch[0]),
+            epoch=int(origin.epoch[0]),
             view=None if kept is None else str(kept),
             source_row=source_row,
-            first_token=stretches[0][0],
+            first_token=pieces[0][0],
             sequence_length=length,
             pieces=[
                 piece
-                for first, size in _cut(stretches, length, lock.sequence_length)
+                for first, size in _cut(pieces, length, lock.sequence_length)
                 for piece in _pieces(dataset, spec, first, first + size)
             ],
         )
 
 
-def _cut(stretches: list[tuple[int, int]], length: int, longest: int) -> list[tuple[int, int]]:
-    """Cut the stretches of a row where the shorter rows end that it is trained as.
+def _cut(pieces: list[tuple[int, int]], length: int, longest: int) -> list[tuple[int, int]]:
+    """Cut the pieces of a row where the shorter rows end that it is trained as.
 
-    The token after the row's last place is only a label and stays with it.
+    The token after the row's last position is only a label and stays with it.
     """
-    cut, place = [], 0
-    for first, size in stretches:
-        stop = place + size
-        borders = range(place // length * length + length, min(stop, longest), length)
-        edges = [place, *borders, stop]
-        cut += [(first + low - place, high - low) for low, high in pairwise(edges)]
-        place = stop
+    cut, position = [], 0
+    for first, size in pieces:
+        stop = position + size
+        borders = range(position // length * length + length, min(stop, longest), length)
+        edges = [position, *borders, stop]
+        cut += [(first + low - position, high - low) for low, high in pairwise(edges)]
+        position = stop
     return cut
 
 

@@ -241,8 +241,10 @@ def _view(
 def _sighted(
     rows: LockRows, batches: Batches | None, index: int, hit: Hit, full: bool
 ) -> DocumentSightings:
-    dataset, plan = rows.source(index)
-    seen = sightings(rows.lock, rows.schedule, index, plan, *dataset.document_span(hit.document))
+    dataset, source_rows = rows.source(index)
+    seen = sightings(
+        rows.lock, rows.schedule, index, source_rows, *dataset.document_span(hit.document)
+    )
     return DocumentSightings(
         source=rows.lock.sources[index].name,
         document=_view(dataset, rows.spec(index), hit, full, SIGHTED_TOKENS),

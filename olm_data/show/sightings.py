@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from olm_data.mixture.lock import Lock
 from olm_data.order.schedule import Schedule
-from olm_data.packing.concat import row_span
+from olm_data.packing.concat import StreamRows
 from olm_data.packing.row_plan import RowPlan
 
 
@@ -50,28 +49,28 @@ class Sighting:
 
 
 def sightings(
-    lock: Lock, schedule: Schedule, source: int, plan: RowPlan | None, start: int, stop: int
+    lock: Lock, schedule: Schedule, source: int, rows: RowPlan | StreamRows, start: int, stop: int
 ) -> list[Sighting]:
     """Return the rows of the run that see tokens [start, stop) of a source, ascending.
 
     Args:
         schedule: the lock's.
         source: index of the source.
-        plan: its row plan, None where its rows are windows of its stream.
+        rows: which tokens its rows hold.
     """
-    length, rows = lock.sequence_length, lock.sources[source].rows
+    length = lock.sequence_length
     pieces: dict[int, list[tuple[int, int, int]]] = {}  # row -> (place, first, last token)
-    for row in _candidates(plan, start, stop, length, rows).tolist():
+    for row in rows.rows_with(start, stop).tolist():
         place = 0
-        for first, size in _stretches(plan, row, length):
+        for first, size in rows.pieces(row):
             low, high = max(first, start), min(first + size, stop)
             if low < high and place + low - first < length:
                 pieces.setdefault(row, []).append((place + low - first, low, high))
             place += size
     names = [stage.name for stage in lock.stages]
     found, which = schedule.sightings(source, np.array(list(pieces), np.int64))
-    where = schedule.locate(found)
-    seen = zip(found.tolist(), which.tolist(), where.stage, where.epoch.tolist(), strict=True)
+    origin = schedule.locate(found)
+    seen = zip(found.tolist(), which.tolist(), origin.stage, origin.epoch.tolist(), strict=True)
     return [
         Sighting(
             row=row,
@@ -92,20 +91,3 @@ def _parts(place: int, size: int, shorter: int, longest: int) -> tuple[int, int]
     """Return which rows of `shorter` tokens hold `size` tokens from `place` on of a longest row."""
     last = min(place + size, longest) - 1
     return place // shorter, last // shorter + 1
-
-
-def _candidates(
-    plan: RowPlan | None, start: int, stop: int, length: int, rows: int
-) -> NDArray[np.int64]:
-    """Return the source's rows that may see tokens [start, stop)."""
-    if plan is not None:
-        return plan.rows_with(start, stop)
-    return np.arange(start // length, min((stop - 1) // length + 1, rows), dtype=np.int64)
-
-
-def _stretches(plan: RowPlan | None, row: int, length: int) -> list[tuple[int, int]]:
-    """Return (first token, tokens) of each stretch of a row of the source, in order."""
-    if plan is not None:
-        return plan.pieces(row)
-    first, stop = row_span(row, length)
-    return [(first, stop - first)]

@@ -161,7 +161,7 @@ def show_step(
         split = batches.split(step)
         if split is None:
             raise UsageError("the number of ranks is not known", fix="add --world RANKS")
-        places = list(split.places(rank, microbatch))
+        places = list(split.positions(rank, microbatch))
     places = places[:most]
     return StepView(
         step=step,

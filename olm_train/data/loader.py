@@ -115,7 +115,7 @@ class DataLoader:
         self._microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
         self._steps = Steps(self._reader.total_rows, self.batch_sizes.per(length), skip)
         self.step = 0
-        self.check_sizes(self.batch_sizes.pieces[-1][0])
+        self.check_sizes(self.batch_sizes.sizes_from[-1][0])
         self._waited = 0.0
         self._running: Prefetcher[list[Batch]] | None = None
         self._items: Iterator[list[Batch]] | None = None  # the iterator that may hand out steps
@@ -172,9 +172,9 @@ class DataLoader:
             UsageError: which size, and the nearest that would do.
         """
         unit = self.world_size * self.rank_microbatch_size
-        for piece, size in self.batch_sizes.stretches(range(first, max(first + 1, self.steps))):
+        for steps, size in self.batch_sizes.of_one_size(range(first, max(first + 1, self.steps))):
             if size % unit:
-                since = f" from step {piece.start + 1:,}" if self.batch_sizes.changes else ""
+                since = f" from step {steps.start + 1:,}" if self.batch_sizes.changes else ""
                 low = size // unit * unit
                 near = " or ".join(f"{v:,}" for v in (low, low + unit) if v)
                 raise UsageError(

@@ -71,11 +71,11 @@ def read_steps(
 
 def _chunks(sizes: StepSizes, steps: range, world_size: int) -> Iterator[tuple[range, int]]:
     """Yield the steps located at once, which have one size, and the rows of a rank in each."""
-    for stretch, step_rows in sizes.stretches(steps):
+    for some, step_rows in sizes.of_one_size(steps):
         per_rank = step_rows // world_size
         ahead = max(1, _LOCATED_AHEAD // per_rank)
-        for first in range(stretch.start, stretch.stop, ahead):
-            yield range(first, min(first + ahead, stretch.stop)), per_rank
+        for first in range(some.start, some.stop, ahead):
+            yield range(first, min(first + ahead, some.stop)), per_rank
 
 
 def _rows_of_ranks(
@@ -83,14 +83,14 @@ def _rows_of_ranks(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the step int64 [m], and the global row int64 [m], of all rows of some ranks."""
     numbers, kept = [], []
-    for stretch, step_rows in schedule.sizes.stretches(steps):
+    for some, step_rows in schedule.sizes.of_one_size(steps):
         per_rank = step_rows // world_size
         rows = np.arange(ranks.start * per_rank, ranks.stop * per_rank, dtype=np.int64)
-        first = schedule.sizes.before(stretch.start)
-        begins = first + np.arange(len(stretch), dtype=np.int64) * step_rows
+        first = schedule.sizes.before(some.start)
+        begins = first + np.arange(len(some), dtype=np.int64) * step_rows
         # [steps, 1] + [rows of the ranks] -> [steps * rows of the ranks]
         kept.append((begins[:, None] + rows).reshape(-1))
-        numbers.append(np.repeat(np.arange(stretch.start, stretch.stop), len(rows)))
+        numbers.append(np.repeat(np.arange(some.start, some.stop), len(rows)))
     return np.concatenate(numbers), schedule.kept.rows(np.concatenate(kept))
 
 

@@ -113,12 +113,12 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         loader, config.model.num_params, trainer.max_duration, trainer.hard_stop
     )
     loader.check_sizes(0)
-    stretches = list(loader.batch_sizes.stretches(range(stop_step)))
-    sizes = ", then ".join(f"{size:,}" for _, size in stretches)
+    of_one_size = list(loader.batch_sizes.of_one_size(range(stop_step)))
+    sizes = ", then ".join(f"{size:,}" for _, size in of_one_size)
     yield f"{stop_step:,} steps of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
-    for steps, size in stretches:
+    for steps, size in of_one_size:
         when = "each step"
-        if len(stretches) > 1:
+        if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * world_size)
         yield (
@@ -142,7 +142,7 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         return module.scheduler.factor((step, max_steps), (tokens(step), tokens(max_steps)))
 
     peak = [step for step in range(1, min(max_steps, 100_000) + 1) if factor(step) == 1.0]
-    grown = {steps.start + 1 for steps, _ in stretches}
+    grown = {steps.start + 1 for steps, _ in of_one_size}
     shown = {1, max_steps, *grown, *(max_steps * quarter // 4 for quarter in (1, 2, 3)), *peak[:1]}
     for step in sorted(step for step in shown if step):
         growth = loader.batch_sizes.growth(step - 1)

@@ -250,7 +250,7 @@ def write_sparse_dataset(
         totals=Totals(tokens * shards, documents * shards, tokens * shards, documents * shards, 0),
         dropped={},
         max_documents_in=shard_windows,
-        tools=Tools(),
+        stored_tools={},
     )
     manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
     (path / MANIFEST).write_bytes(manifest.encode())

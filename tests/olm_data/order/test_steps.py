@@ -88,7 +88,7 @@ def test_each_number_is_in_exactly_one_step_and_the_sizes_know_it_both_ways(size
 
 @given(piecewise(), st.integers(0, 12), st.integers(0, 12))
 def test_stretches_are_the_parts_of_one_size_in_order(sizes, start, length):
-    parts = list(sizes.stretches(range(start, start + length)))
+    parts = list(sizes.of_one_size(range(start, start + length)))
     assert [t for part, _ in parts for t in part] == list(range(start, start + length))
     assert all(sizes.size(t) == size for part, size in parts for t in part)
     assert all(a != b for (_, a), (_, b) in pairwise(parts))
@@ -96,7 +96,7 @@ def test_stretches_are_the_parts_of_one_size_in_order(sizes, start, length):
 
 @given(piecewise(), st.integers(0, 30))
 def test_sizes_until_a_step_say_all_of_its_past_and_nothing_else(sizes, step):
-    other = StepSizes((*sizes.until(step).pieces, (max(step, 100), 10)))
+    other = StepSizes((*sizes.until(step).sizes_from, (max(step, 100), 10)))
     assert other.until(step) == sizes.until(step)
     steps = range(step + 1)
     assert [other.before(t) for t in steps] == [sizes.before(t) for t in steps]
@@ -112,12 +112,12 @@ def change(size: int, **when: int) -> BatchSizeChange:
 
 def test_a_change_comes_with_the_first_step_that_begins_at_or_after_its_tokens():
     for tokens, first in ((1, 1), (8, 1), (9, 2), (16, 2), (17, 3)):
-        assert StepSizes.scheduled(8, [change(24, from_tokens=tokens)]).pieces == (
+        assert StepSizes.scheduled(8, [change(24, from_tokens=tokens)]).sizes_from == (
             (0, 8),
             (first, 24),
         )
     sizes = StepSizes.scheduled(8, [change(24, from_step=3), change(8, from_tokens=17)])
-    assert sizes.pieces == ((0, 8), (2, 24), (3, 8))
+    assert sizes.sizes_from == ((0, 8), (2, 24), (3, 8))
     assert str(sizes.per(8)) == "1 tokens, 3 tokens from step 3, 1 tokens from step 4"
     assert StepSizes.scheduled(8, [change(8, from_step=3)]) == StepSizes.constant(8)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.mixture.compile_stages import rows_between
-from olm_data.packing.concat import row_span, rows_in, unused_tail
+from olm_data.packing.concat import StreamRows, row_span, rows_in, unused_tail
 
 
 @given(st.integers(0, 500), st.integers(1, 40))
@@ -36,3 +36,17 @@ def test_rows_of_stages_add_up_to_the_rows_of_the_run(stages: list[int], length:
     ends = list(itertools.accumulate(stages, initial=0))
     rows = [rows_between(a, b, length) for a, b in itertools.pairwise(ends)]
     assert sum(rows) == sum(stages) // length
+
+
+@given(st.integers(0, 90), st.integers(1, 9), st.integers(0, 89), st.integers(1, 30))
+def test_the_rows_with_some_tokens_are_those_that_have_one_of_them_as_an_input(
+    tokens: int, length: int, start: int, size: int
+) -> None:
+    rows = StreamRows(rows_in(tokens, length), length)
+    wanted = []
+    for row in range(rows.rows):
+        ((first, held),) = rows.pieces(row)
+        assert (first, first + held) == row_span(row, length)
+        if max(first, start) < min(first + length, start + size):
+            wanted.append(row)
+    assert rows.rows_with(start, start + size).tolist() == wanted
