@@ -27,6 +27,8 @@ EXTRAS = {
     "datasets": "hub",
     "gcsfs": "gcs",
     "gigatoken": "fast",
+    "jinja2": "report",
+    "markupsafe": "report",
     "matplotlib": "report",
     "ray": "ray",
     "safetensors": "train",

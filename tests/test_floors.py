@@ -18,7 +18,7 @@ FLOORS = {
         ("errors",),
         ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace", "threads"),
         ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
-        ("progress", "command"),
+        ("progress", "command", "tables"),
         ("storage",),
         ("page",),
         ("order",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
@@ -85,7 +84,6 @@ def mix(
         return
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
     import msgspec
-    from rich.console import Console
 
     from olm_data.counts import parse_count
     from olm_data.kinds import require
@@ -94,6 +92,7 @@ def mix(
     from olm_data.mixture.extend import extend as extend_lock
     from olm_data.mixture.summary import summarise, warnings
     from olm_data.mixture.summary_tables import print_summary
+    from olm_data.tables import console
 
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if extend:
@@ -108,13 +107,13 @@ def mix(
         result |= {"tree": shown.tree(done.lock)} if tree else {}
         click.echo(json.dumps(result, indent=1))
     else:
-        console = Console(width=None if sys.stdout.isatty() else 140)
+        terminal = console()
         if tree:
-            console.print(shown.draw(done.lock), soft_wrap=True)
+            terminal.print(shown.draw(done.lock), soft_wrap=True)
         if explain:
             click.echo("\n".join(shown.explain(done.lock)))
         if not (tree or explain):
-            print_summary(done.lock, console)
+            print_summary(done.lock, terminal)
     for warning in warnings(done.lock):
         warn(warning)
     note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
@@ -170,13 +169,12 @@ def _print_difference(old: str, new: str, as_json: bool) -> None:
 def _compare_packing(
     target: str, sequence_length: str | None, documents: str, html: str | None, as_json: bool
 ) -> None:
-    from rich.console import Console
-
     from olm_data.counts import parse_count
     from olm_data.kinds import require
     from olm_data.mixture.compare_packing import compare_packing
     from olm_data.packing.compare import print_comparisons, write_comparison
     from olm_data.storage.places import refuse_no_file
+    from olm_data.tables import console
 
     refuse_given(
         ("output", "dry_run", "overwrite", "explain", "tree", "extend"), "a lock; this writes none"
@@ -196,7 +194,7 @@ def _compare_packing(
     if as_json:
         click.echo(json.dumps([one.to_json() for one in found], indent=1))
     else:
-        print_comparisons(found, Console(width=None if sys.stdout.isatty() else 120))
+        print_comparisons(found, console())
     if html is not None:
         note(f"wrote {write_comparison(found, html)}")
     best = min(found, key=lambda one: (one.cut_avoidable, one.padding))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
@@ -99,8 +98,7 @@ def verify(
 
 
 def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json: bool) -> None:
-    from rich.console import Console
-
+    from olm_data.tables import console
     from olm_data.verify.training import find_lock, read_log, verify_training
     from olm_data.verify.training_text import print_training
 
@@ -122,7 +120,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=1))
     else:
-        print_training(found, Console(width=None if sys.stdout.isatty() else 140))
+        print_training(found, console())
     if not found.agrees:
         note("next: olm-data show row LOCK N   shows what a row holds")
         ctx.exit(ValidationError.exit_code)

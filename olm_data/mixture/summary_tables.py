@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.summary import summarise
+from olm_data.tables import table
 
 
 def print_summary(lock: Lock, console: Console) -> None:
@@ -17,12 +17,15 @@ def print_summary(lock: Lock, console: Console) -> None:
         length = stage.sequence_length
         parts = numbers.sequence_length // length
         cut = f", each trained as {parts:,} of {length:,} tokens" if parts > 1 else ""
-        table = _table(
-            f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}",
-            ("rows drawn", "tokens drawn", "epochs", "share wanted", "share got", "compile error"),
+        drawn = table(
+            (
+                *("source", "rows drawn", "tokens drawn", "epochs"),
+                *("share wanted", "share got", "compile error"),
+            ),
+            title=f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}",
         )
         for row in stage.sources:
-            table.add_row(
+            drawn.add_row(
                 row.source,
                 f"{row.rows:,}",
                 f"{row.tokens:,}",
@@ -32,11 +35,10 @@ def print_summary(lock: Lock, console: Console) -> None:
                 ("capped " if row.capped else "")
                 + (f"{row.compile_error:+.4%}" if row.compile_error else "0"),
             )
-        console.print(table)
-    table = _table(
-        f"run: {numbers.tokens:,} tokens, {numbers.rows:,} rows of "
-        f"{numbers.sequence_length:,} tokens, seed {numbers.seed}, order {numbers.order}",
+        console.print(drawn)
+    run = table(
         (
+            "source",
             "tokens available",
             "in no row",
             "padding",
@@ -46,9 +48,11 @@ def print_summary(lock: Lock, console: Console) -> None:
             "max",
             "share",
         ),
+        title=f"run: {numbers.tokens:,} tokens, {numbers.rows:,} rows of "
+        f"{numbers.sequence_length:,} tokens, seed {numbers.seed}, order {numbers.order}",
     )
     for source in numbers.sources:
-        table.add_row(
+        run.add_row(
             source.source,
             f"{source.tokens_available:,}",
             f"{source.tokens_in_no_row:,}",
@@ -63,13 +67,13 @@ def print_summary(lock: Lock, console: Console) -> None:
     def total(key: str) -> str:
         return f"{sum(getattr(row, key) for row in numbers.sources):,}"
 
-    table.add_section()
-    table.add_row(
+    run.add_section()
+    run.add_row(
         "total",
         *(total("tokens_available"), total("tokens_in_no_row"), ""),
         *(total("rows"), total("tokens"), "", "", "100%"),
     )
-    console.print(table)
+    console.print(run)
     for line in view_lines(lock):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -93,11 +97,3 @@ def view_lines(lock: Lock) -> list[str]:
             )
         lines.append(line)
     return lines
-
-
-def _table(title: str, columns: tuple[str, ...]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("source", overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", overflow="fold")
-    return table

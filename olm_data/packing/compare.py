@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View
 from olm_data.errors import printable
 from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
 from olm_data.packing.write_plan import WINDOW, documents
+from olm_data.tables import table
 
 ROW_DOCUMENTS = 32
 """Documents a row from which on the histogram counts together."""
@@ -149,13 +149,10 @@ def print_comparisons(found: Sequence[Comparison], console: Console) -> None:
     for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
         chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
         console.print(_title(chosen[0]), style="bold", soft_wrap=True, markup=False)
-        table = Table()
-        table.add_column("", overflow="fold")
-        for comparison in chosen:
-            table.add_column(comparison.packing, justify="right")
+        compared = table(["", *(comparison.packing for comparison in chosen)])
         for cells in zip(*map(_column, chosen), strict=True):
-            table.add_row(cells[0][0], *(text for _, text in cells))
-        console.print(table)
+            compared.add_row(cells[0][0], *(text for _, text in cells))
+        console.print(compared)
 
 
 def _title(one: Comparison) -> str:
@@ -184,7 +181,8 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
     """Write the comparisons as one HTML page with pictures."""
     from matplotlib.axes import Axes
 
-    from olm_data.page import colours, section, svg, table, whole_numbers, write_page
+    from olm_data import page
+    from olm_data.page import colours, section, svg, whole_numbers, write_page
 
     sections = []
     for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
@@ -205,6 +203,6 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
         rows = [(cells[0][0], *(text for _, text in cells)) for cells in zip(*columns, strict=True)]
         head = ("", *(one.packing for one in chosen))
         alt = f"Documents in a row by packing: {', '.join(head[1:])}"
-        sections.append(section(_title(chosen[0]), svg(draw, alt) + table(head, rows)))
+        sections.append(section(_title(chosen[0]), svg(draw, alt) + page.table(head, rows)))
     facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]
     return write_page(output, "olm packing", facts, sections)

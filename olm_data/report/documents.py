@@ -9,7 +9,7 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.lock import Lock
-from olm_data.page import note, section, svg, table
+from olm_data.page import joined, note, section, svg, table
 from olm_data.report.mixture import largest, source_colour
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def length_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
 
     alt = f"Histogram of tokens by the length of their document, {shortest:,} to {longest:,} tokens"
     head = ("source", "documents", "mean", "10 %", "median", "90 %", "longest", "longer than a row")
-    drawn = note(f"Of {SAMPLE_SHARDS} shards a source, evenly spread.") if partial else ""
+    parts = [svg(draw, alt), table(head, rows, numbers=7)]
+    if partial:
+        parts.append(note(f"Of {SAMPLE_SHARDS} shards a source, evenly spread."))
     if len(lengths) < len(lock.sources):
-        drawn += note(f"Of the {len(lengths)} sources drawn most, of {len(lock.sources):,}.")
-    return section("Document lengths", svg(draw, alt) + table(head, rows, numbers=7) + drawn)
+        parts.append(note(f"Of the {len(lengths)} sources drawn most, of {len(lock.sources):,}."))
+    return section("Document lengths", joined(parts))

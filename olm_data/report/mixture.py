@@ -5,7 +5,6 @@ Everything is computed from the lock alone, so it says what training will do, no
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -13,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.counts import scaled
-from olm_data.errors import printable
 from olm_data.mixture.explain import tree
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest_stages import manifest_stages
-from olm_data.page import COLOURS, colours, note, section, svg, table
+from olm_data.page import COLOURS, colours, joined, note, part, section, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TREE_NODES = 200  # of each stage
-HEAD = ("", "wanted", "", "compiled", "drawn", "tokens", "epochs")
 SHOWN = 24
 """Sources with a bar or a colour of their own: those drawn most; the rest is one more."""
 
@@ -44,16 +41,15 @@ def source_colour(lock: Lock, name: str) -> str:
 
 def tree_section(lock: Lock) -> str:
     """Return the groups and sources of each stage with the shares wanted, compiled and drawn."""
-    found = ""
+    parts = []
     for stage in tree(lock):
         nodes = list(_nodes(stage["members"]))
+        title = f"{stage['name']}: {stage['tokens']:,} tokens"
         lines = [_line(lock, depth, node) for depth, node in nodes[:TREE_NODES]]
-        cells = "".join(f'<th class="number" scope="col">{name}</th>' for name in HEAD)
-        found += f"<h3>{html.escape(stage['name'])}: {stage['tokens']:,} tokens</h3>"
-        found += f'<div class="scroll"><table><tr>{cells}</tr>{"".join(lines)}</table></div>'
+        parts.append(part("stage", title, lines))
         if len(nodes) > TREE_NODES:
-            found += note(f"... and {len(nodes) - TREE_NODES:,} more: olm-data mix --tree")
-    return section("Mixture", found)
+            parts.append(note(f"... and {len(nodes) - TREE_NODES:,} more: olm-data mix --tree"))
+    return section("Mixture", joined(parts))
 
 
 def _nodes(members: Sequence[dict[str, Any]], depth: int = 0) -> Iterator[tuple[int, Any]]:
@@ -63,27 +59,17 @@ def _nodes(members: Sequence[dict[str, Any]], depth: int = 0) -> Iterator[tuple[
         yield from _nodes(node.get("members", ()), depth + 1)
 
 
-def _line(lock: Lock, depth: int, node: dict[str, Any]) -> str:
-    colour = source_colour(lock, node["name"])
-    bars = "".join(
-        f'<i class="bar" style="width:{100 * float(node[key]):.3f}%;background:{shade}"></i>'
-        for key, shade in (("share_wanted", "#c9ced6"), ("share_got", colour))
-    )
-    name = html.escape(printable(node["name"]))
-    label = name if "epochs" in node else f"<b>{name}</b>"
-    shares = [f"{100 * float(node[k]):.3f} %" for k in ("share_compiled", "share_got")]
-    tokens = f"{node['rows'] * lock.sequence_length:,}"
-    epochs = f"{node['epochs']:.4f}" if "epochs" in node else ""
-    wanted = f"{100 * float(node['share_wanted']):.3f} %"
-    numbers = [
-        f'<td class="number" data-name="{name}">{cell}</td>'
-        for name, cell in zip(HEAD[3:], (*shares, tokens, epochs), strict=True)
-    ]
-    return (
-        f'<tr><td style="padding-left:{18 * depth}px">{label}</td>'
-        f'<td class="number" data-name="wanted">{wanted}</td>'
-        f'<td class="bars" aria-hidden="true">{bars}</td>{"".join(numbers)}</tr>'
-    )
+def _line(lock: Lock, depth: int, node: dict[str, Any]) -> dict[str, Any]:
+    keys = ("share_wanted", "share_compiled", "share_got")
+    return {
+        "depth": depth,
+        "name": node["name"],
+        "group": "epochs" not in node,
+        "colour": source_colour(lock, node["name"]),
+        "shares": [100 * float(node[key]) for key in keys],
+        "tokens": f"{node['rows'] * lock.sequence_length:,}",
+        "epochs": f"{node['epochs']:.4f}" if "epochs" in node else "",
+    }
 
 
 def stages_section(lock: Lock) -> str:

@@ -8,19 +8,18 @@ A sample of fixed size, whatever the size of the mixture.
 
 from __future__ import annotations
 
-import html
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
-from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
+from olm_data.page import COLOURS, joined, note, part, section, svg, table, whole_numbers
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import LockRows, RowView
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
     from matplotlib.axes import Axes
 
 MEASURED_ROWS = 256
@@ -86,36 +85,32 @@ def rows_section(lock: Lock) -> str:
     shown = LockRows(lock)
     views = [shown.view(number) for number in spread(lock.total_rows, SHOWN_ROWS).tolist()]
     remark = note("Each colour is one document; attention and loss stay inside it.")
-    return section("Sample rows", remark + "".join(_row(view) for view in views))
+    return section("Sample rows", joined([remark, *map(_row, views)]))
 
 
-def _row(view: RowView) -> str:
-    strip, texts = [], []
+def _row(view: RowView) -> Markup:
+    pieces = []
     for i, piece in enumerate(view.pieces):
-        colour = COLOURS[i % len(COLOURS)]
         size = piece.stop - piece.start
-        name = printable(piece.id or f"document {piece.document}")
-        strip.append(
-            f'<i style="flex-grow:{size};background:{colour}" '
-            f'title="{html.escape(name)}: {size:,} tokens"></i>'
+        name = piece.id or f"document {piece.document}"
+        part_of = "" if size == piece.tokens else f", of {piece.tokens:,}"
+        place = f"{piece.input}, {piece.position_kind} {piece.position:,}"
+        pieces.append(
+            {
+                "name": name,
+                "size": size,
+                "colour": COLOURS[i % len(COLOURS)],
+                "head": f"{name} \u00b7 {size:,} tokens{part_of} \u00b7 {place}",
+                "text": _shortened(piece.text) if i < SHOWN_PIECES else None,
+            }
         )
-        if i < SHOWN_PIECES:
-            part = "" if size == piece.tokens else f", of {piece.tokens:,}"
-            place = f"{printable(piece.input)}, {piece.position_kind} {piece.position:,}"
-            head = html.escape(f"{name} · {size:,} tokens{part} · {place}")
-            lines = "\n".join(printable(line) for line in _shortened(piece.text).split("\n"))
-            texts.append(
-                f'<pre style="border-left:4px solid {colour}"><span class="note">{head}</span>\n'
-                f"{html.escape(lines)}</pre>"
-            )
     rest = len(view.pieces) - SHOWN_PIECES
-    more = note(f"... and {rest:,} more documents in this row") if rest > 0 else ""
     title = (
         f"row {view.row:,}: stage {view.stage}, source {view.source}, epoch {view.epoch}, "
         f"row {view.source_row:,} of the source"
     )
-    picture = f'<div class="strip">{"".join(strip)}</div>'
-    return f"<h3>{html.escape(title)}</h3>{picture}{''.join(texts)}{more}"
+    more = f"... and {rest:,} more documents in this row" if rest > 0 else ""
+    return part("row", title, pieces, more)
 
 
 def _shortened(text: str) -> str:

@@ -8,7 +8,6 @@ Reads JSON only; never torch.
 from __future__ import annotations
 
 import bisect
-import html
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,8 +19,8 @@ import numpy as np
 
 from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.counts import duration, scaled
-from olm_data.errors import InputError, shown
-from olm_data.page import COLOURS, note, section, svg, table, whole_numbers
+from olm_data.errors import InputError
+from olm_data.page import COLOURS, joined, note, part, section, svg, table, whole_numbers
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.run_log.log import METRICS, RunLog, malformed_log
 from olm_data.run_log.metric_names import (
@@ -173,14 +172,14 @@ def runs_section(runs: Sequence[TrainedRun]) -> str:
     names = list(dict.fromkeys(name for of_run in facts for name in of_run))
     rows = [(name, *(of_run.get(name, "") for of_run in facts)) for name in names]
     compared = table(("", *(run.name for run in runs)), rows, numbers=len(runs))
-    commands = "".join(
-        f"<pre>{html.escape(shown(run.log.starts[-1].command))}</pre>"
+    commands = [
+        part("command", run.log.starts[-1].command)
         for run in runs
         if run.log.starts and run.log.starts[-1].command
-    )
+    ]
     title = "Runs" if len(runs) > 1 else "Command"
-    body = (compared if len(runs) > 1 else "") + commands
-    return section(title, body) if body else ""
+    parts = [*([compared] if len(runs) > 1 else []), *commands]
+    return section(title, joined(parts)) if parts else ""
 
 
 def _lines(runs: Sequence[TrainedRun]) -> Iterator[tuple[str, str, TrainedRun]]:
@@ -220,8 +219,10 @@ def training_section(runs: Sequence[TrainedRun]) -> str:
         told = [f"train from {losses[0]:.2f} to {losses[-1]:.2f}"] if losses else []
         told += [f"{name} ends at {ys[-1]:.3f}" for name, (_, ys) in run.held_out().items()]
         said.append(label + ", ".join(told))
-    small = _small(runs, LR, "learning rate", COLOURS[1])
-    small += _small(runs, GRAD_NORM, "gradient norm", COLOURS[3], log_scale=True)
+    small = [
+        _small(runs, LR, "learning rate", COLOURS[1]),
+        _small(runs, GRAD_NORM, "gradient norm", COLOURS[3], log_scale=True),
+    ]
     rows = [
         (f"{label}{name}", f"{steps[-1]:,}", f"{losses[-1]:.4f}", perplexity(losses[-1]))
         for _, label, run in _lines(runs)
@@ -229,8 +230,8 @@ def training_section(runs: Sequence[TrainedRun]) -> str:
     ]
     head = ("held-out set", "step", "cross entropy", "perplexity")
     picture = svg(draw, f"Loss over the steps: {'; '.join(said)}")
-    body = picture + f'<div class="pair">{small}</div>'
-    return section("Training", body + (table(head, rows, numbers=3) if rows else ""))
+    losses_of = [table(head, rows, numbers=3)] if rows else []
+    return section("Training", joined([picture, part("pair", joined(small)), *losses_of]))
 
 
 def _small(
@@ -295,10 +296,7 @@ def sample_section(run: TrainedRun) -> str:
     """Return the text the trained model made."""
     if run.sample is None:
         return ""
-    prompt, text = (
-        html.escape(shown(str(run.sample.get(part, "")))) for part in ("prompt", "text")
-    )
-    made = f'<pre><b class="prompt">{prompt}</b>{text}</pre>'
+    made = part("sample", *(str(run.sample.get(name, "")) for name in ("prompt", "text")))
     settings = {k: v for k, v in run.sample.items() if k not in ("prompt", "text", "ids")}
     said = note(", ".join(f"{key} {value}" for key, value in settings.items()))
     return section(f"Sample of {run.name}", made + said)

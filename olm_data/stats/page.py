@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olm_data.counts import scaled
 from olm_data.errors import printable
-from olm_data.page import COLOURS, note, section, svg, table, write_page
+from olm_data.page import COLOURS, joined, note, part, section, svg, table, write_page
 from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
 from olm_data.stats.text import percent, shortened
@@ -132,7 +131,7 @@ def _accounts(stats: Stats) -> str:
         "Where the records went",
         table(("", "count", "share"), cells, numbers=2)
         + note(copies)
-        + "".join(note(f"Not read: {line}") for line in passed_lines(stats.passed_over)),
+        + joined(note(f"Not read: {line}") for line in passed_lines(stats.passed_over)),
     )
 
 
@@ -176,6 +175,5 @@ def _extremes(title: str, which: str, extremes: list[Extreme]) -> str:
             f"({item.tokens:,} tokens, {item.text_bytes:,} bytes); {printable(item.input)}, "
             f"{item.position_kind} {item.position:,}"
         )
-        text = "\n".join(printable(line) for line in item.text.split("\n"))
-        parts.append(f"<h3>{html.escape(head)}</h3><pre>{html.escape(text)}</pre>")
-    return section(title, "".join(parts))
+        parts.append(part("text", head, item.text))
+    return section(title, joined(parts))

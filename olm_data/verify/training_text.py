@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
+from olm_data.tables import table
 from olm_data.verify.training import MOST_SHOWN, TrainingReport
 
-_COLUMNS = ("epoch", "planned", "due so far", "skipped", "trained", "difference")
+HEAD = ("stage", "source", "epoch", "planned", "due so far", "skipped", "trained", "difference")
 
 
 def print_training(found: TrainingReport, console: Console) -> None:
     """Print a report; numbers in the table are rows."""
-    table = Table(
-        title=f"rows of {found.sequence_length:,} tokens, planned and trained",
-        title_justify="left",
-        title_style="bold",
-    )
-    for name in ("stage", "source"):
-        table.add_column(name, overflow="fold")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", overflow="fold")
+    title = f"rows of {found.sequence_length:,} tokens, planned and trained"
+    accounts = table(HEAD, names=2, title=title)
     stage = found.accounts[0].stage
     for account in found.accounts:
         if account.stage != stage:
-            table.add_section()
+            accounts.add_section()
         stage = account.stage
         numbers = (account.planned, account.due, account.skipped, account.trained)
-        table.add_row(
+        accounts.add_row(
             account.stage,
             account.source,
             str(account.epoch),
             *(f"{number:,}" for number in numbers),
             f"{account.difference:+,}" if account.difference else "0",
         )
-    table.add_section()
+    accounts.add_section()
     totals = [
         sum(getattr(account, name) for account in found.accounts)
         for name in ("planned", "due", "skipped", "trained", "difference")
     ]
     shown = [f"{number:,}" for number in totals[:-1]]
-    table.add_row("total", "", "", *shown, f"{totals[-1]:+,}" if totals[-1] else "0")
-    console.print(table)
+    accounts.add_row("total", "", "", *shown, f"{totals[-1]:+,}" if totals[-1] else "0")
+    console.print(accounts)
     starts, rewound = len(found.starts), found.rewound
     lines = [
         f"{found.steps:,} steps, {found.tokens:,} tokens, {starts:,} start{'s' * (starts > 1)}"
