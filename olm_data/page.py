@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import printable, shown
 from olm_data.extras import needs
+from olm_data.storage.disk import io_errors
 from olm_data.storage.places import refuse_no_file
-from olm_data.storage.store import io_errors
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -116,7 +116,8 @@ class TransformerTrainModule(TrainModule):
     @property
     def non_finite(self) -> NonFinite:
         """What happens where loss or gradient norm is NaN or infinite."""
-        return self.config.non_finite
+        result: NonFinite = self.config.non_finite
+        return result
 
     def check_length(self, steps: int, tokens: int) -> None:
         """Refuse a run that the schedule does not fit.
@@ -312,7 +313,8 @@ class TransformerTrainModule(TrainModule):
         factor *= self.config.lr_batch_scaling.factor(batch_growth)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
-        return self.config.optim.lr * factor
+        result: float = self.config.optim.lr * factor
+        return result
 
     def _group_rates(self) -> dict[str, float]:
         groups = self.optimizer.param_groups

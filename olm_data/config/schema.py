@@ -183,7 +183,8 @@ def _named(
     if not isinstance(value, dict) or not sections:
         return None
     if len(sections) == 1:
-        return sections[0]
+        result: dict[str, Any] = sections[0]
+        return result
     named = {node["properties"].get("name", {}).get("const"): node for node in sections}
     name = value.get("name", next(iter(named)))
     if isinstance(name, str) and name not in named:

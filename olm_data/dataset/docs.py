@@ -122,7 +122,8 @@ class DocumentRows:
             if self._group[0] != group:
                 names = [name for name in self.schema().names if name != "content_hash"]
                 self._group = (group, self._file().group(group, names))
-            return self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
+            result: dict[str, Any] = self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
+            return result
 
     def schema(self) -> pa.Schema:
         """Return the columns."""

@@ -60,7 +60,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def stored(self) -> dict[str, Any]:
         """Return the job as a JSON object."""
         read = self.read.stored() | {"batch_bytes": self.read.batch_bytes}
-        return msgspec.to_builtins(self) | {"read": read}
+        result: dict[str, Any] = msgspec.to_builtins(self) | {"read": read}
+        return result
 
     def compute_digest(self) -> str:
         """Return the digest that the content should have."""

@@ -175,7 +175,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def stored(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        return msgspec.to_builtins(self) | {"settings": self.settings.stored()}
+        result: dict[str, Any] = msgspec.to_builtins(self) | {"settings": self.settings.stored()}
+        return result
 
     def encode(self) -> bytes:
         """Return the bytes of `plan.json`."""

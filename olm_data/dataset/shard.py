@@ -160,7 +160,8 @@ class Shard:
             return np.ones(len(starts), bool)
         left = np.append(0, np.cumsum(np.frombuffer(self._unchecked, np.uint8), dtype=np.int64))
         first, last = self._block_range(starts, starts + width)
-        return left[first] == left[last]
+        result: np.ndarray = left[first] == left[last]
+        return result
 
     def _block_range(self, start: Any, stop: Any) -> tuple[Any, Any]:
         size, item = self.record.blocks.bytes, self.dtype.itemsize

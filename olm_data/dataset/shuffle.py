@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from olm_data.dataset.docs import ROW_GROUP, DocsWriter
+from olm_data.dataset.docs import DocsWriter
+from olm_data.dataset.docs_file import ROW_GROUP
 from olm_data.order.prp import permute, round_keys
 
 PIECE = 1 << 20

@@ -87,7 +87,7 @@ def _decoded(data: np.ndarray, at: np.ndarray) -> np.ndarray:
     """Return the code points (int64) that begin at `at`; each has at least two bytes."""
     lead = data[at].astype(np.int64)
     size = 2 + (lead >= 0xE0) + (lead >= 0xF0)
-    points = lead & (0x7F >> size)
+    points: np.ndarray = lead & (0x7F >> size)
     for k in (1, 2, 3):
         more = size > k
         points[more] = points[more] << 6 | data[at[more] + k] & 0x3F

@@ -69,4 +69,5 @@ def read_index(data: bytes, dtype: np.dtype[Any], size: int) -> np.ndarray:
         raise IndexDefect(f"its sequences have {total * dtype.itemsize:,} bytes, .bin {size:,}")
     if not entries or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
         raise IndexDefect("its documents do not tile its sequences")
-    return np.append(0, ends)[first[1:]]
+    result: np.ndarray = np.append(0, ends)[first[1:]]
+    return result

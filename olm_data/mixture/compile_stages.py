@@ -18,7 +18,8 @@ from olm_data.mixture.groups import capacity, fill, members
 from olm_data.mixture.lock_format import LockSource, LockStage
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.stage_spec import StageSpec
-from olm_data.order.schedule import MAX_ROWS, Stage, rows_by_source
+from olm_data.order.prp import MAX_ROWS
+from olm_data.order.schedule import Stage, rows_by_source
 from olm_data.order.slots import compile_shares, exact_parts, round_amounts, slot_table
 
 

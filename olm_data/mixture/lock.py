@@ -221,7 +221,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
 
     def _content(self) -> dict[str, Any]:
         """Return the object of the file."""
-        content = msgspec.to_builtins(self)
+        content: dict[str, Any] = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
         content["stages"] = stages_to_file(content["stages"])

@@ -78,7 +78,8 @@ def mix64(x: np.ndarray) -> np.ndarray:
     """
     x = (x ^ (x >> _U(30))) * _M1
     x = (x ^ (x >> _U(27))) * _M2
-    return x ^ (x >> _U(31))
+    result: np.ndarray = x ^ (x >> _U(31))
+    return result
 
 
 def ceil_sqrt(n: np.ndarray) -> np.ndarray:
@@ -93,7 +94,8 @@ _Cipher = Callable[[np.ndarray, np.ndarray, np.ndarray, Sequence[np.ndarray]], n
 
 
 def _round(half: np.ndarray, modulus: np.ndarray, key: np.ndarray) -> np.ndarray:
-    return ((mix64(half ^ key) >> _U(32)) * modulus) >> _U(32)
+    result: np.ndarray = ((mix64(half ^ key) >> _U(32)) * modulus) >> _U(32)
+    return result
 
 
 def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Sequence[np.ndarray]) -> np.ndarray:
@@ -105,7 +107,8 @@ def _encrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Sequence[np.ndar
         left = np.minimum(left, left - a)
         right = right + _round(left, b, keys[i + 1])
         right = np.minimum(right, right - b)
-    return left * b + right
+    result: np.ndarray = left * b + right
+    return result
 
 
 def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Sequence[np.ndarray]) -> np.ndarray:
@@ -116,7 +119,8 @@ def _decrypt(x: np.ndarray, a: np.ndarray, b: np.ndarray, keys: Sequence[np.ndar
         right = np.minimum(right, right + b)
         left = left - _round(right, a, keys[i])
         left = np.minimum(left, left + a)
-    return left * b + right
+    result: np.ndarray = left * b + right
+    return result
 
 
 def _apply(crypt: _Cipher, k: Any, n: Any, keys: np.ndarray) -> np.ndarray:

@@ -71,7 +71,8 @@ class KeptRows:
     def rows(self, kept: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the global rows int64 [m] of kept indices int64 [m]."""
         passed = np.searchsorted(self._kept_at, kept, side="right")
-        return kept + self._skipped_before[passed]
+        result: NDArray[np.int64] = kept + self._skipped_before[passed]
+        return result
 
     def index(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the kept index int64 [m] of global rows int64 [m]; -1 for a skipped row."""

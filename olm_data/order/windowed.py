@@ -153,7 +153,8 @@ def permute_windowed(p: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64]) -
     whole = chunk < n // c
     if whole.any():
         chunk[whole] = permute(chunk[whole], (n // c)[whole], keys[whole])
-    return (chunk * c + inside).reshape(shape)
+    result: Int64 = (chunk * c + inside).reshape(shape)
+    return result
 
 
 def unpermute_windowed(row: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64]) -> Int64:
@@ -166,7 +167,8 @@ def unpermute_windowed(row: Any, n: Any, c: Any, w: int, keys: NDArray[np.uint64
         chunk[whole] = unpermute(chunk[whole], (n // c)[whole], keys[whole])
     inner = chunk * c + inside
     first, size, window = _window(inner, n, c, w)
-    return (first + unpermute(inner - first, size, _keys_of(keys, window))).reshape(shape)
+    result: Int64 = (first + unpermute(inner - first, size, _keys_of(keys, window))).reshape(shape)
+    return result
 
 
 def _flat(x: Any, n: Any, c: Any, keys: NDArray[np.uint64]) -> tuple[Any, ...]:

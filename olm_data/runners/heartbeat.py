@@ -235,7 +235,7 @@ def summed(counts: np.ndarray) -> np.ndarray:
     """Return int64 [len(Count)]: the sums of the rows of `counts`; of memory, the largest."""
     if len(counts) == 0:
         return np.zeros(len(Count), np.int64)
-    sums = counts.sum(axis=0)
+    sums: np.ndarray = counts.sum(axis=0)
     sums[Count.PEAK_KIB] = counts[:, Count.PEAK_KIB].max()
     return sums
 

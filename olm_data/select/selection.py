@@ -33,7 +33,8 @@ def sample_key(seed: int) -> np.uint64:
     """
     message = canonical_json([seed])
     digest = hashlib.blake2b(message, digest_size=8, person=b"olm-sample").digest()
-    return np.frombuffer(digest, "<u8")[0]
+    result: np.uint64 = np.frombuffer(digest, "<u8")[0]
+    return result
 
 
 def drawn(hashes: np.ndarray, share: Fraction, seed: int) -> np.ndarray:

@@ -312,7 +312,7 @@ def _mended(
 def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return bool[d]: the text is empty or white space only."""
     sizes = np.diff(offsets)
-    blank = sizes == 0
+    blank: np.ndarray = sizes == 0
     some = np.flatnonzero(~blank)
     for k in some[_MAY_BE_SPACE[data[offsets[:-1][some]]]].tolist():
         text = data[offsets[k] : offsets[k + 1]].tobytes()

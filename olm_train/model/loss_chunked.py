@@ -34,7 +34,7 @@ def chunked_loss(sums: Sums, chunk_size: int) -> Loss:
     def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
         if not torch.is_grad_enabled():
             return _add([sums(head.logits(a), b) for a, b in _chunks(x, labels, chunk_size)])
-        outputs = _Chunked.apply(x, head.weight, labels, head, sums, chunk_size)
+        outputs = _Chunked.apply(x, head.weight, labels, head, sums, chunk_size)  # type: ignore[no-untyped-call]
         total, cross_entropy, z = outputs
         return LossSums(total, cross_entropy, z)
 

@@ -168,7 +168,8 @@ class Division:
             return 0
         matrix = self.matrices[item]
         part = matrix.part(shard, self.grid.shards)
-        return (part.stop - part.start) * matrix.columns
+        result: int = (part.stop - part.start) * matrix.columns
+        return result
 
     def _all_to_all(
         self, parts: list[Tensor], sent: list[int], received: list[int]

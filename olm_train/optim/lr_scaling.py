@@ -20,4 +20,7 @@ class LRScaling(StrEnum):
 
     def factor(self, growth: float) -> float:
         """Return the factor for a batch `growth` times as large as the first one."""
-        return growth ** {LRScaling.none: 0.0, LRScaling.sqrt: 0.5, LRScaling.linear: 1.0}[self]
+        result: float = (
+            growth ** {LRScaling.none: 0.0, LRScaling.sqrt: 0.5, LRScaling.linear: 1.0}[self]
+        )
+        return result

@@ -100,7 +100,8 @@ class Power(WithDecay):
             refuse("exponent", f"{self.exponent!r} lets the rate rise", "use a negative number")
 
     def _before(self, at: int, warmup: int, end: int) -> float:
-        return max(self.alpha_f, (max(at, 1) / max(warmup, 1)) ** self.exponent)
+        result: float = max(self.alpha_f, (max(at, 1) / max(warmup, 1)) ** self.exponent)
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
