@@ -3,7 +3,7 @@
     keys = round_keys(seed, name, epoch)
     row = permute(position, n, keys)            position = unpermute(row, n, keys)
 
-docs/reference/mixture.md is the specification; the golden vectors in tests/olm_data/mixture/golden
+docs/reference/mixture.md is the specification; the golden vectors in tests/olm_data/order/golden
 freeze it. A change here is a new order version.
 """
 

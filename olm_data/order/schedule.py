@@ -8,7 +8,7 @@
 Everything is vectorised and exact in 64-bit integers, and nothing has the size of a dataset: the
 largest table is one block of slots a stage, built when the stage is first touched. Never: files,
 clocks, global random state. docs/reference/mixture.md is the specification; the golden vectors in
-tests/olm_data/golden freeze it. A change here is a new order version.
+tests/olm_data/order/golden freeze it. A change here is a new order version.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ TOLERANCE = Fraction(1, 10_000)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class BlockCounts:
     """Integer counts that stand for wanted shares.
 
     Attributes:
@@ -76,7 +76,7 @@ def normalise(weights: Sequence[Fraction | int]) -> tuple[Fraction, ...]:
     return tuple(Fraction(weight) / total for weight in weights)
 
 
-def compile_shares(shares: Sequence[Fraction]) -> Compiled:
+def compile_shares(shares: Sequence[Fraction]) -> BlockCounts:
     """Return counts per block for shares that sum to 1.
 
     Where the common denominator of the shares is at most 2^20 it is the block length and the
@@ -88,8 +88,8 @@ def compile_shares(shares: Sequence[Fraction]) -> Compiled:
         raise ValueError("shares must not be negative and must sum to 1")
     denominator = math.lcm(*(share.denominator for share in shares))
     if denominator <= MAX_BLOCK:
-        return Compiled(tuple(int(share * denominator) for share in shares), Fraction(0))
-    best: Compiled | None = None
+        return BlockCounts(tuple(int(share * denominator) for share in shares), Fraction(0))
+    best: BlockCounts | None = None
     block = FIRST_BLOCK
     while block <= MAX_BLOCK:
         counts = round_counts(shares, block)
@@ -99,7 +99,7 @@ def compile_shares(shares: Sequence[Fraction]) -> Compiled:
             if share
         )
         if best is None or error < best.error:
-            best = Compiled(counts, error)
+            best = BlockCounts(counts, error)
         if error < TOLERANCE:
             break
         block *= 2

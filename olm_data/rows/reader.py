@@ -139,7 +139,7 @@ class RowReader:
             self._pool,
         )
 
-    def foresee(self, steps: Int64, rows: Int64) -> None:
+    def prefetch(self, steps: Int64, rows: Int64) -> None:
         """Say which rows will be read next, so that their shards are fetched ahead.
 
         Args:
@@ -151,7 +151,7 @@ class RowReader:
         origin = self.schedule.locate(rows)
         start = row_span(origin.row, self.sequence_length)[0]
         which, shards = self._shards.touched(origin.source, origin.row, start, self.sequence_length)
-        self.remote.foresee(steps[which], shards)
+        self.remote.prefetch(steps[which], shards)
 
     def read(self, rows: Int64, parts: int = 1) -> RowBatch:
         """Return rows int64 [b] as one micro-batch of b * parts rows, see `Windows.read`.

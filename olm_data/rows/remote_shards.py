@@ -1,6 +1,6 @@
 """Shards of remote datasets for a reader: fetched ahead by the known future, read from the cache.
 
-    foresee(steps, shards) -> threads fetch what is needed next, while room can be made for it
+    prefetch(steps, shards) -> threads fetch what is needed next, while room can be made for it
     reached(step)          -> what was used before may now be given up
     open(number)           -> CachedShard: .read(...) fetches again what vanished or was damaged
 
@@ -24,7 +24,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.errors import OlmError
-from olm_data.rows.foresight import Foresight
+from olm_data.rows.next_use import NextUses
 from olm_data.rows.shard_cache import RemoteShard, ShardCache, Stopped
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class RemoteShards:
     def __init__(self, datasets: Sequence[Dataset], cache: ShardCache) -> None:
         self.cache, self.fetched_again = cache, 0
         self._places = [(d, i) for d in datasets for i in range(len(d.manifest.shards))]
-        self._ahead = _Ahead(self)
+        self._prefetch = _Prefetch(self)
         self._threads: list[threading.Thread] = []
 
     def describe(self, number: int) -> RemoteShard:
@@ -58,33 +58,33 @@ class RemoteShards:
         dataset, index = self._places[number]
         return remote_shard(dataset, index)
 
-    def foresee(self, steps: Any, shards: Any) -> None:
+    def prefetch(self, steps: Any, shards: Any) -> None:
         """Replace what is known of the future, and fetch ahead from now on.
 
         Args:
             steps: integers [m], ascending or not.
             shards: integers [m], the shard that is used at each.
         """
-        self._ahead.foresee(Foresight(steps, shards))
+        self._prefetch.prefetch(NextUses(steps, shards))
         if not self._threads:
             self._threads = [
-                threading.Thread(target=_fetch_ahead, args=(self._ahead,), daemon=True)
+                threading.Thread(target=_fetch_ahead, args=(self._prefetch,), daemon=True)
                 for _ in range(FETCHERS)
             ]
-            self._stop = weakref.finalize(self, _stop, self._ahead, self._threads)
+            self._stop = weakref.finalize(self, _stop, self._prefetch, self._threads)
             for thread in self._threads:
                 thread.start()
 
     def reached(self, step: int) -> None:
         """Say that this rank now reads a step."""
-        self._ahead.reached(step)
+        self._prefetch.reached(step)
 
     def close(self) -> None:
         """Stop fetching ahead, and wait for the threads; reading goes on to work."""
         if self._threads:
             self._stop()
             self._threads = []
-            self._ahead = _Ahead(self)
+            self._prefetch = _Prefetch(self)
 
     def open(self, number: int) -> CachedShard:
         """Return a shard, fetched if it was not there.
@@ -99,7 +99,7 @@ class RemoteShards:
         dataset, index = self._places[number]
         wanted = self.describe(number)
         for last in (*[False] * (_TRIES - 1), True):
-            folder = self.cache.fetch(wanted, self._ahead.next_uses)
+            folder = self.cache.fetch(wanted, self._prefetch.next_uses)
             assert folder is not None  # an urgent fetch may give up anything
             try:
                 return dataset.open_shard(index, copy=str(folder))
@@ -173,21 +173,21 @@ def remote_shard(dataset: Dataset, index: int) -> RemoteShard:
     )
 
 
-class _Ahead:
+class _Prefetch:
     """What the fetching threads share: the future, where the reader is, what is still to fetch."""
 
     def __init__(self, owner: RemoteShards) -> None:
         self.changed = threading.Condition()
         self.closed = False
         self.cache, self._places = owner.cache, owner._places
-        self._sight, self._step = Foresight(), 0
+        self._uses, self._step = NextUses(), 0
         self._todo: list[int] = []  # the shard that is needed last first
         self._keys: dict[int, str] = {}
 
-    def foresee(self, sight: Foresight) -> None:
+    def prefetch(self, uses: NextUses) -> None:
         with self.changed:
-            self._sight = sight
-            self._todo = sight.in_order(max(0, self._step - _BEHIND))[::-1]
+            self._uses = uses
+            self._todo = uses.in_order(max(0, self._step - _BEHIND))[::-1]
             self.changed.notify_all()
 
     def reached(self, step: int) -> None:
@@ -196,10 +196,10 @@ class _Ahead:
             self.changed.notify_all()
 
     def next_uses(self) -> Mapping[str, int]:
-        """Return the step of the next use of each shard in sight, by key."""
+        """Return the step of the next use of each shard whose use is known, by key."""
         with self.changed:
             step = max(0, self._step - _BEHIND)
-            uses = {n: self._sight.next_use(n, step) for n in self._sight.in_order(step)}
+            uses = {n: self._uses.next_use(n, step) for n in self._uses.in_order(step)}
         return {self.key(number): use for number, use in uses.items()}
 
     def key(self, number: int) -> str:
@@ -213,7 +213,7 @@ class _Ahead:
             while not self.closed:
                 while self._todo:
                     number = self._todo.pop()
-                    use = self._sight.next_use(number, max(0, self._step - _BEHIND))
+                    use = self._uses.next_use(number, max(0, self._step - _BEHIND))
                     shard = remote_shard(*self._places[number])
                     if not self.cache.path(shard).is_dir():
                         return number, use
@@ -228,13 +228,13 @@ class _Ahead:
                 self.changed.wait()
 
 
-def _fetch_ahead(ahead: _Ahead) -> None:
-    while (taken := ahead.take()) is not None:
+def _fetch_ahead(prefetch: _Prefetch) -> None:
+    while (taken := prefetch.take()) is not None:
         number, use = taken
-        shard = remote_shard(*ahead._places[number])
+        shard = remote_shard(*prefetch._places[number])
         try:
-            found = ahead.cache.fetch(
-                shard, ahead.next_uses, later_than=use, stopped=lambda: ahead.closed
+            found = prefetch.cache.fetch(
+                shard, prefetch.next_uses, later_than=use, stopped=lambda: prefetch.closed
             )
         except Stopped:
             return
@@ -242,12 +242,12 @@ def _fetch_ahead(ahead: _Ahead) -> None:
             log.warning("fetching ahead failed: %s: %s", error.where, error.what)
             continue
         if found is None:
-            ahead.put_back(number)
+            prefetch.put_back(number)
 
 
-def _stop(ahead: _Ahead, threads: Sequence[threading.Thread]) -> None:
-    with ahead.changed:
-        ahead.closed = True
-        ahead.changed.notify_all()
+def _stop(prefetch: _Prefetch, threads: Sequence[threading.Thread]) -> None:
+    with prefetch.changed:
+        prefetch.closed = True
+        prefetch.changed.notify_all()
     for thread in threads:
         thread.join()

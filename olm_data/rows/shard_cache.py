@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from olm_data.canonical import digest
 from olm_data.errors import StorageError, ValidationError
-from olm_data.rows.foresight import victims
+from olm_data.rows.next_use import victims
 from olm_data.storage.disk import io_errors, make_folder
 from olm_data.storage.flock import locked
 from olm_data.storage.process import Process, State, state_of, this_process

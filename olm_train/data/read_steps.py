@@ -1,7 +1,7 @@
 """The rows of one rank, step by step: located in order many steps at once, read when they are due.
 
     Steps, rank -> chunks of steps of one size -> RowReader.prepare -> micro-batches of each step
-                                      `-> RowReader.foresee: what this machine needs next
+                                      `-> RowReader.prefetch: what this machine needs next
 
 Runs in the loader's background thread. Never: hold the loader, or decide what a step is made of.
 """
@@ -57,7 +57,7 @@ def read_steps(
         ranks = range(part.rank, part.rank + 1)
         windows = reader.prepare(_rows_of_ranks(schedule, chunk, ranks, part.world_size)[1])
         if reader.remote is not None:
-            _foresee(reader, schedule, chunk, steps.stop, part)
+            _prefetch(reader, schedule, chunk, steps.stop, part)
         for step, begin in zip(chunk, range(0, len(windows), per_rank), strict=True):
             if reader.remote is not None:
                 reader.remote.reached(step)
@@ -94,7 +94,7 @@ def _rows_of_ranks(
     return np.concatenate(numbers), schedule.kept.rows(np.concatenate(kept))
 
 
-def _foresee(reader: RowReader, schedule: Steps, chunk: range, stop: int, part: Slice) -> None:
+def _prefetch(reader: RowReader, schedule: Steps, chunk: range, stop: int, part: Slice) -> None:
     """Tell the reader which rows all ranks of this machine need in the steps of `chunk` and on.
 
     The look ahead goes on behind these steps, so that what they do not need is fetched in time.
@@ -102,4 +102,4 @@ def _foresee(reader: RowReader, schedule: Steps, chunk: range, stop: int, part: 
     sizes, ranks = schedule.sizes, part.neighbours
     beyond = sizes.before(chunk.stop) + _FORESEEN * part.world_size // len(ranks)
     end = min(stop, max(chunk.stop + 1, sizes.count(beyond)))
-    reader.foresee(*_rows_of_ranks(schedule, range(chunk.start, end), ranks, part.world_size))
+    reader.prefetch(*_rows_of_ranks(schedule, range(chunk.start, end), ranks, part.world_size))

@@ -1,6 +1,6 @@
 """When shards are needed next, and which to give up for room. Pure.
 
-    (step, shard) of all uses in sight -> Foresight.next_use(shard, step), .in_order(step)
+    (step, shard) of all known uses -> NextUses.next_use(shard, step), .in_order(step)
     sizes, next uses, room wanted      -> victims: furthest next use first, never again before that
 
 L. Belady, "A study of replacement algorithms for a virtual-storage computer", 1966: giving up what
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 Int64 = NDArray[np.int64]
 NEVER = 1 << 62
-"""The next use of what is in no sight."""
+"""The next use of what has no known use."""
 
 
-class Foresight:
-    """The uses of shards in the steps that are in sight.
+class NextUses:
+    """The uses of shards in the steps that are known.
 
     Args:
         steps: integers [m], the step of each use.

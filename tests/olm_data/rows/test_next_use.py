@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.rows.foresight import NEVER, Foresight, victims
+from olm_data.rows.next_use import NEVER, NextUses, victims
 
 USES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=40)
 
@@ -14,14 +14,14 @@ USES = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=40)
 def test_the_next_use_is_the_first_one_not_before_the_step(
     uses: list[tuple[int, int]], shard: int, step: int
 ) -> None:
-    sight = Foresight([s for s, _ in uses], [n for _, n in uses])
-    assert sight.next_use(shard, step) == min(
+    known = NextUses([s for s, _ in uses], [n for _, n in uses])
+    assert known.next_use(shard, step) == min(
         (s for s, n in uses if n == shard and s >= step), default=NEVER
     )
-    order = sight.in_order(step)
+    order = known.in_order(step)
     assert set(order) == {n for s, n in uses if s >= step}
-    assert [sight.next_use(n, step) for n in order] == sorted(
-        sight.next_use(n, step) for n in order
+    assert [known.next_use(n, step) for n in order] == sorted(
+        known.next_use(n, step) for n in order
     )
 
 
@@ -50,13 +50,13 @@ def test_what_is_needed_last_goes_first_and_no_more_than_must(
 def test_knowing_the_future_never_misses_more_than_least_recently_used(
     accesses: list[int], room: int
 ) -> None:
-    sight, cached, missed = Foresight(range(len(accesses)), accesses), set[int](), 0
+    known, cached, missed = NextUses(range(len(accesses)), accesses), set[int](), 0
     recent: list[int] = []
     missed_recent = 0
     for step, shard in enumerate(accesses):
         if shard not in cached:
             missed += 1
-            uses = {str(n): sight.next_use(n, step) for n in cached}
+            uses = {str(n): known.next_use(n, step) for n in cached}
             gone = victims({str(n): 1 for n in cached}, uses, len(cached) + 1 - room, step)
             assert gone is not None
             cached -= {int(name) for name in gone}
