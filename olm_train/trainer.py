@@ -35,6 +35,7 @@ from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.manifest import CONFIG, STATE, Kind
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
 from olm_train.checkpoint.resume import RunParts, StartingPoint, find_start, record, start_at
+from olm_train.checkpoint.run_state import Origin
 from olm_train.checkpoint.save import Contents
 from olm_train.data.batch import Batch
 from olm_train.data.loader import DataLoader
@@ -112,7 +113,7 @@ class Trainer:
         self.step, self.resumed, self.paused_seconds = 0, False, 0.0
         self.left: list[str] = []
         self.chosen: list[str] = []
-        self.origin: dict[str, Any] | None = None
+        self.origin: Origin | None = None
         self.bad_steps = BadSteps(data_loader, self.work_dir, self.world, max_rewinds, self.say)
         saving = checkpointer or CheckpointerConfig()
         self.checkpoints = CheckpointManager(
@@ -384,8 +385,7 @@ class Trainer:
 
     def _record(self) -> bytes:
         """Return `train.json`; ready bytes, as what callbacks hand out may change meanwhile."""
-        state = record(self._parts(), self.step, self.callbacks, self.origin)
-        return json.dumps(state, indent=1).encode() + b"\n"
+        return record(self._parts(), self.step, self.callbacks, self.origin).encode()
 
     def _contents(self, kind: Kind) -> Contents:
         """Return what a checkpoint of the current step holds; its tensors are the live ones."""

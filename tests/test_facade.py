@@ -13,7 +13,7 @@ from pathlib import Path
 FACADE = {
     "values": {"bounded_json", "canonical", "counts", "errors", "redaction", "regular_files"},
     "command line": {"command", "extras", "sinks"},
-    "config": {"convert", "hints", "path", "reference", "schema", "values"},
+    "config": {"convert", "hints", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names", "places", "scratch",
         "store",

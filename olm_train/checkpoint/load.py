@@ -35,7 +35,8 @@ from olm_train.checkpoint.manifest import (
 )
 from olm_train.checkpoint.place import candidates
 from olm_train.checkpoint.reader import IndexedReader
-from olm_train.checkpoint.state import flatten, from_json, put_back, split
+from olm_train.checkpoint.run_state import RunState
+from olm_train.checkpoint.state import flatten, put_back, split
 from olm_train.distributed.world import World, quiet_alone
 
 
@@ -90,33 +91,24 @@ class Checkpoint:
                 f"{name} is not JSON that a run writes", where=self.folder, why=str(error)
             ) from error
 
-    def state(self) -> dict[str, Any]:
-        """Return the trainer's state, `train.json`.
+    def state(self) -> RunState:
+        """Return the state of its run, `train.json`.
 
         Raises:
             ValidationError: it is not what a trainer writes.
         """
-        state = self.read_json(STATE)
-        kinds = {
-            "step": int, "max_steps": int, "world_size": int, "global_batch_size": int,
-            "data_loader": dict, "callbacks": dict,
-        }  # fmt: skip
-        wrong = [
-            name
-            for name, kind in kinds.items()
-            if not isinstance(state, dict) or type(state.get(name)) is not kind
-        ]
-        if wrong:
+        try:
+            state = RunState.of(self.read_json(STATE))
+        except MalformedJson as error:
             raise ValidationError(
-                f"{STATE} is not what a trainer writes: {', '.join(wrong)}", where=self.folder
-            )
-        if state["step"] != self.step:
+                f"{STATE} is not what a trainer writes: {error}", where=self.folder
+            ) from error
+        if state.step != self.step:
             raise ValidationError(
-                f"{STATE} is of step {state['step']:,}, its checkpoint of step {self.step:,}",
+                f"{STATE} is of step {state.step:,}, its checkpoint of step {self.step:,}",
                 where=self.folder,
             )
-        found: dict[str, Any] = from_json(state, STATE)
-        return found
+        return state
 
     def config(self) -> dict[str, Any]:
         """Return the configuration of its run, `config.json`.

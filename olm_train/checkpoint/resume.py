@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from olm_data.config.convert import as_dict, differences, parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
-from olm_data.order.steps import StepSizes
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.exported import is_exported, load_exported
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint
 from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.policy import LoadPolicy
+from olm_train.checkpoint.run_state import Origin, RunState
 from olm_train.checkpoint.saved_config import relative_path
 from olm_train.checkpoint.state import flatten, to_json
 from olm_train.checkpoint.weights import model_config, padded
@@ -77,7 +77,7 @@ class StartingPoint:
     step: int = 0
     resumed: bool = False
     callbacks: Mapping[str, Any] = field(default_factory=dict)
-    origin: dict[str, Any] | None = None
+    origin: Origin | None = None
     changes: tuple[str, ...] = ()
 
 
@@ -85,9 +85,9 @@ def record(
     parts: RunParts,
     step: int,
     callbacks: Mapping[str, Stateful],
-    origin: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """Return `train.json` of a run after `step`; every rank calls it.
+    origin: Origin | None,
+) -> RunState:
+    """Return what `train.json` holds of a run after `step`; every rank calls it.
 
     Raises:
         UsageError: there is a value that a checkpoint could not give back.
@@ -95,16 +95,16 @@ def record(
     # First, as ranks meet in it: a callback may fail on rank 0 alone.
     optimizer = parts.optimizer_state.record(parts.train_module.world)
     states = {name: callback.state_dict() for name, callback in callbacks.items()}
-    return {
-        "optimizer": optimizer,
-        "step": step,
-        "max_steps": parts.max_steps,
+    return RunState(
+        optimizer=optimizer,
+        step=step,
+        max_steps=parts.max_steps,
         **parts.data_loader.batch_sizes.record(),
-        "world_size": parts.train_module.world.size,
-        "data_loader": parts.data_loader.state_dict(),
-        "callbacks": to_json(states, "callbacks"),
-        "origin": origin,
-    }
+        world_size=parts.train_module.world.size,
+        data_loader=parts.data_loader.state_dict(),
+        callbacks=to_json(states, "callbacks"),
+        origin=origin,
+    )
 
 
 def find_start(manager: CheckpointManager, policy: LoadPolicy, parts: RunParts) -> StartingPoint:
@@ -161,7 +161,7 @@ def _begun(
             )
     parts.say(f"beginning with {place}, step {step:,}")
     path = relative_path(place, manager.save_folder)
-    return replace(start, origin={"path": path, "step": step, "digest": digest})
+    return replace(start, origin=Origin(path, step, digest))
 
 
 def _resumed(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = True) -> StartingPoint:
@@ -174,10 +174,10 @@ def _resumed(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = Tru
     changes = tuple(printable(line) for line in lines)
     for change in changes:
         parts.say(f"  changed: {change}")
-    if was["max_steps"] != parts.max_steps:
+    if was.max_steps != parts.max_steps:
         parts.say(
             f"note: the schedule is {parts.max_steps:,} steps long, it was "
-            f"{was['max_steps']:,}; the learning rate follows the new length from here"
+            f"{was.max_steps:,}; the learning rate follows the new length from here"
         )
     return replace(start, changes=changes)
 
@@ -190,10 +190,10 @@ def start_at(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = Tru
     """
     state, loader = checkpoint.state(), parts.data_loader
     _refuse_other_sizes(checkpoint, state, loader)
-    loader.load_state_dict(state["data_loader"])
-    if loader.step != state["step"]:
+    loader.load_state_dict(state.data_loader)
+    if loader.step != state.step:
         raise ValidationError(
-            f"the checkpoint is of step {state['step']:,}, the position in its data of step "
+            f"the checkpoint is of step {state.step:,}, the position in its data of step "
             f"{loader.step:,}",
             where=checkpoint.folder,
             why="tokens would be trained on twice, or left out",
@@ -202,20 +202,19 @@ def start_at(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = Tru
     _refuse_other_model(checkpoint, parts)
     return StartingPoint(
         load=lambda: _load_tensors(checkpoint, state, parts, optim_state=optim_state),
-        step=state["step"],
+        step=state.step,
         resumed=True,
-        callbacks=state["callbacks"],
-        origin=state.get("origin"),
+        callbacks=state.callbacks,
+        origin=state.origin,
     )
 
 
 def _load_tensors(
-    checkpoint: Checkpoint, state: Mapping[str, Any], parts: RunParts, *, optim_state: bool
+    checkpoint: Checkpoint, state: RunState, parts: RunParts, *, optim_state: bool
 ) -> None:
     module, optimizer = parts.train_module, parts.optimizer_state
-    record = state.get("optimizer")
     if optim_state:
-        optimizer.check_class(record, checkpoint.folder)
+        optimizer.check_class(state.optimizer, checkpoint.folder)
         make_room(module.model, module.optimizer, checkpoint.names("optim"))
         held = {f"{part}.{name}" for part in module.state_dict() for name in checkpoint.names(part)}
         if held > flatten(module.state_dict()).keys():  # of a module with names of its own
@@ -226,16 +225,13 @@ def _load_tensors(
     checkpoint.load_tensors(tensors, module.world)
     module.load_state_dict(tensors)
     if optim_state:
-        optimizer.load_record(record, checkpoint.folder)
+        optimizer.load_record(state.optimizer, checkpoint.folder)
 
 
-def _refuse_other_sizes(
-    checkpoint: Checkpoint, state: Mapping[str, Any], loader: DataLoader
-) -> None:
+def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoader) -> None:
     """Refuse batch sizes that differ in the past; those of steps to come may change."""
-    step = state["step"]
-    sizes = StepSizes.recorded(state["global_batch_size"], state.get("batch_size_changes", ()))
-    old, new = sizes.until(step), loader.batch_sizes.until(step)
+    step = state.step
+    old, new = state.batch_sizes.until(step), loader.batch_sizes.until(step)
     changed = differences(
         {"data_loader": {"global_batch_size": old.size(0)}},
         {"data_loader": {"global_batch_size": new.size(0)}},

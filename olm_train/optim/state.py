@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,6 +30,18 @@ MOST_STEPS = 3
 _SET_HERE = ("params", "names", "lr", "peak_lr")
 """Entries of a group that the configuration and the schedule set at each start."""
 _PLAIN = (bool, int, float, str, type(None))
+
+
+class OptimizerRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What an optimiser keeps that belongs to no parameter, as JSON values.
+
+    Attributes:
+        class_name: of the optimiser; None in checkpoints without.
+        groups: of each group of parameters, the options that training has changed.
+    """
+
+    class_name: str | None = msgspec.field(name="class", default=None)
+    groups: list[dict[str, Any]] = []
 
 
 class OptimizerState:
@@ -47,7 +60,7 @@ class OptimizerState:
         """Return this, or the like of an optimiser that has taken the other one's place."""
         return self if optimizer is self.optimizer else OptimizerState(self.model, optimizer)
 
-    def record(self, world: World) -> dict[str, Any]:
+    def record(self, world: World) -> OptimizerRecord:
         """Return what belongs to no parameter, as JSON values; every rank calls it.
 
         Raises:
@@ -78,7 +91,7 @@ class OptimizerState:
                 "optimizer.state[parameter] or in the optimiser's groups",
             )
         self._refuse_differences(world.gather((values, groups)))
-        return {"class": class_name(self.optimizer), "groups": groups}
+        return OptimizerRecord(class_name=class_name(self.optimizer), groups=groups)
 
     def _refuse_differences(self, by_rank: Sequence[tuple[dict[str, Any], Any]]) -> None:
         first, options = by_rank[0]
@@ -92,14 +105,15 @@ class OptimizerState:
                     fix="reduce them over the ranks, or keep them in tensors cut as the weights",
                 )
 
-    def check_class(self, record: Mapping[str, Any] | None, where: str) -> None:
+    def check_class(self, record: OptimizerRecord | None, where: str) -> None:
         """Refuse the state of another optimiser.
 
         Raises:
             ValidationError: the record is of another class.
         """
-        theirs, ours = (record or {}).get("class"), class_name(self.optimizer)
-        if theirs is None or theirs == ours:
+        ours = class_name(self.optimizer)
+        theirs = ours if record is None or record.class_name is None else record.class_name
+        if theirs == ours:
             return
         raise ValidationError(
             f"the checkpoint was trained with the optimiser {theirs}; this configuration has "
@@ -112,13 +126,13 @@ class OptimizerState:
             "(with trainer.load_trainer_state: false also from the first row again)",
         )
 
-    def load_record(self, record: Mapping[str, Any] | None, where: str) -> None:
+    def load_record(self, record: OptimizerRecord | None, where: str) -> None:
         """Take over what `record` returned.
 
         Raises:
             ValidationError: it is of other groups.
         """
-        groups = (record or {}).get("groups", [])
+        groups = [] if record is None else record.groups
         if any(groups) and len(groups) != len(self.optimizer.param_groups):
             raise ValidationError(
                 f"the checkpoint has options of {len(groups)} groups of parameters; there are "

@@ -16,6 +16,7 @@ from support.runs import build_trainer, metrics, same_bits, tensors
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_train.checkpoint.exported import load_exported
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.run_state import Origin
 from olm_train.checkpoint.weights import load_model
 from olm_train.distributed.world import World
 from olm_train.export import main
@@ -65,14 +66,14 @@ def test_all_state_goes_on_in_another_folder_as_the_run_itself_would(
     assert metrics(tmp_path / "other") == metrics(same)[3:]
     found = open_checkpoint(tmp_path / "other" / "step00000006", World())
     origin = open_checkpoint(first / "step00000003", World())
-    assert found.state()["origin"] == {
-        "path": os.path.relpath(first / "step00000003", tmp_path / "other"),
-        "step": 3,
-        "digest": origin.manifest.digest,
-    }
+    assert found.state().origin == Origin(
+        path=os.path.relpath(first / "step00000003", tmp_path / "other"),
+        step=3,
+        digest=origin.manifest.digest,
+    )
     again = trainer(tiny_mixture, tmp_path / "other", 7, f"--trainer.load_path={tmp_path}")
     again.fit()  # a checkpoint of its own goes before load_path
-    assert again.origin == found.state()["origin"]
+    assert again.origin == found.state().origin
 
 
 def test_weights_alone_or_with_the_optimiser_begin_at_step_0_with_other_rows(
