@@ -18,9 +18,9 @@ rounds taken in turn, the best of each (other work on the machine only ever slow
 Start-up: sparse datasets of 10^8 to 10^13 tokens in up to 100,000 shards and 1,000 sources, each
 measured in a fresh process: seconds from the import to the first batch of 64 rows, and the peak of
 resident memory above the idle interpreter with NumPy. The largest one is then read by 10,000
-simulated ranks. See `loaders.scale`.
+simulated ranks. See `peers.loaders.scale`.
 
-With --peers: other projects' loaders over the same rows instead. See `loaders.driver`.
+With --peers: other projects' loaders over the same rows instead. See `peers.loaders.driver`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from loaders import driver, scale
-from loaders.documents import documents
+from peers.loaders import driver, scale
+from peers.loaders.documents import documents
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]

@@ -28,7 +28,7 @@ asked for. Prints medians and ratios.
 
     python benchmarks/bench_tokenize.py --peers --tokenizer gpt2/tokenizer.json --megabytes 20
 
-With --peers: other tools beside ours; see peers/driver.py for what is measured and how.
+With --peers: other tools beside ours; see peers/tokenizers/driver.py for what is measured and how.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
-from peers import driver
+from peers.tokenizers import driver
 
 from olm_data.canonical import sha256_file
 from olm_data.dataset.shard_writer import ShardWriter

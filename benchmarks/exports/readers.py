@@ -120,7 +120,7 @@ def datatrove(folder: Path, dtype: str, eos: int) -> None:
 def mds(folder: Path, dtype: str, eos: int) -> None:
     """Samples of StreamingDataset in stored order."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from loaders.mosaicml import without_torchvision
+    from peers.loaders.mosaicml import without_torchvision
 
     without_torchvision()
     from streaming import StreamingDataset

@@ -1,5 +1,9 @@
-"""Other tools that turn text into token files, measured beside `olm-data tokenize`.
+"""Other projects measured beside ours.
 
-One file a tool: what it needs, how it is started, and how its output is read back. `driver`
-compares them; `python benchmarks/bench_tokenize.py --peers --help` says how.
+    harness       what is common: a tool, its environment, its task, its surroundings
+    tokenizers/   text to token files         bench_tokenize.py --peers
+    loaders/      token files to batches      bench_loader.py --peers
+    llama         a training step             bench_train_step.py
+
+One file a tool. `python benchmarks/bench_NAME.py --help` says what is measured and how.
 """

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 @pytest.fixture(scope="module")
 def loaders(repository: Path) -> Any:
-    """Importer of the modules under benchmarks/loaders."""
+    """Importer of the modules under benchmarks/peers/loaders."""
     sys.path.insert(0, str(repository / "benchmarks"))
-    yield lambda name: importlib.import_module(f"loaders.{name}")
+    yield lambda name: importlib.import_module(f"peers.loaders.{name}")
     sys.path.remove(str(repository / "benchmarks"))
 
 

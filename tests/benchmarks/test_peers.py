@@ -23,9 +23,9 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def peers(repository: Path) -> Any:
-    """Importer of the modules under benchmarks/peers."""
+    """Importer of the modules under benchmarks/peers/tokenizers."""
     sys.path.insert(0, str(repository / "benchmarks"))
-    yield lambda name: importlib.import_module(f"peers.{name}")
+    yield lambda name: importlib.import_module(f"peers.tokenizers.{name}")
     sys.path.remove(str(repository / "benchmarks"))
 
 
@@ -186,7 +186,7 @@ def test_a_command_is_timed_with_its_exit_code_and_killed_past_the_limit(
 
 
 def test_a_peer_without_its_package_says_why(peers: Any) -> None:
-    environments, base = peers("environments"), peers("base")
+    environments, base = importlib.import_module("peers.environments"), peers("base")
     peer = base.Peer(
         name="broken",
         package="no-such-package-here",
@@ -218,7 +218,7 @@ def test_the_megatron_method_writes_the_ids_of_every_document_and_an_index_of_th
     )
     task.save(tmp_path / "task.json")
     subprocess.run(
-        [sys.executable, "-m", "peers.megatron", str(tmp_path / "task.json")],
+        [sys.executable, "-m", "peers.tokenizers.megatron", str(tmp_path / "task.json")],
         env={"PYTHONPATH": str(repository / "benchmarks")},
         check=True,
     )

@@ -21,7 +21,7 @@ ALLOWED = {
     "olm_data/cli.py": {"importlib.import_module"},
     "olm_train/__init__.py": {"importlib.import_module"},
     "olm_train/model/attention_varlen.py": {"importlib.import_module"},
-    "benchmarks/loaders/mosaicml.py": {"importlib.machinery.ModuleSpec"},
+    "benchmarks/peers/loaders/mosaicml.py": {"importlib.machinery.ModuleSpec"},
 }
 """Add to it only what no file of others can reach, and say why."""
 

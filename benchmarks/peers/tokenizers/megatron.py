@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from peers.base import Part, Peer, Task, module_command, task_of_command_line
+from peers.harness import task_of_command_line
+from peers.tokenizers.base import Part, Peer, Task, module_command
 
 CODES = {"uint16": 8, "int32": 4}  # the format's numbers for dtypes; it has no uint32
 
@@ -38,7 +39,7 @@ PEERS = [
         package="tokenizers",
         installs=(("tokenizers", "numpy"),),
         formats=("jsonl",),
-        command=module_command("peers.megatron"),
+        command=module_command("peers.tokenizers.megatron"),
         read=read,
         lacks="no digests, ids, origins, accounts, resume, fsync; written out here, not the script",
     )
@@ -74,7 +75,7 @@ def lines(paths: list[str]) -> Iterator[str]:
 
 def main() -> None:
     """Encode all lines in order and write text.bin and text.idx."""
-    task = task_of_command_line()
+    task = task_of_command_line(Task)
     dtype = np.dtype(np.uint16 if task.vocab_size < 65_500 else np.int32)
     lengths: list[int] = []
     with (

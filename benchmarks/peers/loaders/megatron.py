@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from loaders.base import EOS, VOCAB_SIZE, Loader, Pass, Task, serve
+from peers.loaders.base import EOS, VOCAB_SIZE, Loader, Pass, Task, serve
 
 LOADERS = [
     Loader(

@@ -1,6 +1,6 @@
 """What a peer is, and the task that every peer is given.
 
-    driver: Task -> task.json -> `python -m peers.<name> task.json` in the peer's own environment
+    driver: Task -> task.json -> `python -m peers.tokenizers.<name> task.json`, its environment
     peer's output folder -> Peer.read -> parts of (ids, ends) -> compare
 
 This file is imported in the peers' environments too, so it needs the standard library and NumPy
@@ -9,19 +9,19 @@ only. Never: measure anything, or know a particular tool.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from peers.harness import SavedTask, Tool
 
 Part = tuple[np.ndarray, np.ndarray]  # ids [n], ends int64 [documents], cumulative, last one n
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(SavedTask):
     """One run of one peer.
 
     Attributes:
@@ -48,47 +48,27 @@ class Task:
         """The narrowest dtype that peers use for these ids."""
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
-    def save(self, path: Path) -> None:
-        """Write the task as JSON."""
-        path.write_text(json.dumps(asdict(self)))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """A tool to measure.
+class Peer(Tool):
+    """A tool that turns text into token files.
 
     Attributes:
-        name: what it is called in --only and in the table.
-        package: the package whose version is printed.
-        installs: pip commands' arguments, in order; empty: runs in this environment.
         formats: input formats it takes, the best first.
         command: the command line, from the Python of its environment and the path of the task.
         read: the documents of an output folder, in stored order.
         lacks: what it does not do that ours does, or what the figures leave out.
     """
 
-    name: str
-    package: str
-    installs: tuple[tuple[str, ...], ...] = ()
     formats: tuple[str, ...]
     command: Callable[[Path, Task, Path], list[str]]
     read: Callable[[Path, Task], Iterator[Part]]
     lacks: str
 
-    @property
-    def environment(self) -> str:
-        """The name of its virtual environment."""
-        return self.name
-
 
 def module_command(module: str) -> Callable[[Path, Task, Path], list[str]]:
     """Return a Peer.command that runs `python -m module task.json`."""
     return lambda python, task, path: [str(python), "-m", module, str(path)]
-
-
-def task_of_command_line() -> Task:
-    """Return the task whose path is the first argument of this program."""
-    return Task(**json.loads(Path(sys.argv[1]).read_text()))
 
 
 def cut_at_eos(ids: np.ndarray, eos: int) -> Part:

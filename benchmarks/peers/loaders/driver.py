@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import selectors
 import statistics
 import subprocess
@@ -22,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers.environments import NotInstalled, default_root, last_line, python_of, version_of
 
-from loaders import bare, grain, litdata, megatron, mosaicml, olm, olmo_core
-from loaders.base import EOS, VOCAB_SIZE, Loader, Task, digest_of_rows
-from loaders.documents import documents
+from peers import harness
+from peers.environments import NotInstalled, last_line
+from peers.loaders import bare, grain, litdata, megatron, mosaicml, olm, olmo_core
+from peers.loaders.base import EOS, VOCAB_SIZE, Loader, Task, digest_of_rows
+from peers.loaders.documents import documents
 
 LOADERS: tuple[Loader, ...] = tuple(
     loader
     for module in (bare, olm, litdata, grain, megatron, mosaicml, olmo_core)
     for loader in module.LOADERS
 )
-BENCHMARKS = Path(__file__).resolve().parents[1]
 SHARDS = 4
 ROW = "{:28}{:>9}{:>10}{:>10}{:>12}{:>12}  {:11}{}"
 HEADS = ("loader", "version", "best", "median", "x labels", "x fields", "rows", "gives")
@@ -58,22 +57,16 @@ class Worker:
         """Start the program; its errors go to `place`/log."""
         path = place / "task.json"
         task.save(path)
-        paths = [BENCHMARKS] if self.loader.installs else [BENCHMARKS, BENCHMARKS.parent]
+        surroundings = harness.surroundings(self.loader, Path(task.scratch))
         with (place / "log").open("w") as log:
             self.process = subprocess.Popen(
-                [str(python), "-m", f"loaders.{self.loader.module}", str(path)],
+                [str(python), "-m", f"peers.loaders.{self.loader.module}", str(path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 cwd=place,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(map(str, paths)),
-                    "TMPDIR": task.scratch,
-                    "HF_HUB_OFFLINE": "1",
-                    "OMP_NUM_THREADS": "1",
-                },
+                env=surroundings | {"OMP_NUM_THREADS": "1"},
             )
 
     def answer(self, place: Path, limit: float) -> dict[str, Any]:
@@ -110,21 +103,12 @@ class Worker:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only --peers has."""
-    names = ",".join(loader.name for loader in LOADERS)
-    group = parser.add_argument_group("with --peers")
-    group.add_argument("--peers", action="store_true", help="compare with other projects' loaders")
-    group.add_argument("--loaders", default=names, help=f"of {names}")
-    group.add_argument("--peer-envs", type=Path, default=default_root())
-    group.add_argument("--limit", type=float, default=900.0, help="most seconds for one answer")
+    harness.add_options(parser, "--loaders", LOADERS, 900.0)
 
 
 def run_peers(options: argparse.Namespace) -> int:
     """Measure and print; return the exit code: 1 where a loader failed or read other rows."""
-    names = options.loaders.split(",")
-    unknown = set(names) - {loader.name for loader in LOADERS}
-    if unknown:
-        raise SystemExit(f"error: --loaders does not know {', '.join(sorted(unknown))}")
-    workers = [Worker(loader) for loader in LOADERS if loader.name in names]
+    workers = [Worker(loader) for loader in harness.chosen(options.loaders, LOADERS, "--loaders")]
     with tempfile.TemporaryDirectory(prefix="olm-loaders-") as folder:
         try:
             wanted, rows = make_data(Path(folder), options)
@@ -176,12 +160,15 @@ def prepare(
             option=loader.option,
         )
         print(f"preparing {loader.name}", file=sys.stderr, flush=True)
+        found = harness.ready(loader, options.peer_envs)
+        if isinstance(found, NotInstalled):
+            worker.failure = str(found)
+            continue
+        python, worker.version = found
         try:
-            python = python_of(loader, options.peer_envs)
-            worker.version = version_of(loader, python)
             worker.start(python, task, place)
             answer = worker.answer(place, options.limit)
-        except (NotInstalled, Failed) as error:
+        except Failed as error:
             worker.failure = str(error)
             continue
         if not loader.same_rows:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from peers.base import Part, Peer, Task, cut_at_eos, module_command, task_of_command_line
+from peers.harness import task_of_command_line
+from peers.tokenizers.base import Part, Peer, Task, cut_at_eos, module_command
 
 SLICES = 1024
 
@@ -28,7 +29,7 @@ PEERS = [
         package="datasets",
         installs=(("datasets", "tiktoken", "numpy", "zstandard"),),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.nanogpt"),
+        command=module_command("peers.tokenizers.nanogpt"),
         read=read,
         lacks="no ends, digests, ids, origins, accounts, fsync; keeps two copies in its cache",
     )
@@ -39,9 +40,9 @@ def main() -> None:
     """Load, encode and concatenate."""
     from datasets import load_dataset
 
-    from peers.bpe import tiktoken_encoding
+    from peers.tokenizers.bpe import tiktoken_encoding
 
-    task = task_of_command_line()
+    task = task_of_command_line(Task)
     encoding = tiktoken_encoding(task.tokenizer)
 
     def encode(row: dict[str, Any]) -> dict[str, Any]:

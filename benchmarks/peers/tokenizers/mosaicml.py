@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.base import Part, Peer, Task, module_command, shares, task_of_command_line
+from peers.harness import task_of_command_line
+from peers.tokenizers.base import Part, Peer, Task, module_command, shares
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -45,7 +46,7 @@ PEERS = [
             ("mosaicml-streaming", "tiktoken", "zstandard", "pyarrow", "torch==2.13.0"),
         ),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.mosaicml"),
+        command=module_command("peers.tokenizers.mosaicml"),
         read=read,
         lacks="no ends beside the ids, digests, ids, origins, accounts, resume, fsync",
     )
@@ -56,8 +57,8 @@ def write_share(rank: int, paths: list[str], task: Task) -> None:
     """Encode one process's files into a folder of its own."""
     from streaming import MDSWriter
 
-    from peers.bpe import tiktoken_encoding
-    from peers.texts import texts
+    from peers.tokenizers.bpe import tiktoken_encoding
+    from peers.tokenizers.texts import texts
 
     encoding = tiktoken_encoding(task.tokenizer)
     columns = {"tokens": f"ndarray:{task.dtype.name}"}
@@ -72,7 +73,7 @@ def main() -> None:
     """Run one writer a process and merge their indexes."""
     from streaming.base.util import merge_index
 
-    task = task_of_command_line()
+    task = task_of_command_line(Task)
     deal = [(rank, paths, task) for rank, paths in enumerate(shares(task.inputs, task.workers))]
     with multiprocessing.get_context("spawn").Pool(len(deal)) as pool:
         pool.starmap(write_share, deal)

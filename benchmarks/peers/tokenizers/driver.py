@@ -34,7 +34,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers import (
+from peers import harness
+from peers.environments import NotInstalled, last_line
+from peers.harness import BENCHMARKS, choose, ready, surroundings
+from peers.tokenizers import (
     bare,
     compare,
     corpora,
@@ -47,15 +50,13 @@ from peers import (
     nanogpt,
     olm,
 )
-from peers.base import Peer, Task
-from peers.environments import NotInstalled, default_root, last_line, python_of, version_of
+from peers.tokenizers.base import Peer, Task
 
 PEERS: tuple[Peer, ...] = tuple(
     peer
     for module in (olm, bare, litdata, mosaicml, nanogpt, datatrove, dolma, megatron)
     for peer in module.PEERS
 )
-BENCHMARKS = Path(__file__).resolve().parents[1]
 SHARED_CORPORA = BENCHMARKS.parents[1] / "shared" / "data" / "corpora"
 COLUMNS = "{:16}{:>9}  {:10}{:>8}{:>8}{:>8}{:>8}{:>9}{:>8}{:>8}{:>8}{:>7}{:>7}  {}"
 HEADS = (
@@ -97,26 +98,12 @@ class Corpus:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that only --peers has."""
-    names = ",".join(peer.name for peer in PEERS)
-    group = parser.add_argument_group("with --peers")
-    group.add_argument("--peers", action="store_true", help="compare with other tools")
-    group.add_argument("--only", default=names, help=f"of {names}")
+    group = harness.add_options(parser, "--only", PEERS, 3600.0)
     group.add_argument(
         "--corpora", default="prose+code", help=f"of {','.join(corpora.KINDS)}; + joins"
     )
     group.add_argument("--profiles", default="web", help=f"of {','.join(corpora.PROFILES)}")
     group.add_argument("--format", choices=corpora.FORMATS, default=corpora.FORMATS[0])
-    group.add_argument("--peer-envs", type=Path, default=default_root())
-    group.add_argument("--limit", type=float, default=3600.0, help="most seconds for one run")
-
-
-def choose(text: str, known: list[str], what: str) -> list[str]:
-    """Split an option at commas; names that are not known end the program."""
-    names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise SystemExit(f"error: {what} takes {','.join(known)}; not {','.join(unknown) or text}")
-    return names
 
 
 def run_peers(args: argparse.Namespace, texts_of: Callable[[Path], Iterator[str]]) -> int:
@@ -126,8 +113,7 @@ def run_peers(args: argparse.Namespace, texts_of: Callable[[Path], Iterator[str]
         args: the parsed options of `bench_tokenize.py`.
         texts_of: yields the texts of one file.
     """
-    only = choose(args.only, [peer.name for peer in PEERS], "--only")
-    chosen = [peer for peer in PEERS if peer.name in only]
+    chosen = harness.chosen(args.only, PEERS, "--only")
     profiles = choose(args.profiles, list(corpora.PROFILES), "--profiles")
     for kinds in args.corpora.split(","):
         choose(kinds.replace("+", ","), list(corpora.KINDS), "--corpora")
@@ -137,7 +123,7 @@ def run_peers(args: argparse.Namespace, texts_of: Callable[[Path], Iterator[str]
     print(f"text from {folder}; {args.workers} processes; {args.runs} runs; notes:")
     for peer in chosen:
         print(f"  {peer.name}: {peer.lacks}")
-    pythons = {peer.name: prepare(peer, args.peer_envs) for peer in chosen}
+    pythons = {peer.name: ready(peer, args.peer_envs) for peer in chosen}
     good = True
     for kinds in args.corpora.split(","):
         text = corpora.text_of_kind(folder, kinds, texts_of, args.megabytes * 10**6)
@@ -152,15 +138,6 @@ def run_peers(args: argparse.Namespace, texts_of: Callable[[Path], Iterator[str]
                 results = measure_corpus(corpus, chosen, pythons, args, Path(work))
                 good &= print_table(corpus, results)
     return 0 if good else 1
-
-
-def prepare(peer: Peer, root: Path) -> tuple[Path, str] | NotInstalled:
-    """Return the peer's Python and version, or why it has none."""
-    try:
-        python = python_of(peer, root)
-        return python, version_of(peer, python)
-    except NotInstalled as error:
-        return error
 
 
 def format_for(peer: Peer, wanted: str) -> str:
@@ -270,18 +247,6 @@ def note(result: Result, usage: measure.Usage, task: Task, borders: frozenset[in
             result.failure = f"output cannot be read: {error}"
             return
     result.runs.append(usage)
-
-
-def surroundings(peer: Peer, scratch: Path) -> dict[str, str]:
-    """Return a peer's environment: ours, offline, with all caches in its temporary folder."""
-    paths = [BENCHMARKS] if peer.installs else [BENCHMARKS, BENCHMARKS.parent]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "TMPDIR": str(scratch),
-        "HF_HOME": str(scratch / "huggingface"),
-        "HF_HUB_OFFLINE": "1",
-    }
 
 
 def print_table(corpus: Corpus, results: list[Result]) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.base import Part, Peer, Task, module_command, shares, task_of_command_line
+from peers.harness import task_of_command_line
+from peers.tokenizers.base import Part, Peer, Task, module_command, shares
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -25,7 +26,7 @@ PEERS = [
         name="bare-gigatoken",
         package="gigatoken",
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.bare"),
+        command=module_command("peers.tokenizers.bare"),
         read=read,
         lacks="no EOS, digests, ids, origins, accounts, resume, fsync; whole share in memory",
     )
@@ -51,7 +52,7 @@ def encode_share(rank: int, paths: list[str], task: Task) -> None:
 
 def main() -> None:
     """Run one process a share."""
-    task = task_of_command_line()
+    task = task_of_command_line(Task)
     deal = [(rank, paths, task) for rank, paths in enumerate(shares(task.inputs, task.workers))]
     with multiprocessing.get_context("spawn").Pool(len(deal)) as pool:
         pool.starmap(encode_share, deal)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from loaders.base import EOS, VOCAB_SIZE, Loader, Pass, Task, serve
+from peers.loaders.base import EOS, VOCAB_SIZE, Loader, Pass, Task, serve
 
 INSTALLS = (("torch==2.13.0",), ("ai2-olmo-core", "torch==2.13.0"))
 LOADERS = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loaders.base import Loader, Pass, Task, serve
+from peers.loaders.base import Loader, Pass, Task, serve
 
 LOADERS = [
     Loader(

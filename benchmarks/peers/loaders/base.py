@@ -1,6 +1,6 @@
 """What a loader is, the data every loader is given, and the program each one runs as.
 
-    driver: Task -> task.json -> `python -m loaders.<name> task.json` in the loader's environment
+    driver: Task -> task.json -> `python -m peers.loaders.<name> task.json` in its environment
         worker -> "ready" with what one whole pass handed out      (this pass also warms the cache)
         driver -> a line, worker -> seconds and tokens of one pass          (round after round)
 
@@ -18,18 +18,19 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from peers.harness import SavedTask, Tool, task_of_command_line
 
 VOCAB_SIZE = 50_257
 EOS = 50_256  # the last token of each document, and of nothing else
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(SavedTask):
     """One loader's task.
 
     Attributes:
@@ -58,32 +59,20 @@ class Task:
         """Where documents end, int64, cumulative."""
         return np.load(f"{self.folder}/ends.npy", allow_pickle=False)
 
-    def save(self, path: Path) -> None:
-        """Write the task as JSON."""
-        path.write_text(json.dumps(asdict(self)))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Loader:
+class Loader(Tool):
     """A loader to measure.
 
     Attributes:
-        name: what it is called in --only and in the table.
-        module: the program, `loaders.<module>`.
+        module: the program, `peers.loaders.<module>`.
         option: which of the module's loaders.
-        package: the package whose version is printed.
-        environment: name of its virtual environment; loaders of one package share one.
-        installs: pip commands' arguments, in order; empty: runs in this environment.
         same_rows: a pass is each row of the stream once; else windows of its own.
         gives: what a batch holds.
     """
 
-    name: str
     module: str
     option: str = ""
-    package: str
-    environment: str = ""
-    installs: tuple[tuple[str, ...], ...] = ()
     same_rows: bool = True
     gives: str
 
@@ -109,7 +98,7 @@ def digest_of_rows(ids: np.ndarray) -> int:
 
 def serve(make: Callable[[Task], Pass]) -> None:
     """Be a loader's program: prepare, make one checked pass, then time a pass for each line."""
-    task = Task(**json.loads(Path(sys.argv[1]).read_text()))
+    task = task_of_command_line(Task)
     # what a loader prints by itself must not get between the answers
     answers, sys.stdout = sys.stdout, sys.stderr
     loader = make(task)

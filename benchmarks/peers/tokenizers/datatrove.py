@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.base import Part, Peer, Task, module_command, task_of_command_line
+from peers.harness import task_of_command_line
+from peers.tokenizers.base import Part, Peer, Task, module_command
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -26,7 +27,7 @@ PEERS = [
         package="datatrove",
         installs=(("datatrove[io,processing]", "zstandard"),),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.datatrove"),
+        command=module_command("peers.tokenizers.datatrove"),
         read=read,
         lacks="no digests, ids, origins, fsync; resumes by whole task; shuffling switched off",
     )
@@ -39,7 +40,7 @@ def main() -> None:
     from datatrove.pipeline.readers import JsonlReader, ParquetReader
     from datatrove.pipeline.tokens import DocumentTokenizer
 
-    task = task_of_command_line()
+    task = task_of_command_line(Task)
     reader = ParquetReader if task.inputs[0].endswith(".parquet") else JsonlReader
     LocalPipelineExecutor(
         pipeline=[

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from loaders.base import Loader, Pass, Task, serve
+from peers.loaders.base import Loader, Pass, Task, serve
 
 CHUNK_BYTES = 64 << 20
 
