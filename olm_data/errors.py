@@ -157,5 +157,6 @@ def refuse_secrets(url: str) -> None:
             "a URL must not hold credentials",
             where=f"{scheme}://...",
             why="it would be written into plans, manifests and logs",
-            fix="put them in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY",
+            fix="put them in the environment"
+            + (": AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" if scheme == "s3" else ""),
         )

@@ -221,7 +221,7 @@ def _file_system() -> Any:
                 max_chunk_get_size=BLOCK,
             )
 
-    made = Once(use_listings_cache=False, skip_instance_cache=True)
+    made = Once(loop=service.event_loop(), use_listings_cache=False, skip_instance_cache=True)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # Closing at exit is `Azure.close`, in the process that opened.
         alive = finalizer.peek()

@@ -168,6 +168,7 @@ def _file_system() -> Any:
                 sock_connect=service.CONNECT_TIMEOUT, sock_read=service.READ_TIMEOUT
             ),
         },
+        loop=service.event_loop(),
         use_listings_cache=False,
         skip_instance_cache=True,
     )

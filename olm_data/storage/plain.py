@@ -120,6 +120,7 @@ class Web(_ReadOnly):
         super().__init__(scheme)
         self._fs = HTTPFileSystem(
             client_kwargs={"timeout": timeout, "middlewares": (bounded,)},
+            loop=service.event_loop(),
             use_listings_cache=False,
             skip_instance_cache=True,
         )

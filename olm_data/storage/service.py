@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import logging
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +30,7 @@ CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds
 SLOWEST = 50_000
 """Bytes a second that sending a body takes at least; else it is given up."""
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
@@ -115,6 +119,25 @@ def is_connection(error: BaseException) -> bool:
     if module == "azure":
         return name.startswith(("ServiceRequest", "ServiceResponse", "IncompleteRead"))
     return module in ("aiohttp", "requests", "urllib3", "httpx", "httpcore", "google")
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return this process's loop for remote storage, in a thread of its own.
+
+    Not fsspec's: parts of an upload that fail beside the one that is reported would be printed
+    there by asyncio, with what the store sent.
+    """
+    return _event_loop(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(
+        lambda _, told: _log.debug("beside: %s", type(told.get("exception")).__name__)
+    )
+    threading.Thread(target=loop.run_forever, name="storage", daemon=True).start()
+    return loop
 
 
 def run(loop: Any, work: Coroutine[Any, Any, T], sends: int = 0) -> T:

@@ -70,6 +70,9 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         ([CLI, "report", lock, "--output", lock + ".html"], "report"),
         ([CLI, "doctor", str(folder)], WORKS),
         ([CLI, "doctor", far], "s3"),
+        ([CLI, "doctor", "gs://bucket/place"], "gcs"),
+        ([CLI, "doctor", "az://bucket/place"], "azure"),
+        ([CLI, "tokenize", "https://host/a.jsonl", *words, tokens + "7"], "http"),
         ([CLI, "doctor", far, "--clean"], "s3"),
     ]
     arguments = {

@@ -42,8 +42,12 @@ stages:
 """
 
 
-def make_mixture(folder: Path, tokenizer: Path) -> Path:
-    """Tokenise two sources and a held-out set and mix them; return the lock's path."""
+def make_mixture(folder: Path, tokenizer: Path, places: Mapping[str, str] | None = None) -> Path:
+    """Tokenise two sources and a held-out set and mix them; return the lock's path.
+
+    Args:
+        places: URLs of sources that are not to lie in the folder.
+    """
     words = [
         "the",
         "quick",
@@ -63,8 +67,11 @@ def make_mixture(folder: Path, tokenizer: Path) -> Path:
     code = [f"def f{n}(x):\n    return x ** {n} + {n * n}\n" for n in range(60)]
     for name, documents in (("prose", prose), ("code", code), ("held", prose[:9] + code[:5])):
         text = write_jsonl(folder / f"{name}.jsonl", documents)
-        make_dataset([text], tokenizer, folder / name)
-    mixture = parse_mixture(MANIFEST, str(folder / "manifest.yaml"), str(folder))
+        make_dataset([text], tokenizer, (places or {}).get(name) or folder / name)
+    manifest = MANIFEST
+    for name, url in (places or {}).items():
+        manifest = manifest.replace(f"data: {name},", f"data: '{url}',")
+    mixture = parse_mixture(manifest, str(folder / "manifest.yaml"), str(folder))
     lock = folder / "mixture.lock.json"
     compile_lock(mixture, open_sources(mixture), str(folder)).write(lock)
     return lock
