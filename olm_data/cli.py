@@ -15,7 +15,8 @@ from keyword import iskeyword
 import click
 
 from olm_data import __version__
-from olm_data.commands.said import CommandGroup, with_common_options
+from olm_data.command import CommandGroup
+from olm_data.commands.said import with_common_options
 from olm_data.ending import end_soon, ending
 from olm_data.errors import OlmError, UsageError, shown
 from olm_data.extras import missing_extra

@@ -1,4 +1,4 @@
-"""How a command ends that fails: a message, an exit code, and a traceback only with --debug."""
+"""What both command lines share: groups of commands, and how a command ends that fails."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from olm_data.errors import OlmError, shown
+import click
+
+from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
 from olm_data.sinks import print_traceback
 
@@ -25,3 +27,22 @@ def reported(*, debug: bool) -> Iterator[None]:
         else:
             print(f"error: {shown(str(known))}", file=sys.stderr, flush=True)
         raise SystemExit(known.exit_code) from None
+
+
+class CommandGroup(click.Group):
+    """A group of commands that answers an unknown name with the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in known:
+            raise UsageError(
+                f"there is no command {printable(args[0])!r}",
+                fix=f"{self.nearest(args[0], known)} {ctx.command_path} --help lists them",
+            )
+        return super().resolve_command(ctx, args)
+
+    def nearest(self, name: str, known: list[str]) -> str:
+        """Return a sentence that names the command that is probably meant."""
+        return suggest(name, known)

@@ -8,11 +8,10 @@ Never: a version check; what is installed and does not work says so itself.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from olm_data.errors import UsageError, shown
+from olm_data.errors import UsageError
 
 DISTRIBUTION = "olm-data"
 """Its name on a package index. With it installed, in whatever way, `pip install 'NAME[extra]'` adds
@@ -62,14 +61,12 @@ def missing_extra(
 
 
 @contextmanager
-def needs(what: str, *, where: str | None = None, command: bool = False) -> Iterator[None]:
+def needs(what: str, *, where: str | None = None) -> Iterator[None]:
     """Explain an import in the body that fails for want of an extra.
 
     Args:
         what: what cannot be done without it; begins the message.
         where: the option that asks for it.
-        command: the body is the head of a module that runs as a command: print the message and
-            exit, as nobody above could.
 
     Raises:
         MissingExtra: a package of an extra is not installed.
@@ -78,9 +75,6 @@ def needs(what: str, *, where: str | None = None, command: bool = False) -> Iter
         yield
     except ImportError as error:
         explained = missing_extra(error, what, where=where)
-        if command and isinstance(explained, MissingExtra):
-            print(f"error: {shown(str(explained))}", file=sys.stderr, flush=True)
-            raise SystemExit(explained.exit_code) from None
         if explained is error:
             raise
         raise explained from error

@@ -112,7 +112,7 @@ def _advice(path: str, found: str, wanted: str) -> str:
     if found == "run":
         return f"olm-data verify {word}, or olm-data report LOCK --run {word}"
     if found in ("checkpoint", "model"):
-        return f"python -m olm_train.generate {word} shows what it learnt"
+        return f"olm-train generate {word} shows what it learnt"
     return "check the path"
 
 

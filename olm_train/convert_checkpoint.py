@@ -1,6 +1,6 @@
 """The command that makes a checkpoint without pickles of one that has them.
 
-python -m olm_train.convert_checkpoint OLD NEW --trust
+olm-train convert-checkpoint OLD NEW --trust
 
 OLD: a checkpoint or run of format version 1 or 2 -> NEW: a save folder with it in version 3
 """
@@ -11,7 +11,6 @@ import click
 
 from olm_data.command import reported
 from olm_data.errors import InputError, shown
-from olm_data.sinks import guard
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,7 +22,7 @@ def main(old: str, new: str, trust: bool, debug: bool) -> None:
     """Write a checkpoint of an older format, or a run's newest one, in the format of this release.
 
     \b
-    python -m olm_train.convert_checkpoint runs/first/step00000100 runs/first-converted --trust
+    olm-train convert-checkpoint runs/first/step00000100 runs/first-converted --trust
 
     NEW is a save folder: train with trainer.save_folder set to it to go on. OLD stays as it is.
     """
@@ -39,8 +38,3 @@ def main(old: str, new: str, trust: bool, debug: bool) -> None:
         from olm_train.checkpoint.convert import convert
 
         click.echo(convert(old, new, say=lambda line: click.echo(shown(line), err=True)))
-
-
-if __name__ == "__main__":
-    guard()
-    main()

@@ -1,4 +1,4 @@
-"""Loss of a trained model on datasets: `python -m olm_train.evaluate MODEL DATASET...`.
+"""Loss of a trained model on datasets: `olm-train evaluate MODEL DATASET...`.
 
     run, checkpoint or export -> weights, lock -+-> loss of each label, summed -> nats a token
     dataset of the same tokenizer --------------+
@@ -21,9 +21,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import shown
 from olm_data.extras import needs
 from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
-from olm_data.sinks import guard
 
-with needs("evaluating a model", command=__name__ == "__main__"):
+with needs("evaluating a model"):
     import torch
 
     from olm_train.callbacks.evaluator import open_held_out, perplexity
@@ -91,7 +90,7 @@ def main(
     """Print the loss of a run's newest checkpoint, a checkpoint or an exported model on datasets.
 
     \b
-    python -m olm_train.evaluate runs/first tokens/held-out
+    olm-train evaluate runs/first tokens/held-out
     """
     with reported(debug=debug):
         found = open_portable(
@@ -107,8 +106,3 @@ def main(
             f"{values[EVAL_PERPLEXITY]:.2f}, {values[EVAL_TOKENS]:,} tokens "
             f"({found.name}, step {found.step:,})"
         )
-
-
-if __name__ == "__main__":
-    guard()
-    main()

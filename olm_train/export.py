@@ -1,4 +1,4 @@
-"""The command that turns a checkpoint into one safetensors file: `python -m olm_train.export`.
+"""The command that turns a checkpoint into one safetensors file: `olm-train export`.
 
 CHECKPOINT -> verified -> model.safetensors + tokenizer, lock, configuration + config.json
 """
@@ -12,9 +12,8 @@ import click
 from olm_data.command import reported
 from olm_data.errors import shown
 from olm_data.extras import needs
-from olm_data.sinks import guard
 
-with needs("exporting a model", command=__name__ == "__main__"):
+with needs("exporting a model"):
     from olm_train.checkpoint.exported import export
     from olm_train.checkpoint.load import find_checkpoint
     from olm_train.distributed.world import World
@@ -33,8 +32,8 @@ def main(checkpoint: str, output: str, as_json: bool, debug: bool) -> None:
     """Write the weights of a checkpoint, or of a run's newest one, as one safetensors file.
 
     \b
-    python -m olm_train.export runs/first --output model.safetensors
-    python -m olm_train.export s3://bucket/run/step00001000 --output exported/
+    olm-train export runs/first --output model.safetensors
+    olm-train export s3://bucket/run/step00001000 --output exported/
     """
     with reported(debug=debug):
         found = find_checkpoint(
@@ -49,8 +48,3 @@ def main(checkpoint: str, output: str, as_json: bool, debug: bool) -> None:
             f"{weights['file']}: {about['parameters']:,} parameters of step {about['step']:,}, "
             f"{weights['bytes']:,} bytes"
         )
-
-
-if __name__ == "__main__":
-    guard()
-    main()

@@ -18,11 +18,10 @@ import click
 from olm_data.command import reported
 from olm_data.errors import UsageError, ValidationError, shown
 from olm_data.extras import needs
-from olm_data.sinks import guard
 from olm_data.storage.names import is_unicode
 from olm_data.storage.store import Store
 
-with needs("generating text", command=__name__ == "__main__"):
+with needs("generating text"):
     import torch
 
     from olm_train.checkpoint.portable import open_portable
@@ -157,7 +156,7 @@ def main(save_folder: str, output: Path | None, debug: bool, **options: Any) -> 
     """Sample text from a run's newest checkpoint, from a checkpoint, or from an exported model.
 
     \b
-    python -m olm_train.generate runs/first --prompt "def " --max-new-tokens 50
+    olm-train generate runs/first --prompt "def " --max-new-tokens 50
     """
     with reported(debug=debug):
         result = generate(save_folder, **options)
@@ -166,8 +165,3 @@ def main(save_folder: str, output: Path | None, debug: bool, **options: Any) -> 
                 output.name, json.dumps(result, indent=1).encode() + b"\n"
             )
     click.echo(shown(result["prompt"] + result["text"]))
-
-
-if __name__ == "__main__":
-    guard()
-    main()

@@ -1,4 +1,4 @@
-"""The command that says what each preset takes to train: `python -m olm_train.presets --gpu h100`.
+"""The command that says what each preset takes to train: `olm-train presets --gpu h100`.
 
     PRESETS, Gpu --recipe--> table, JSON, or for one preset the part of train.yaml
 
@@ -15,9 +15,8 @@ import yaml
 from olm_data.command import reported
 from olm_data.errors import UsageError, suggest
 from olm_data.extras import needs
-from olm_data.sinks import guard
 
-with needs("planning a model", command=__name__ == "__main__"):
+with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
     from olm_train.estimate.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
@@ -35,8 +34,8 @@ def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
     """Print for each preset the fewest GPUs that train it, and the options that fit there.
 
     \b
-    python -m olm_train.presets --gpu h200
-    python -m olm_train.presets llama3-8b --gpu h100 >> train.yaml
+    olm-train presets --gpu h200
+    olm-train presets llama3-8b --gpu h100 >> train.yaml
 
     With PRESET only that one, as the part of train.yaml that it decides.
     """
@@ -100,8 +99,3 @@ def _shared(recipe: Recipe) -> str:
         return "whole"
     kept = dp_config.shards and dp_config.reshard_after_forward is False
     return f"{dp_config.name.value}{', kept' if kept else ''}"
-
-
-if __name__ == "__main__":
-    guard()
-    main()

@@ -52,6 +52,7 @@ FLOORS = {
         ("trainer",),
         ("run",),
         ("convert_checkpoint", "evaluate", "export", "generate", "presets"),
+        ("cli",),
     ),
 }
 """Rooms from the ground up: those of one floor do not import each other."""

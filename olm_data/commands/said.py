@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from olm_data.errors import UsageError, printable, shown, suggest
+from olm_data.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from olm_data.progress import Progress
@@ -122,25 +122,6 @@ def _flag(*names: str, help: str, then: Callable[..., None] | None = None) -> cl
     return click.Option(
         names, is_flag=True, expose_value=False, is_eager=True, help=help, callback=then
     )
-
-
-class CommandGroup(click.Group):
-    """A group of commands that answers an unknown name with the nearest one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            raise UsageError(
-                f"there is no command {printable(args[0])!r}",
-                fix=f"{self.nearest(args[0], known)} {ctx.command_path} --help lists them",
-            )
-        return super().resolve_command(ctx, args)
-
-    def nearest(self, name: str, known: list[str]) -> str:
-        """Return a sentence that names the command that is probably meant."""
-        return suggest(name, known)
 
 
 def with_common_options(command: click.Command) -> click.Command:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from olm_data.commands.said import CommandGroup, note, refuse_given, show_progress, warn
+from olm_data.command import CommandGroup
+from olm_data.commands.said import note, refuse_given, show_progress, warn
 from olm_data.errors import UsageError
 
 if TYPE_CHECKING:

@@ -171,7 +171,7 @@ def load_exported(place: str) -> Exported:
         raise InputError(
             "there are no exported weights",
             where=store.url(name),
-            fix=f"give the {name} that `python -m olm_train.export` wrote, {CONFIG} beside it",
+            fix=f"give the {name} that `olm-train export` wrote, {CONFIG} beside it",
         ) from error
     try:
         return Exported(store, about, load(data))

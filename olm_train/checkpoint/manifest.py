@@ -18,7 +18,7 @@ docs/reference/checkpoint.md is the specification.
 A remote store has no rename: there all files but the manifest lie in step00000100/lease-000007/, so
 that a writer which was taken over (`olm_data.storage.lease`) never touches those of the next one.
 
-Versions 1 and 2 held pickles: `olm_train.convert_checkpoint` makes version 3 of them.
+Versions 1 and 2 held pickles: `olm-train convert-checkpoint` makes version 3 of them.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ def _refuse_version(
             "opened",
             where=where,
             why="a pickle can run any command when it is opened",
-            fix="if you trust whoever wrote it: python -m olm_train.convert_checkpoint "
+            fix="if you trust whoever wrote it: olm-train convert-checkpoint "
             f"{where.rpartition('/')[0]} NEW_SAVE_FOLDER --trust",
         )
     if found == FORMAT and version == VERSION:

@@ -28,7 +28,12 @@ class _Exit:
         os._exit(self.code)
 
 
-if __name__ == "__main__":
+def entry(argv: list[str] | None = None) -> None:
+    """Train, and end the process with the exit code."""
     guard()
     process_exit = _Exit()
-    process_exit.code = main()
+    process_exit.code = main(argv)
+
+
+if __name__ == "__main__":
+    entry()

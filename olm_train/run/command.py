@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -57,6 +58,14 @@ Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value .
 Exit codes: 0 ok, 1 unexpected, 2 usage, 3 validation or digest mismatch, 4 input refused,
 5 local resource, 6 remote storage, 7 conflict, 75 stopped by SIGTERM or SIGUSR1 after saving (run
 the same command again), 130 interrupted. torchrun itself turns every code but 0 into 1.
+"""
+
+CONFIG_HELP = """\
+olm-train config [CONFIG] [--preset NAME] [--name.of.field=value ...]
+
+  olm-train config train.yaml --train_module.optim.lr=1e-3
+
+Prints the configuration that the file (by default ./train.yaml) and the options come to, as YAML.
 """
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
@@ -114,14 +123,23 @@ class Arguments:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit code; errors become messages."""
-    argv = sys.argv[1:] if argv is None else argv
+    return _ended(sys.argv[1:] if argv is None else argv, HELP, _run)
+
+
+def print_config(argv: list[str]) -> int:
+    """Print what a file and options come to, for `olm-train config`; return the exit code."""
+    return _ended(argv, CONFIG_HELP, _print_config)
+
+
+def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> int:
+    """Do what the arguments say and return the exit code; errors become messages."""
     try:
         arguments = Arguments.split(argv)
         if "--help" in arguments.flags:
             if _rank() == 0:
-                print(HELP, end="")
+                print(help, end="")
             return 0
-        return _run(arguments)
+        return action(arguments)
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command again to go on", 130)
     except OlmError as error:
@@ -142,7 +160,8 @@ def main(argv: list[str] | None = None) -> int:
         )
 
 
-def _run(arguments: Arguments) -> int:
+def _resolve(arguments: Arguments) -> RunConfig:
+    """Return the configuration of the file, the preset and the options."""
     from olm_data.config.values import Values
 
     values = Values.read(arguments.config or _default_config())
@@ -161,10 +180,27 @@ def _run(arguments: Arguments) -> int:
 
     check_names(written(), values)
 
-    from olm_train.distributed.preempt import Preemption
     from olm_train.run.config import RunConfig
 
-    config = RunConfig.resolve(values)
+    return RunConfig.resolve(values)
+
+
+def _print_config(arguments: Arguments) -> int:
+    import yaml
+
+    useless = [*arguments.flags - {"--debug", "--strict", "--strict-env"}]
+    useless += [name for name in arguments.options if name != "--preset"]
+    if useless:
+        raise UsageError(f"{useless[0]} is for olm-train run", fix="leave it out")
+    print(shown(yaml.safe_dump(_resolve(arguments).as_dict(), sort_keys=False)), end="")
+    return 0
+
+
+def _run(arguments: Arguments) -> int:
+    config = _resolve(arguments)
+
+    from olm_train.distributed.preempt import Preemption  # after it: a wrong name needs no torch
+
     if "--dry-run" in arguments.flags:
         if _rank() == 0:
             from olm_train.run.dry_run import describe

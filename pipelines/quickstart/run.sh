@@ -38,7 +38,7 @@ OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
   torchrun --nproc-per-node=2 -m olm_train.run train.yaml
 
 step "6/7 sample"
-python -m olm_train.generate out/run --prompt "def read_file(path):" --max-new-tokens 120 \
+olm-train generate out/run --prompt "def read_file(path):" --max-new-tokens 120 \
   --output out/run/sample.json
 
 step "7/7 report"

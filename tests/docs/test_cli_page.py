@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -14,16 +12,12 @@ from support.pages import REPOSITORY
 
 from olm_data.cli import REPLACED, SUMMARIES, cli
 from olm_data.errors import UsageError
+from olm_train.cli import COMMANDS
+from olm_train.cli import cli as trainer
 from olm_train.run.command import FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {"--quiet", "--verbose", "--debug"}  # of every command; at the top of the page
-ENTRIES = sorted(
-    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__main__")
-    for path in (REPOSITORY / "olm_train").rglob("*.py")
-    if 'if __name__ == "__main__":' in path.read_text()
-    and path.stem != "reference"  # for those who change the fields
-)
 
 
 def sections() -> dict[str, str]:
@@ -48,11 +42,13 @@ def wanted() -> dict[str, set[str]]:
         command = cli.get_command(context, name)
         assert command is not None
         found[f"olm-data {name}"] = options(command)
-    for name in ENTRIES:
-        module: Any = import_module(name)
-        found[f"python -m {name}"] = (
-            {*FLAGS, *OPTIONS} - {"-h"} if name == "olm_train.run" else options(module.main)
+    for name in COMMANDS:
+        command = trainer.get_command(context, name)
+        assert command is not None
+        found[f"olm-train {name}"] = (
+            options(command) if name not in ("run", "config") else {*FLAGS, *OPTIONS} - {"-h"}
         )
+    found["olm-train config"] = {"--preset"}
     return found
 
 
@@ -77,6 +73,10 @@ def test_each_help_begins_with_an_example(repository: Path) -> None:
         command = cli.get_command(context, name)
         assert command is not None
         assert f"olm-data {name} " in (command.help or ""), name
+    for name in COMMANDS:
+        command = trainer.get_command(context, name)
+        assert command is not None
+        assert name in ("run", "config") or f"olm-train {name} " in (command.help or ""), name
 
 
 def test_subcommands_are_explained_by_an_example_and_a_row_of_the_page() -> None:

@@ -179,7 +179,7 @@ def test_a_block_that_fails_is_named(tmp_path: Path) -> None:
         ("python -m olm_train.run a.yaml --trainer.hard_stop='{value: 9, unit: steps}'", None),
         ("python -m olm_train.run a.yaml --trainer.hard_stap.value=9", "no field"),
         ("python -m olm_train.run a.yaml --seed", "--seed has no value"),
-        ("python -m olm_train.generate runs/x --top_k 3", "No such option"),
+        ("olm-train generate runs/x --top_k 3", "No such option"),
         ("cat > j.sbatch <<'E'\nsrun olm-data doctor --dry tokens\nE\n", "No such option"),
         ("pip install -e '.[train,slow]'", "no extra slow"),
         ("make demos", "no target demos"),

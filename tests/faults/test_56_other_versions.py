@@ -35,7 +35,7 @@ def test_56_a_stored_checkpoint_of_version_1_is_refused_and_converted_gives_ever
 ) -> None:
     with pytest.raises(InputError, match="version 1, which holds pickles") as refused:
         open_checkpoint(repository / VERSION_1, World())
-    assert "python -m olm_train.convert_checkpoint" in str(refused.value.fix)
+    assert "olm-train convert-checkpoint" in str(refused.value.fix)
     result = CliRunner().invoke(convert, [str(repository / VERSION_1), str(tmp_path / "new")])
     assert (result.exit_code, list(tmp_path.iterdir())) == (4, [])
     assert "--trust" in result.output

@@ -15,15 +15,13 @@ from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import SUMMARIES
 from olm_data.extras import DISTRIBUTION, EXTRAS, install
+from olm_train.cli import COMMANDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = "olm_data.cli"
-ENTRIES = sorted(
-    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__main__")
-    for path in (REPOSITORY / "olm_train").rglob("*.py")
-    if '__name__ == "__main__"' in path.read_text()
-)
 WORKS = "works"
+BROUGHT = {"awkward": "gigatoken", "botocore": "boto3", "markupsafe": "jinja2"}
+"""Packages that come with another one."""
 
 Case = tuple[list[str], str]
 """A command, and the extra that it must name, or `WORKS`."""
@@ -75,16 +73,17 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         ([CLI, "tokenize", "https://host/a.jsonl", *words, tokens + "7"], "http"),
         ([CLI, "doctor", far, "--clean"], "s3"),
     ]
-    arguments = {
-        "olm_train.run": [str(folder / "train.yaml")],
-        "olm_train.export": [str(folder), "--output", str(folder / "out")],
-        "olm_train.evaluate": [str(folder), tokens],
-        "olm_train.generate": [str(folder)],
-        "olm_train.convert_checkpoint": [str(folder), str(folder / "new"), "--trust"],
-        "olm_train.run.reference": [str(REPOSITORY / "docs/reference/train-config.md")],
+    words = {
+        "run": [str(folder / "train.yaml")],
+        "config": [str(folder / "train.yaml")],
+        "export": [str(folder), "--output", str(folder / "out")],
+        "evaluate": [str(folder), tokens],
+        "generate": [str(folder)],
+        "convert-checkpoint": [str(folder), str(folder / "new"), "--trust"],
     }
-    entries = [entry for entry in ENTRIES if entry != "olm_train.run"] + ["olm_train.run"]
-    return olm + [([entry, *arguments.get(entry, [])], "train") for entry in entries]
+    # the last leaves the code to the end of its process
+    names = [*(name for name in COMMANDS if name != "run"), "run"]
+    return olm + [(["olm_train.cli", name, *words.get(name, [])], "train") for name in names]
 
 
 def check(python: str, found: list[Case], *flags: str, where: Path) -> None:
@@ -143,7 +142,9 @@ def test_u2_one_name_that_is_ours_in_messages_and_pages() -> None:
     assert set(EXTRAS.values()) == set(project["optional-dependencies"]) - {"dev"}
     required = "\n".join(map(str, project["optional-dependencies"].values()))
     for package, extra in EXTRAS.items():
-        brought = {"awkward": "gigatoken", "botocore": "boto3"}.get(package, package)
+        brought = {"awkward": "gigatoken", "botocore": "boto3", "markupsafe": "jinja2"}.get(
+            package, package
+        )
         assert brought in required, (package, extra)
     for pattern in ("olm_data/**/*.py", "olm_train/**/*.py", "docs/**/*.md", "*.md"):
         for path in REPOSITORY.glob(pattern):

@@ -94,6 +94,7 @@ def _commands(folder: Path) -> Path:
     for name, words in (
         ("python", ""),
         ("olm-data", "-m olm_data.cli "),
+        ("olm-train", "-m olm_train.cli "),
         ("torchrun", "-m torch.distributed.run "),
     ):
         (folder / name).write_text(f'#!/bin/sh\nexec {python} {words}"$@"\n')

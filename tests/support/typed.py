@@ -14,8 +14,6 @@ import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any
 
 import click
 from support.pages import REPOSITORY
@@ -23,6 +21,7 @@ from support.pages import REPOSITORY
 from olm_data.cli import cli
 from olm_data.config.values import Values
 from olm_data.errors import OlmError
+from olm_train.cli import cli as trainer
 from olm_train.run.command import Arguments
 
 OPERATORS = re.compile(r"[();|&]+")
@@ -77,6 +76,8 @@ def _mistake(command: list[str]) -> str | None:
         rest = command[place + 1 :]
         if word == "olm-data":
             return _click(cli, rest)
+        if word == "olm-train":
+            return _trainer(rest)
         if word == "torchrun":
             return _torchrun(rest)
         if word == "-m" and rest and rest[0].startswith("olm_train"):
@@ -125,10 +126,15 @@ def _torchrun(words: list[str]) -> str | None:
     return _module(parsed.training_script, parsed.training_script_args)
 
 
+def _trainer(words: list[str]) -> str | None:
+    if words[:1] and words[0] in ("run", "config"):
+        return _module("olm_train.run", words[1:])
+    return _click(trainer, words)
+
+
 def _module(name: str, words: list[str]) -> str | None:
-    module: Any = import_module(name)
     if name != "olm_train.run":
-        return _click(module.main, words)
+        return f"no module {name}"
     known = config_names()
     values = Values({})
     try:

@@ -143,5 +143,5 @@ def test_the_tables_on_the_page_are_not_stale(gpu: str, repository: Path) -> Non
     )
     assert shown is not None
     wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS})
-    fix = f"stale: paste `python -m olm_train.presets --gpu {gpu}`"
+    fix = f"stale: paste `olm-train presets --gpu {gpu}`"
     assert shown[1].splitlines() == wanted, fix
