@@ -1,4 +1,4 @@
-"""Initial weights depend on seed and name only. Sharded ones: parallel/test_t3_shards.py."""
+"""Initial weights depend on seed and name only. Sharded ones: test_shards.py."""
 
 from __future__ import annotations
 
