@@ -32,7 +32,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -46,8 +46,8 @@ from olm_train.estimate.flops import num_flops_per_token
 from olm_train.estimate.gpus import device_peak_flops
 from olm_train.model.attention import ATTENTION_BACKENDS
 from olm_train.model.config import DecoderConfig
-from olm_train.model.loss_config import NAMES as LOSSES
 from olm_train.model.loss_config import LossConfig
+from olm_train.model.loss_config import Name as LossName
 from olm_train.model.presets import PRESETS, preset
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
@@ -289,7 +289,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--mean-document", type=int, default=100, help="tokens")
     parser.add_argument("--attention", choices=sorted(ATTENTION_BACKENDS), default="sdpa")
-    parser.add_argument("--loss", choices=LOSSES, default="auto")
+    parser.add_argument("--loss", choices=get_args(LossName), default="auto")
     parser.add_argument("--param-dtype", choices=sorted(DTYPES), default="float32")
     parser.add_argument("--compile", action="store_true", help="compile each block, both models")
     parser.add_argument("--rounds", type=int, default=7)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
 from olm_train.model.loss_config import LossConfig
 from olm_train.optim import AnyOptim
@@ -18,7 +20,7 @@ from olm_train.stability.gate import NonFinite
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerTrainModuleConfig:
+class TransformerTrainModuleConfig(Config):
     """Everything about a step but the model's shape and the data.
 
     Attributes:
@@ -46,7 +48,7 @@ class TransformerTrainModuleConfig:
     optim: AnyOptim = field(default_factory=AdamWConfig)
     scheduler: AnySchedule = field(default_factory=Constant)
     lr_batch_scaling: LRScaling = LRScaling.none
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
@@ -56,16 +58,11 @@ class TransformerTrainModuleConfig:
     non_finite: NonFinite = NonFinite.halt
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.ac_config.check(compiling=bool(self.compile_model))
         if not self.compile_model and self.compile_config != CompileConfig():
             raise UsageError(
                 "compile_config has no effect without compile_model",
                 where="train_module.compile_config",
                 fix="set compile_model: true, or leave it out",
-            )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise UsageError(
-                f"max_grad_norm: {self.max_grad_norm} is not positive",
-                where="train_module.max_grad_norm",
-                fix="use null to switch clipping off",
             )

@@ -61,6 +61,14 @@ Count = Annotated[int, Reader(parse_count, "a count", {"type": ["integer", "stri
 """A whole number of at least 1, which may be written `100K`, `1.5M` or `95B`."""
 
 
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Proportion = Annotated[float, Meta(ge=0, le=1)]
+"""A part of a whole, from 0 to 1."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Field:
     """A field of a dataclass or Struct.
@@ -164,7 +172,7 @@ def describe(hint: Any) -> str:
     if kind is type(None):
         return "null"
     if is_union(kind):
-        return " or ".join(describe(inner) for inner in get_args(kind))
+        return " or ".join(describe(inner) + _within(inner) for inner in get_args(kind))
     if given := choices(kind):
         return "one of " + ", ".join(str(choice) for choice in given)
     origin = get_origin(kind)
@@ -176,6 +184,11 @@ def describe(hint: Any) -> str:
         names = ", ".join(field.name for field in fields_of(kind))
         return f"a mapping with {names}"
     return getattr(kind, "__name__", str(kind))
+
+
+def _within(hint: Any) -> str:
+    limits = [words for n in plain(hint)[1] if isinstance(n, Meta) and (words := bounds(n))]
+    return f" ({', '.join(limits)})" if limits else ""
 
 
 def bounds(meta: Meta) -> str:

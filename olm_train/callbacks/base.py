@@ -19,6 +19,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from olm_data.config.convert import Config
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -77,7 +79,7 @@ class TrainingRun(Protocol):
     def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None: ...
 
 
-class Callback:
+class Callback(Config):
     """Base of all callbacks: every hook does nothing. Its options are the fields of a dataclass.
 
     Attributes:

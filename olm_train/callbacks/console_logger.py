@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from olm_data.config.hints import PositiveInt
 from olm_data.counts import duration, scaled
-from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     CE_LOSS,
     DATA_WAIT_SHARE,
@@ -36,11 +36,10 @@ class ConsoleLoggerCallback(Callback):
     """
 
     enabled: bool = True
-    log_interval: int = 10
+    log_interval: PositiveInt = 10
 
     def __post_init__(self) -> None:
-        if self.log_interval < 1:
-            raise UsageError(f"log_interval is at least 1, not {self.log_interval}")
+        super().__post_init__()
         self._speed: dict[str, float] = {}
 
     def pre_train(self) -> None:

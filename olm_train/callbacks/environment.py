@@ -48,6 +48,7 @@ class EnvironmentCallback(Callback):
     strict: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.strict and not self.enabled:
             raise UsageError("strict has no effect without enabled", fix="leave one of them out")
 

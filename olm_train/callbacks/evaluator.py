@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from olm_data.config.hints import FilePath
+from olm_data.config.hints import FilePath, PositiveInt
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import Evaluation, read_metrics
 from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_PERPLEXITY, EVAL_TOKENS
@@ -41,16 +41,13 @@ class LMEvaluatorCallback(Callback):
 
     enabled: bool = True
     datasets: dict[str, FilePath]
-    eval_interval: int = 1000
+    eval_interval: PositiveInt = 1000
     eval_on_startup: bool = False
     eval_on_finish: bool = True
-    max_batches: int | None = None
+    max_batches: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        if self.eval_interval < 1:
-            raise UsageError(f"eval_interval is at least 1, not {self.eval_interval}")
-        if self.max_batches is not None and self.max_batches < 1:
-            raise UsageError(f"max_batches is at least 1, not {self.max_batches}")
+        super().__post_init__()
         self._last = -1
         self._made: dict[str, str] = {}  # digest of each data set evaluated after step `_last`
         self._loaders: dict[str, EvalLoader] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
-from olm_data.errors import UsageError
+from olm_data.config.hints import PositiveInt
 from olm_train.callbacks.base import Callback
 
 
@@ -22,11 +22,10 @@ class GarbageCollectorCallback(Callback):
     """
 
     enabled: bool = True
-    gc_interval: int = 1000
+    gc_interval: PositiveInt = 1000
 
     def __post_init__(self) -> None:
-        if self.gc_interval < 1:
-            raise UsageError(f"gc_interval is at least 1, not {self.gc_interval}")
+        super().__post_init__()
         self._was_enabled = False
 
     def pre_train(self) -> None:

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from olm_data.errors import OlmError, UsageError, ValidationError
+from olm_data.config.hints import NonNegativeFloat, PositiveInt
+from olm_data.errors import OlmError, ValidationError
 from olm_data.run_log.log import Start, Step, read_metrics, read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM
 from olm_train.callbacks.base import Callback
@@ -48,15 +49,12 @@ class ReplayCheckerCallback(Callback):
     priority: ClassVar[int] = 8
 
     enabled: bool = True
-    steps: int = 5
-    tolerance: float | None = None
+    steps: PositiveInt = 5
+    tolerance: NonNegativeFloat | None = None
     strict: bool = True
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps is at least 1, not {self.steps}")
-        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
-            raise UsageError(f"tolerance is a number of at least 0, not {self.tolerance:g}")
+        super().__post_init__()
         self._done = False
 
     def pre_train(self) -> None:
@@ -152,7 +150,7 @@ def ranks_of(step: int, starts: list[Start]) -> int | None:
 def first_difference(
     logged: Mapping[int, Mapping[str, float | None]],
     again: Mapping[int, Mapping[str, float]],
-    tolerance: float,
+    tolerance: NonNegativeFloat,
 ) -> str | None:
     """Return the first value that differs, in words, or None.
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from olm_data.errors import UsageError, ValidationError
+from olm_data.config.hints import PositiveInt
+from olm_data.errors import ValidationError
 from olm_train.callbacks.base import Callback
 
 Piece = tuple[tuple[int, ...], int]
@@ -44,11 +45,7 @@ class ReplicaCheckerCallback(Callback):
     priority: ClassVar[int] = 4
 
     enabled: bool = True
-    interval: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.interval < 1:
-            raise UsageError(f"interval is at least 1, not {self.interval}")
+    interval: PositiveInt = 1000
 
     def post_step(self) -> None:
         trainer = self.trainer

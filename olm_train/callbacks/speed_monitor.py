@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 
-from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     ATTENTION_PAIRS,
     DATA_WAIT_SECONDS,
@@ -41,13 +41,10 @@ class SpeedMonitorCallback(Callback):
     priority: ClassVar[int] = 1  # its metrics are there when the console prints
 
     enabled: bool = True
-    data_wait_alarm: float = 0.25
+    data_wait_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.25
 
     def __post_init__(self) -> None:
-        if not 0 < self.data_wait_alarm <= 1:
-            raise UsageError(
-                f"data_wait_alarm is a share above 0 and up to 1, not {self.data_wait_alarm:g}"
-            )
+        super().__post_init__()
         self._window: tuple[int, float, float, float] | None = None
         self._pairs = self._tokens = 0.0
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import torch.distributed as dist
 
-from olm_data.errors import UsageError
+from olm_data.config.hints import PositiveFloat
 from olm_train.callbacks.base import Callback
 
 PER_TIMEOUT = 8
@@ -49,11 +49,10 @@ class WatchdogCallback(Callback):
     priority: ClassVar[int] = 10
 
     enabled: bool = True
-    timeout: float = 3600.0
+    timeout: PositiveFloat = 3600.0
 
     def __post_init__(self) -> None:
-        if not self.timeout > 0:
-            raise UsageError(f"timeout is above 0, not {self.timeout:g}")
+        super().__post_init__()
         self._last = 0.0
         self._doing = "starting"
         self._stopped = threading.Event()

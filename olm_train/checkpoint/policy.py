@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_data.errors import UsageError
 from olm_train.checkpoint.manifest import Kind
 
@@ -26,7 +28,7 @@ class Removal(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointerConfig:
+class CheckpointerConfig(Config):
     """When checkpoints are written and how long they stay.
 
     Attributes:
@@ -45,26 +47,21 @@ class CheckpointerConfig:
     """
 
     enabled: bool = True
-    save_interval: int = 250
-    ephemeral_save_interval: int | None = None
+    save_interval: PositiveInt = 250
+    ephemeral_save_interval: PositiveInt | None = None
     fixed_steps: list[int] = field(default_factory=list)
     pre_train_checkpoint: bool = False
     save_async: bool | None = None
-    save_timeout: float = 3600.0
+    save_timeout: PositiveFloat = 3600.0
     remove: Removal = Removal.ephemeral_only
-    max_checkpoints: int | None = None
+    max_checkpoints: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        for name in ("save_interval", "max_checkpoints"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is at least 1, not {value}")
-        if self.ephemeral_save_interval is not None and not (
-            1 <= self.ephemeral_save_interval < self.save_interval
-        ):
+        super().__post_init__()
+        often = self.ephemeral_save_interval
+        if often is not None and often >= self.save_interval:
             raise UsageError(
-                f"ephemeral_save_interval {self.ephemeral_save_interval} is not between 1 and "
-                f"save_interval {self.save_interval}",
+                f"ephemeral_save_interval {often} is not below save_interval {self.save_interval}",
                 fix="ephemeral checkpoints are the frequent ones",
             )
         if any(step < 1 for step in self.fixed_steps):
@@ -72,8 +69,6 @@ class CheckpointerConfig:
                 f"fixed_steps are at least 1, not {min(self.fixed_steps)}",
                 fix="use pre_train_checkpoint: true for step 0",
             )
-        if not self.save_timeout > 0:
-            raise UsageError(f"save_timeout is above 0, not {self.save_timeout:g}")
         if self.max_checkpoints is not None and self.remove is Removal.never:
             raise UsageError(
                 "max_checkpoints has no effect with remove: never", fix="leave one of them out"

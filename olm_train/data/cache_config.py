@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Annotated
 
+from msgspec import Meta
+
+from olm_data.config.convert import Config
 from olm_data.config.hints import FilePath
 from olm_data.errors import UsageError
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
@@ -16,7 +20,7 @@ _CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheConfig:
+class CacheConfig(Config):
     """The local copy of shards of remote datasets; local datasets are read where they are.
 
     Attributes:
@@ -29,18 +33,15 @@ class CacheConfig:
 
     enabled: bool = True
     folder: FilePath = _CACHE_FOLDER
-    size_gb: float | None = None
+    size_gb: Annotated[float, Meta(gt=0, lt=1e9)] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if "://" in self.folder:
             raise UsageError(
                 f"the cache folder {self.folder} is remote",
                 where="data_loader.cache.folder",
                 fix="give a folder on a local disk",
-            )
-        if self.size_gb is not None and not 0 < self.size_gb < 1e9:
-            raise UsageError(
-                f"the cache cannot hold {self.size_gb:g} GB", where="data_loader.cache.size_gb"
             )
 
     def build(self) -> CacheOptions | None:

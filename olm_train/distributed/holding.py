@@ -14,8 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Annotated
 
-from olm_data.errors import UsageError
+from msgspec import Meta
+
+from olm_data.config.convert import Config
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import (
     LONGEST_TAKEOVER,
@@ -32,8 +35,11 @@ BUSY = "another process trains into this folder"
 FIX = "wait for it to end, or choose another trainer.save_folder"
 
 
+Takeover = Annotated[float, Meta(ge=SHORTEST_TAKEOVER, le=LONGEST_TAKEOVER)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class LeasePolicy:
+class LeasePolicy(Config):
     """How a save folder is held.
 
     Attributes:
@@ -44,16 +50,8 @@ class LeasePolicy:
         UsageError: the time is too short or too long.
     """
 
-    takeover_seconds: float = TAKEOVER_SECONDS
+    takeover_seconds: Takeover = TAKEOVER_SECONDS
     single_writer: bool = False
-
-    def __post_init__(self) -> None:
-        if not SHORTEST_TAKEOVER <= self.takeover_seconds <= LONGEST_TAKEOVER:
-            raise UsageError(
-                f"takeover_seconds is {SHORTEST_TAKEOVER:g} to {LONGEST_TAKEOVER:g}, not "
-                f"{self.takeover_seconds:g}",
-                where="trainer.takeover_seconds",
-            )
 
 
 class Holding:

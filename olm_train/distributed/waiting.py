@@ -20,14 +20,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
+from typing import Annotated
 
 import torch.distributed as dist
+from msgspec import Meta
 from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
+from olm_data.config.convert import Config
 from olm_data.counts import spell_ranges
-from olm_data.errors import OlmError, UsageError
+from olm_data.errors import OlmError
 from olm_train.distributed.world import World
 
 GRACE = timedelta(seconds=10)
@@ -38,8 +41,11 @@ class RanksLostError(OlmError):
     """Other ranks did not come to a collective in time, or their connection broke."""
 
 
+Seconds = Annotated[float, Meta(gt=0, le=10**7)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class CommConfig:
+class CommConfig(Config):
     """How long a rank waits for the others before it gives up, in seconds.
 
     Attributes:
@@ -49,16 +55,8 @@ class CommConfig:
             with a message that names the silent ranks and the last step each rank did.
     """
 
-    init_timeout_seconds: float = 1800.0
-    train_timeout_seconds: float = 600.0
-
-    def __post_init__(self) -> None:
-        for name in ("init_timeout_seconds", "train_timeout_seconds"):
-            if not 0 < getattr(self, name) <= 10**7:
-                raise UsageError(
-                    f"comm.{name}: {getattr(self, name):g} seconds is out of range",
-                    where=f"comm.{name}",
-                )
+    init_timeout_seconds: Seconds = 1800.0
+    train_timeout_seconds: Seconds = 600.0
 
 
 class Waiting:

@@ -6,22 +6,24 @@ Nothing here knows of tensors: what it costs to train a shape is found without b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Annotated, Literal
 
-from olm_data.errors import UsageError, suggest
+from msgspec import Meta
+
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat
+from olm_data.errors import UsageError
 from olm_train.model.attention import attention_backend
 from olm_train.model.rope import RopeScaling
 
-LARGEST = {
-    "vocab_size": 1 << 24, "vocab_multiple": 1 << 16, "d_model": 1 << 18, "n_layers": 1 << 13,
-    "n_heads": 1 << 13, "n_kv_heads": 1 << 13, "head_dim": 1 << 13, "hidden_size": 1 << 21,
-    "max_positions": 1 << 24, "no_rope_layer_interval": 1 << 13,
-}  # fmt: skip
+Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
+Width = Annotated[int, Meta(ge=1, le=1 << 18)]
+Depth = Annotated[int, Meta(ge=1, le=1 << 13)]
 """Sizes beyond every model's: a configuration from elsewhere cannot ask for all memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
+class DecoderConfig(Config):
     """Shape of a decoder.
 
     Attributes:
@@ -67,51 +69,43 @@ class DecoderConfig:
         init_std: standard deviation of the initial weights.
     """
 
-    vocab_size: int
-    vocab_multiple: int = 1
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int | None = None
-    head_dim: int | None = None
+    vocab_size: Vocabulary
+    vocab_multiple: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
+    d_model: Width
+    n_layers: Depth
+    n_heads: Depth
+    n_kv_heads: Depth | None = None
+    head_dim: Depth | None = None
     feed_forward: Literal["swiglu", "geglu", "gelu"] = "swiglu"
-    hidden_size: int | None = None
+    hidden_size: Annotated[int, Meta(ge=1, le=1 << 21)] | None = None
     bias: Literal["qkv", "all"] | None = None
     block: Literal["pre_norm", "reordered_norm", "peri_norm"] = "pre_norm"
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
-    norm_eps: float = 1e-6
+    norm_eps: PositiveFloat = 1e-6
     norm_bias: bool = False
     qk_norm: Literal["head", "full"] | None = None
     positions: Literal["rope", "learned"] = "rope"
-    max_positions: int | None = None
-    rope_theta: float = 10_000.0
+    max_positions: Vocabulary | None = None
+    rope_theta: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None
     rope_scaling_windowed: bool = True
-    no_rope_layer_interval: int | None = None
+    no_rope_layer_interval: Depth | None = None
     sliding_window: tuple[int, ...] | None = None
     attention: str = "auto"
-    embed_scale: float = 1.0
+    embed_scale: PositiveFloat = 1.0
     tie_embeddings: bool = False
-    logit_softcap: float | None = None
-    init_std: float = 0.02
+    logit_softcap: PositiveFloat | None = None
+    init_std: PositiveFloat = 0.02
 
     def __post_init__(self) -> None:
-        for name in ("feed_forward", "bias", "block", "norm", "qk_norm", "positions"):
-            self._check_choice(name)
-        for name, most in LARGEST.items():
-            value = getattr(self, name)
-            fits = value is None or 1 <= value <= most
-            _require(fits, name, f"must be at least 1 and at most {most:,}")
-        for name in ("norm_eps", "rope_theta", "embed_scale", "logit_softcap", "init_std"):
-            value = getattr(self, name)
-            _require(value is None or value > 0, name, "must be more than 0")
+        super().__post_init__()
         _require(
             self.head_dim is not None or self.d_model % self.n_heads == 0,
             "n_heads",
             f"{self.n_heads} heads do not divide d_model {self.d_model} and head_dim is not set",
         )
         _require(
-            self.kv_heads >= 1 and self.n_heads % self.kv_heads == 0,
+            self.n_heads % self.kv_heads == 0,
             "n_kv_heads",
             f"{self.kv_heads} does not divide the {self.n_heads} query heads",
         )
@@ -120,22 +114,6 @@ class DecoderConfig:
         )
         self._check_positions()
         attention_backend(self.attention)
-
-    def _check_choice(self, name: str) -> None:
-        choices = [
-            choice
-            for kind in (get_type_hints(DecoderConfig)[name],)
-            for literal in (kind, *get_args(kind))
-            for choice in get_args(literal)
-            if isinstance(choice, str)
-        ]
-        value = getattr(self, name)
-        if value is not None and value not in choices:
-            raise UsageError(
-                f"model.{name}: unknown {value!r}",
-                where=f"model.{name}",
-                fix=suggest(str(value), choices),
-            )
 
     def _check_positions(self) -> None:
         windows = self.sliding_window

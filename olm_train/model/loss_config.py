@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olm_data.errors import UsageError, suggest
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_data.errors import UsageError
 from olm_train.model.compiled import CompiledByKind
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
@@ -23,7 +25,7 @@ from olm_train.model.loss import IGNORE_INDEX, LOGITS_BYTES, Loss, LossSums, los
 from olm_train.model.loss_chunked import chunked_loss
 from olm_train.model.precision import at_least_fp32
 
-NAMES = ("auto", "plain", "compiled", "chunked", "linear_cross_entropy")
+Name = Literal["auto", "plain", "compiled", "chunked", "linear_cross_entropy"]
 CHUNKED = ("chunked", "linear_cross_entropy")
 CHUNK_SIZE = 4096
 MAX_LOGITS_GB = 16.0
@@ -61,7 +63,7 @@ class LossChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig:
+class LossConfig(Config):
     """The loss: cross entropy and, on request, a z-loss.
 
     Attributes:
@@ -75,18 +77,13 @@ class LossConfig:
             computed in chunks. Default: 16.
     """
 
-    name: Literal["auto", "plain", "compiled", "chunked", "linear_cross_entropy"] = "auto"
-    z_loss_multiplier: float | None = None
-    chunk_size: int | None = None
-    max_logits_gb: float | None = None
+    name: Name = "auto"
+    z_loss_multiplier: PositiveFloat | None = None
+    chunk_size: PositiveInt | None = None
+    max_logits_gb: PositiveFloat | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            _refuse("name", f"there is no loss called {self.name!r}", suggest(self.name, NAMES))
-        for field in ("z_loss_multiplier", "chunk_size", "max_logits_gb"):
-            value = getattr(self, field)
-            if value is not None and not value > 0:
-                _refuse(field, f"{value} is not positive", "leave it out")
+        super().__post_init__()
         if self.chunk_size is not None and self.name not in ("auto", "chunked"):
             _refuse("chunk_size", f"the {self.name} loss has no chunks", "use name: chunked")
         if self.max_logits_gb is not None and self.name != "auto":

@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveInt
 from olm_data.errors import UsageError
 from olm_train.model.precision import at_least_fp32, wide
 
+Longer = Annotated[float, Meta(ge=1)]
+"""How many times longer the documents get; less than 1 would shorten them."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class PositionInterpolation:
+class PositionInterpolation(Config):
     """All positions are divided by one factor (Chen et al., 2023; "linear" elsewhere).
 
     Attributes:
@@ -29,12 +35,9 @@ class PositionInterpolation:
     """
 
     name: Literal["pi"] = "pi"
-    factor: float
+    factor: Longer
 
     attention_factor = 1.0
-
-    def __post_init__(self) -> None:
-        _at_least_one(self.factor)
 
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:
         """Divide every frequency by the factor."""
@@ -42,7 +45,7 @@ class PositionInterpolation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(Config):
     """Long waves are interpolated, short ones kept, those between blended (Llama 3.1; stepwise).
 
     Attributes:
@@ -54,16 +57,15 @@ class Llama3Scaling:
     """
 
     name: Literal["llama3"] = "llama3"
-    factor: float
-    old_context_len: int
+    factor: Longer
+    old_context_len: PositiveInt
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
     attention_factor = 1.0
 
     def __post_init__(self) -> None:
-        _at_least_one(self.factor)
-        _positive(self.old_context_len, "old_context_len")
+        super().__post_init__()
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise UsageError(
                 "low_freq_factor lies between 0 and high_freq_factor",
@@ -79,7 +81,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class YaRNScaling:
+class YaRNScaling(Config):
     """A blend like Llama 3's, linear in the pair's number, sharper attention (Peng et al., 2023).
 
     Attributes:
@@ -91,14 +93,13 @@ class YaRNScaling:
     """
 
     name: Literal["yarn"] = "yarn"
-    factor: float
-    old_context_len: int
+    factor: Longer
+    old_context_len: PositiveInt
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
     def __post_init__(self) -> None:
-        _at_least_one(self.factor)
-        _positive(self.old_context_len, "old_context_len")
+        super().__post_init__()
         if not 0 < self.beta_slow < self.beta_fast:
             raise UsageError(
                 "beta_slow lies between 0 and beta_fast", where="model.rope_scaling.beta_slow"
@@ -166,16 +167,3 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; in fp32 or fp64."""
     first, second = at_least_fp32(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-
-def _at_least_one(factor: float) -> None:
-    if factor < 1:
-        raise UsageError(
-            f"a factor of {factor:g} would shorten the documents; it is at least 1",
-            where="model.rope_scaling.factor",
-        )
-
-
-def _positive(length: int, name: str) -> None:
-    if length < 1:
-        raise UsageError(f"{name} is at least 1, not {length}", where=f"model.rope_scaling.{name}")

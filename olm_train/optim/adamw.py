@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
@@ -24,14 +25,10 @@ class _AdamConfig(OptimConfig):
         fused: one kernel over all tensors; null: where the device has one.
     """
 
-    eps: float = 1e-8
+    eps: PositiveFloat = 1e-8
     fused: bool | None = None
 
     kind: ClassVar[type[torch.optim.Adam]]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("eps", self.eps > 0)
 
     def group_options(self) -> dict[str, Any]:
         """Return the options a group may replace, with their values."""

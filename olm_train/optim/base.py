@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from torch import nn
 from torch.optim import Optimizer
 
-from olm_data.errors import UsageError
+from olm_data.config.convert import Config
+from olm_data.config.hints import NonNegativeFloat
 from olm_train.optim.groups import GroupOverride, parameter_groups
+
+Decay = Annotated[float, Meta(ge=0, lt=1)]
+"""What a moving average keeps of itself at a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimConfig(ABC):
+class OptimConfig(Config, ABC):
     """Options of every optimiser.
 
     Attributes:
@@ -31,26 +36,11 @@ class OptimConfig(ABC):
             pattern without one, is refused.
     """
 
-    lr: float = 3e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.1
+    lr: NonNegativeFloat = 3e-4
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.1
     decay_embeddings: bool = False
     group_overrides: list[GroupOverride] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        # A YAML list arrives as a list; a frozen config holds a tuple.
-        object.__setattr__(self, "betas", tuple(self.betas))
-        self.check("lr", self.lr >= 0)
-        self.check("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas))
-        self.check("weight_decay", self.weight_decay >= 0)
-
-    def check(self, name: str, good: bool) -> None:
-        """Refuse the option `name` unless it is good."""
-        if not good:
-            raise UsageError(
-                f"optim.{name}: {getattr(self, name)!r} is out of range",
-                where=f"train_module.optim.{name}",
-            )
 
     def group_options(self) -> dict[str, Any]:
         """Return the options a group may replace beside lr and weight_decay, with their values."""

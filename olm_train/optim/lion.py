@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from olm_train.optim.base import OptimConfig
+from olm_data.config.hints import NonNegativeFloat
+from olm_train.optim.base import Decay, OptimConfig
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 
@@ -58,8 +59,8 @@ class LionConfig(OptimConfig):
     """
 
     name: Literal["lion"] = "lion"
-    lr: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.99)
+    lr: NonNegativeFloat = 1e-4
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
 
     def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Lion:
         for group in groups:

@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
+from olm_data.config.hints import NonNegativeFloat, PositiveFloat
 from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
-from olm_train.optim.base import OptimConfig
+from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.division import Division, Grid, Matrix
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -150,17 +151,11 @@ class MuonConfig(OptimConfig):
     """
 
     name: Literal["muon"] = "muon"
-    lr: float = 1e-3
-    eps: float = 1e-8
-    mu: float = 0.95
+    lr: NonNegativeFloat = 1e-3
+    eps: PositiveFloat = 1e-8
+    mu: Decay = 0.95
     nesterov: bool = True
     adjust_lr: Literal["rms_norm", "spectral_norm", "none"] = "rms_norm"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check("eps", self.eps > 0)
-        self.check("mu", 0 <= self.mu < 1)
-        self.check("adjust_lr", self.adjust_lr in ("rms_norm", "spectral_norm", "none"))
 
     def group_options(self) -> dict[str, Any]:
         """Return the options a group may replace, with their values."""

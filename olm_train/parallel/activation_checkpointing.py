@@ -23,16 +23,17 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from olm_data.errors import UsageError, suggest
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveInt, Proportion
+from olm_data.errors import UsageError
 
-MODES = ("none", "full", "selected_blocks", "selected_ops", "budget")
 DEAR = ("mm", "addmm", "bmm", "baddbmm")
 """Matrix products: dear to compute for the memory of their result, so are the attentions."""
 ATTENTION = ("attention", "flash_attn", "_varlen_attn", "flex_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationCheckpointingConfig:
+class ActivationCheckpointingConfig(Config):
     """Activation checkpointing.
 
     Attributes:
@@ -45,13 +46,11 @@ class ActivationCheckpointingConfig:
     """
 
     mode: Literal["none", "full", "selected_blocks", "selected_ops", "budget"] = "none"
-    block_interval: int | None = None
-    activation_memory_budget: float | None = None
+    block_interval: PositiveInt | None = None
+    activation_memory_budget: Proportion | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            what = f"there is no mode {self.mode!r}"
-            raise _refusal("mode", what, suggest(self.mode, MODES))
+        super().__post_init__()
         needs = {"block_interval": "selected_blocks", "activation_memory_budget": "budget"}
         for field, mode in needs.items():
             given = getattr(self, field) is not None
@@ -59,11 +58,6 @@ class ActivationCheckpointingConfig:
                 raise _refusal(field, f"has no effect with mode {self.mode}", f"use mode: {mode}")
             if not given and self.mode == mode:
                 raise _refusal(field, f"mode {mode} needs it", f"give {field}")
-        if self.block_interval is not None and self.block_interval < 1:
-            raise _refusal("block_interval", f"{self.block_interval} is less than 1", None)
-        budget = self.activation_memory_budget
-        if budget is not None and not 0 <= budget <= 1:
-            raise _refusal("activation_memory_budget", f"{budget} is not between 0 and 1", None)
 
     def check(self, *, compiling: bool) -> None:
         """Check that the blocks are compiled where the compiler is to choose.

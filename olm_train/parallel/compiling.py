@@ -11,15 +11,13 @@ from typing import Any, Literal
 
 from torch import nn
 
-from olm_data.errors import UsageError, suggest
+from olm_data.config.convert import Config
 from olm_train.model.compiled import CompiledByKind
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 
-MODES = ("default", "max-autotune-no-cudagraphs")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CompileConfig:
+class CompileConfig(Config):
     """How blocks are compiled, with compile_model.
 
     Attributes:
@@ -30,14 +28,6 @@ class CompileConfig:
 
     mode: Literal["default", "max-autotune-no-cudagraphs"] = "default"
     fullgraph: bool = True
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UsageError(
-                f"train_module.compile_config.mode: there is no mode {self.mode!r}",
-                where="train_module.compile_config.mode",
-                fix=suggest(self.mode, MODES),
-            )
 
     def apply(self, blocks: nn.ModuleList, checkpointing: ActivationCheckpointingConfig) -> None:
         """Replace the forward function of the blocks, whatever it is by now, by a compiled one.

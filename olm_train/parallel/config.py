@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from msgspec import Meta
 
-from olm_data.errors import UsageError, suggest
+from olm_data.config.convert import Config
+from olm_data.config.hints import NonNegativeInt, PositiveInt
+from olm_data.errors import UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-AUTO_DTYPE = ("param_dtype", "auto")
 
 
 class DataParallelType(StrEnum):
@@ -31,7 +33,7 @@ class DataParallelType(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataParallelConfig:
+class DataParallelConfig(Config):
     """Data parallelism and its precision.
 
     Nothing is wrapped on one rank: there only `param_dtype` has an effect.
@@ -58,43 +60,16 @@ class DataParallelConfig:
     name: DataParallelType = DataParallelType.fsdp
     param_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    num_replicas: int | None = None
-    shard_degree: int | None = None
-    reshard_after_forward: bool | int = True
-    prefetch_factor: int = 0
+    num_replicas: PositiveInt | None = None
+    shard_degree: PositiveInt | None = None
+    reshard_after_forward: bool | Annotated[int, Meta(ge=2)] = True
+    prefetch_factor: NonNegativeInt = 0
     cpu_offload: bool = False
 
     def __post_init__(self) -> None:
-        names = [member.value for member in DataParallelType]
-        if self.name not in names:
-            raise UsageError(
-                f"unknown data-parallel strategy {self.name!r}",
-                where="train_module.dp_config.name",
-                fix=suggest(self.name, names),
-            )
+        super().__post_init__()
         object.__setattr__(self, "name", DataParallelType(self.name))
-        for field in ("param_dtype", "reduce_dtype"):
-            if getattr(self, field) not in DTYPES and (field, getattr(self, field)) != AUTO_DTYPE:
-                raise UsageError(
-                    f"dp_config.{field}: unknown dtype {getattr(self, field)!r}",
-                    where=f"train_module.dp_config.{field}",
-                    fix=suggest(str(getattr(self, field)), DTYPES),
-                )
         self._refuse_useless()
-        for field, least in (("num_replicas", 1), ("shard_degree", 1), ("prefetch_factor", 0)):
-            value = getattr(self, field)
-            if value is not None and value < least:
-                raise UsageError(
-                    f"dp_config.{field} is at least {least}, not {value}",
-                    where=f"train_module.dp_config.{field}",
-                )
-        keep = self.reshard_after_forward
-        if not isinstance(keep, bool) and keep < 2:
-            raise UsageError(
-                f"dp_config.reshard_after_forward: {keep} is not a number of ranks to shard over",
-                where="train_module.dp_config.reshard_after_forward",
-                fix="use false to keep the weights whole, true to free them",
-            )
 
     @property
     def shards(self) -> bool:

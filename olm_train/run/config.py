@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, cast
 
-from olm_data.config.convert import as_dict, parse
-from olm_data.config.hints import FilePath
+from olm_data.config.convert import Config, as_dict, parse
+from olm_data.config.hints import FilePath, PositiveInt
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
@@ -31,7 +31,7 @@ from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStra
 from olm_train.checkpoint.saved_config import saved_config
 from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
-from olm_train.distributed.holding import LeasePolicy
+from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
 from olm_train.distributed.world import World
 from olm_train.duration import Duration
@@ -46,7 +46,7 @@ from olm_train.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataLoaderConfig:
+class DataLoaderConfig(Config):
     """Which rows, and how many at once.
 
     Attributes:
@@ -126,7 +126,7 @@ class CallbacksConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
+class TrainerConfig(Config):
     """The loop.
 
     Attributes:
@@ -165,7 +165,7 @@ class TrainerConfig:
     work_dir: FilePath | None = None
     max_duration: Duration | None = None
     hard_stop: Duration | None = None
-    metrics_collect_interval: int = 5
+    metrics_collect_interval: PositiveInt = 5
     load_strategy: LoadStrategy = LoadStrategy.if_available
     load_strict: bool = False
     load_path: FilePath | None = None
@@ -174,11 +174,12 @@ class TrainerConfig:
     time_limit: float | Literal["slurm"] | None = None
     time_margin: float = 120.0
     max_rewinds: int = 3
-    takeover_seconds: float = TAKEOVER_SECONDS
+    takeover_seconds: Takeover = TAKEOVER_SECONDS
     single_writer: bool = False
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         refuse_output(self.save_folder)
         if is_remote(self.save_folder):
             Store(self.save_folder)  # refuses other kinds of storage
@@ -195,12 +196,6 @@ class TrainerConfig:
                 fix="give a folder on a local disk",
             )
         self.load_policy()
-        self.lease_policy()
-        if self.metrics_collect_interval < 1:
-            raise UsageError(
-                f"metrics_collect_interval is at least 1, not {self.metrics_collect_interval}",
-                where="trainer.metrics_collect_interval",
-            )
 
     def lease_policy(self) -> LeasePolicy:
         """Return how the save folder is held."""
@@ -218,7 +213,7 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
+class RunConfig(Config):
     """All of `train.yaml`.
 
     Attributes:
@@ -246,11 +241,7 @@ class RunConfig:
     trainer: TrainerConfig
     comm: CommConfig = field(default_factory=CommConfig)
     parallel: Goal | None = None
-    threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads is at least 1, not {self.threads}", where="threads")
+    threads: PositiveInt | None = None
 
     @classmethod
     def resolve(cls, values: Values) -> RunConfig:

@@ -12,15 +12,18 @@ The history is a part of a checkpoint: a resumed run decides as an undisturbed o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
-from olm_data.errors import UsageError
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkipStepOptions:
+class SkipStepOptions(Config):
     """When a step is left out.
 
     Attributes:
@@ -29,20 +32,8 @@ class SkipStepOptions:
         sigma_factor: deviations above the mean from which a step is left out.
     """
 
-    rolling_interval_length: int = 128
-    sigma_factor: float = 6.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]  # the optimiser's own checks
-        for name, good in (
-            ("rolling_interval_length", self.rolling_interval_length >= 4),
-            ("sigma_factor", self.sigma_factor > 0),
-        ):
-            if not good:
-                raise UsageError(
-                    f"optim.{name}: {getattr(self, name)!r} is out of range",
-                    where=f"train_module.optim.{name}",
-                )
+    rolling_interval_length: Annotated[int, Meta(ge=4)] = 128
+    sigma_factor: PositiveFloat = 6.0
 
 
 class StepGuard:

@@ -12,13 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import NonNegativeInt, Proportion
 from olm_data.errors import UsageError
 
 PLACE = "train_module.scheduler"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule(ABC):
+class Schedule(Config, ABC):
     """A learning-rate schedule.
 
     Attributes:
@@ -26,10 +28,6 @@ class Schedule(ABC):
     """
 
     units: Literal["steps", "tokens"] = "steps"
-
-    def __post_init__(self) -> None:
-        if self.units not in ("steps", "tokens"):
-            refuse("units", f"{self.units!r} is not steps or tokens")
 
     def factor(self, steps: tuple[int, int], tokens: tuple[int, int]) -> float:
         """Return the factor of a step.
@@ -62,8 +60,8 @@ class WithWarmup(Schedule):
         warmup_fraction: the same as a fraction of the run; at most one of the two.
     """
 
-    warmup: int | None = None
-    warmup_fraction: float | None = None
+    warmup: NonNegativeInt | None = None
+    warmup_fraction: Proportion | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,16 +99,7 @@ class WithFinal(WithWarmup):
         alpha_f: lowest rate as a fraction of the peak.
     """
 
-    alpha_f: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0.0 <= self.alpha_f <= 1.0:
-            refuse(
-                "alpha_f",
-                f"{self.alpha_f!r} is not a fraction of the peak rate",
-                "use a number from 0 to 1",
-            )
+    alpha_f: Proportion = 0.1
 
     @property
     def shortest_rest(self) -> int:
@@ -143,14 +132,9 @@ def between(height: float, low: float, high: float = 1.0) -> float:
 
 
 def one_length(what: str, length: int | None, fraction: float | None) -> None:
-    """Refuse a length that is given twice, or is none."""
+    """Refuse a length that is given twice."""
     if length is not None and fraction is not None:
         refuse(what, f"both {what} and {what}_fraction are set", "keep one of them")
-    if length is not None and length < 0:
-        refuse(what, f"{length} is negative")
-    if fraction is not None and not 0.0 <= fraction <= 1.0:
-        what = f"{what}_fraction"
-        refuse(what, f"{fraction} is not a fraction of the run", "use a number from 0 to 1")
 
 
 def must_fit(what: str, length: int, room: int, units: str, option: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
+from olm_data.config.hints import PositiveInt
 from olm_train.optim.schedule.base import Schedule, refuse
 from olm_train.optim.schedule.falling import (
     Constant,
@@ -43,7 +44,7 @@ class Sequential(Schedule):
 
     name: Literal["sequential"] = "sequential"
     schedulers: list[Simple] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
+    lengths: list[PositiveInt] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +56,6 @@ class Sequential(Schedule):
                 f"{len(self.lengths)} for {len(self.schedulers)} schedulers",
                 "give one for each but the last",
             )
-        if any(length < 1 for length in self.lengths):
-            refuse("lengths", f"{self.lengths} holds a length below 1")
         if any(part.units != self.units for part in self.schedulers):
             refuse("units", f"not all schedulers count {self.units}", "give all the same units")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from olm_data.config.hints import NonNegativeInt, PositiveInt, Proportion
 from olm_train.optim.schedule.base import (
     WithFinal,
     between,
@@ -29,9 +32,9 @@ class WithDecay(WithFinal):
         decay_fraction: the same as a fraction of the run. Default, if neither is given: 0.1.
     """
 
-    alpha_f: float = 0.0
-    decay: int | None = None
-    decay_fraction: float | None = None
+    alpha_f: Proportion = 0.0
+    decay: NonNegativeInt | None = None
+    decay_fraction: Proportion | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,12 +95,7 @@ class Power(WithDecay):
     """
 
     name: Literal["power"] = "power"
-    exponent: float = -0.51
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.exponent > 0:
-            refuse("exponent", f"{self.exponent!r} lets the rate rise", "use a negative number")
+    exponent: Annotated[float, Meta(le=0)] = -0.51
 
     def _before(self, at: int, warmup: int, end: int) -> float:
         result: float = max(self.alpha_f, (max(at, 1) / max(warmup, 1)) ** self.exponent)
@@ -116,12 +114,7 @@ class WSDS(WithDecay):
     """
 
     name: Literal["wsd_s"] = "wsd_s"
-    period_lengths: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if any(length < 1 for length in self.period_lengths):
-            refuse("period_lengths", f"{self.period_lengths} holds a length below 1")
+    period_lengths: list[PositiveInt] = field(default_factory=list)
 
     def _after(self, at: int, warmup: int, end: int) -> float:
         ends = list(accumulate(self.period_lengths))

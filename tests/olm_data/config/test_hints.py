@@ -65,6 +65,7 @@ def test_attributes_are_those_of_a_class_over_those_of_its_bases() -> None:
         (dict[str, float], "a mapping of names (a number each)"),
         (Base, "a mapping with name, rate, one, two"),
         (Annotated[int, Meta(ge=1)], "an integer"),
+        (bool | Annotated[int, Meta(ge=2)], "true or false or an integer (at least 2)"),
         (Annotated[str, OneOf(lambda: ["a", "b"])], "one of a, b"),
         (Count | None, "a count or null"),
     ],

@@ -36,4 +36,4 @@ def test_only_errors_of_communication_are_taken_for_lost_ranks() -> None:
 def test_a_wait_that_cannot_be_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError) as refusal:
         CommConfig(**{name: value})
-    assert f"comm.{name}" in str(refusal.value)
+    assert f"{name} is above 0 and at most 10,000,000" in str(refusal.value)

@@ -218,10 +218,10 @@ def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"name": "chunky"}, "no loss called 'chunky'"),
+        ({"name": "chunky"}, "did you mean 'chunked'"),
         ({"name": "plain", "chunk_size": 8}, "has no chunks"),
         ({"name": "chunked", "max_logits_gb": 1.0}, "named already"),
-        ({"z_loss_multiplier": 0.0}, "not positive"),
+        ({"z_loss_multiplier": 0.0}, "z_loss_multiplier is above 0, not 0.0"),
         ({"name": "linear_cross_entropy", "z_loss_multiplier": 1.0}, "linear_cross_entropy"),
     ],
 )

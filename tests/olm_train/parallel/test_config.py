@@ -49,7 +49,7 @@ def test_divisors_are_all_of_them_ascending(number: int) -> None:
         ({"name": FSDP, "shard_degree": 2}, "shard_degree has no effect with fsdp"),
         ({"name": HSDP, "num_replicas": 0}, "at least 1"),
         ({"name": FSDP, "prefetch_factor": -1}, "at least 0"),
-        ({"name": FSDP, "reshard_after_forward": 1}, "not a number of ranks"),
+        ({"name": FSDP, "reshard_after_forward": 1}, "an integer (at least 2), not 1"),
     ],
     ids=str,
 )
