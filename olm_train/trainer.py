@@ -65,12 +65,11 @@ class Trainer:
         callbacks: by name. Console logger, metrics file, speed monitor and garbage collector are
             added unless one of that class, or of that name, is given.
         config: the resolved configuration as plain values, saved with each checkpoint.
-        comm: how long ranks wait for each other.
-        lease: how the save folder is held.
+        comm, lease: how long ranks wait for each other; how the save folder is held.
+        chosen: lines that say what was chosen for this device, and why; printed at the start.
 
     Attributes are those of `callbacks.base.TrainingRun`; also:
         origin: path, step and digest of the checkpoint of another run that this one began with.
-        optimizer_state: what the train module's optimiser keeps beside its tensors.
 
     Raises:
         UsageError: the lock has fewer steps than `max_duration` asks for.
@@ -95,6 +94,7 @@ class Trainer:
         config: Mapping[str, Any] | None = None,
         comm: CommConfig | None = None,
         lease: LeasePolicy | None = None,
+        chosen: Sequence[str] = (),
     ) -> None:
         self.train_module, self.world = train_module, train_module.world
         self.data_loader = data_loader
@@ -112,7 +112,7 @@ class Trainer:
         self.callbacks = Callbacks(callbacks or {}, self)
         self.step, self.resumed, self.paused_seconds = 0, False, 0.0
         self.left: list[str] = []
-        self.chosen: list[str] = []
+        self.chosen = list(chosen)
         self.origin: Origin | None = None
         self.bad_steps = BadSteps(data_loader, self.work_dir, self.world, max_rewinds, self.say)
         saving = checkpointer or CheckpointerConfig()

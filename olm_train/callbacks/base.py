@@ -42,7 +42,7 @@ class TrainingRun(Protocol):
         save_folder, work_dir: the run's folder, local or remote; the local one of its logs.
         config: resolved configuration, plain values.
         config_changes: fields that differ from the checkpoint it went on from, `a.b: old -> new`.
-        chosen: lines that say what `auto` is on this device, and why; printed at the start.
+        chosen: lines that say what was chosen for this device, and why; printed at the start.
         step: optimiser steps done.
         stop_step: step at which this run ends.
         resumed: whether it went on from a checkpoint.

@@ -26,7 +26,6 @@ from olm_train.checkpoint.carried import tokenizer_of_data
 from olm_train.checkpoint.index import Chunk, Index, TensorEntry
 from olm_train.checkpoint.logs import LOGS
 from olm_train.checkpoint.manifest import CONFIG, INDEX_NAME, LOCK, STATE, TOKENIZER, step_of
-from olm_train.checkpoint.migrate import migrated_config
 from olm_train.checkpoint.pickled import PickledCheckpoint
 from olm_train.checkpoint.place import candidates
 from olm_train.checkpoint.save import Contents, save_checkpoint
@@ -133,7 +132,7 @@ def _documents(found: PickledCheckpoint, say: Callable[[str], None]) -> dict[str
         raise ValidationError(
             "this is not a checkpoint of a training run", where=store.root
         ) from error
-    documents = {STATE: state, CONFIG: migrated_config(config, version), LOCK: read[LOCK]}
+    documents = {STATE: state, CONFIG: _migrated_config(config, version), LOCK: read[LOCK]}
     try:
         lock = Lock.decode(read[LOCK], f"{lock_folder}/{LOCK}")
         documents[TOKENIZER] = tokenizer_of_data(lock)
@@ -142,3 +141,15 @@ def _documents(found: PickledCheckpoint, say: Callable[[str], None]) -> dict[str
             f"warning: the new checkpoint holds no tokenizer, for want of that of the data: {error}"
         )
     return documents
+
+
+def _migrated_config(config: dict[str, Any], version: int) -> dict[str, Any]:
+    """Return the `config.json` of a checkpoint of format `version` in today's words.
+
+    In version 1 `model.qk_norm` was true or false. A value that no version wrote stays as it is,
+    and is refused where it is parsed.
+    """
+    model = config.get("model")
+    if version == 1 and isinstance(model, dict) and isinstance(model.get("qk_norm"), bool):
+        config = {**config, "model": {**model, "qk_norm": "head" if model["qk_norm"] else None}}
+    return config

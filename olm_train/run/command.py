@@ -235,8 +235,7 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
     meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
-    trainer = config.build(world)
-    trainer.chosen = [*chosen, threads]
+    trainer = config.build(world, chosen=[*chosen, threads])
     try:
         trainer.fit(preemption)
         code = 0

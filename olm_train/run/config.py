@@ -5,8 +5,9 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from olm_data.config.convert import Config, as_dict, parse
 from olm_data.config.hints import FilePath, PositiveInt
@@ -17,17 +18,8 @@ from olm_data.order.steps import BatchSizeChange
 from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
-from olm_train.callbacks.base import Callback
-from olm_train.callbacks.console_logger import ConsoleLoggerCallback
-from olm_train.callbacks.environment import EnvironmentCallback
-from olm_train.callbacks.evaluator import LMEvaluatorCallback
-from olm_train.callbacks.garbage_collector import GarbageCollectorCallback
-from olm_train.callbacks.metric_saver import MetricSaverCallback
-from olm_train.callbacks.replay_checker import ReplayCheckerCallback
-from olm_train.callbacks.replica_checker import ReplicaCheckerCallback
-from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
-from olm_train.callbacks.watchdog import WatchdogCallback
-from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
+from olm_train.callbacks.config import CallbacksConfig
+from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy
 from olm_train.checkpoint.saved_config import saved_config
 from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
@@ -88,41 +80,6 @@ class DataLoaderConfig(Config):
             neighbours=world.neighbours,
             batch_size_schedule=self.batch_size_schedule,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallbacksConfig:
-    """Callbacks by name; all but evaluator and checkers are there unless `enabled: false`.
-
-    Attributes:
-        checkpointer: saves checkpoints.
-        console_logger: prints progress.
-        metric_saver: writes metrics.jsonl.
-        speed_monitor: measures throughput.
-        garbage_collector: collects Python's garbage at fixed steps.
-        environment: saves versions and devices, and compares them at a resume.
-        watchdog: ends a run that hangs.
-        lm_evaluator: loss and perplexity on held-out data sets.
-        replica_checker: compares what several ranks hold.
-        replay_checker: repeats logged steps at a resume, and compares.
-    """
-
-    checkpointer: CheckpointerConfig = field(default_factory=CheckpointerConfig)
-    console_logger: ConsoleLoggerCallback = field(default_factory=ConsoleLoggerCallback)
-    metric_saver: MetricSaverCallback = field(default_factory=MetricSaverCallback)
-    speed_monitor: SpeedMonitorCallback = field(default_factory=SpeedMonitorCallback)
-    garbage_collector: GarbageCollectorCallback = field(default_factory=GarbageCollectorCallback)
-    environment: EnvironmentCallback = field(default_factory=EnvironmentCallback)
-    watchdog: WatchdogCallback = field(default_factory=WatchdogCallback)
-    lm_evaluator: LMEvaluatorCallback | None = None
-    replica_checker: ReplicaCheckerCallback | None = None
-    replay_checker: ReplayCheckerCallback | None = None
-
-    def build(self) -> dict[str, Callback]:
-        """Return the callbacks by name, each a new one."""
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        callbacks = {n: each for n, each in given.items() if isinstance(each, Callback)}
-        return {n: replace(cast("Any", each)) for n, each in callbacks.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +263,7 @@ class RunConfig(Config):
         module = replace(module, dp_config=dp_config)
         return replace(self, train_module=module, parallel=None), why
 
-    def build(self, world: World) -> Trainer:
+    def build(self, world: World, *, chosen: Sequence[str] = ()) -> Trainer:
         """Return the trainer of this rank; the weights get their values when it begins.
 
         Raises:
@@ -315,7 +272,7 @@ class RunConfig(Config):
         resolved, _ = self.on_device(Capability.of(world.device))
         resolved, _ = resolved.fitted(Machine.of(world))
         if resolved != self:
-            return resolved.build(world)
+            return resolved.build(world, chosen=chosen)
         microbatch = self.train_module.rank_microbatch_size
         loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
         module = TransformerTrainModule(
@@ -339,6 +296,7 @@ class RunConfig(Config):
             config=saved_config(self, trainer.save_folder),
             comm=self.comm,
             lease=trainer.lease_policy(),
+            chosen=chosen,
         )
 
     def lock_digest(self) -> str:
