@@ -82,7 +82,7 @@ def test_workers_of_their_own_write_from_one_cloud_to_another_what_one_writes_to
         name: hashlib.sha256((tmp_path / "local" / name).read_bytes()).hexdigest() for name in names
     }
     assert olm_data("verify", f"{az}/out").returncode == 0
-    assert olm_data("gc", f"{az}/out", "--dry-run").returncode == 0
+    assert olm_data("doctor", f"{az}/out", "--clean", "--dry-run").returncode == 0
 
 
 def test_memory_holds_a_dataset_for_this_process(tiny_tokenizer: Path, tmp_path: Path) -> None:

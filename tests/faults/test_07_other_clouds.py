@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.clouds import KEY, environment
 from support.s3_proxy import (
     Exchange,
     Fault,
@@ -20,6 +21,7 @@ from support.s3_proxy import (
     ignore_condition,
     lost_answer,
     reset,
+    s3_proxy,
     stall,
     throttled,
 )
@@ -338,3 +340,20 @@ def test_07_an_answer_longer_than_what_was_asked_for_is_not_read(
     cloud_proxy.inject(whole, times=None)
     with pytest.raises(StorageError, match="more than 10 bytes"):
         store.read("a", 0, 10)
+
+
+def test_73_the_account_key_comes_out_of_no_answer(
+    az_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_proxy(az_server) as proxy:
+        for name, value in environment("az", proxy.url).items():
+            monkeypatch.setenv(name, value)
+        store = Store(f"az://{az_server['bucket']}/{tmp_path.name}")
+        store.put("a", f"see {KEY}".encode())
+        with pytest.raises(StorageError, match="repeats a credential") as caught:
+            store.read("a")
+        proxy.inject(answer(403, "Forbidden", f"your key is {KEY}"), times=None)
+        with pytest.raises(StorageError, match="403") as refused:
+            store.put("b", b"x")
+    for error in (caught, refused):
+        assert KEY[:12] not in f"{error.value} {vars(error.value)} {error.getrepr(chain=True)}"
