@@ -3,7 +3,7 @@
     tokenize("books/*.jsonl", tokenizer="gpt2", output="tokens/books", holdout=0.01) -> Dataset
     mix("manifest.yaml") -> Lock
 
-Options are parsed by the commands themselves, so names, defaults and refusals are theirs.
+What the commands take from their options is given as arguments here, under the same names.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ from typing import Any
 import click
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, suggest
 from olm_data.mixture.lock import Lock
-
-_NOT_HERE = {"json", "quiet", "verbose", "debug", "dry_run", "help"}
 
 
 def tokenize(
@@ -30,7 +27,7 @@ def tokenize(
     tokenizer: str | os.PathLike[str] | None = None,
     output: str | os.PathLike[str] | None = None,
     show_progress: bool = False,
-    **options: Any,
+    **fields: Any,
 ) -> Dataset:
     """Turn text into a dataset of tokens, as `olm-data tokenize` does; finished work is kept.
 
@@ -38,37 +35,35 @@ def tokenize(
     `if __name__ == "__main__":`.
 
     Args:
-        inputs: files, folders, patterns or URLs; none with `source=`.
+        inputs: files, folders, patterns or URLs; a `recipe.yaml`; none with `source=`.
         tokenizer: `tokenizer.json`, a folder with one, or a hub id.
         output: folder or `s3://bucket/prefix` of the dataset.
         show_progress: print progress to standard error.
-        options: any option of `olm-data tokenize`, with underscores: `holdout=0.01`,
-            `where="score >= 3"`, `keep=["url", "score"]`, `dedup="exact"`, `workers=4`.
+        fields: any other field of a recipe, which are the options of `olm-data tokenize`:
+            `holdout=0.01`, `where="score >= 3"`, `keep=["url", "score"]`, `workers=4`.
 
     Returns:
         The dataset, opened; its held-out part is `Dataset.open(output + "/validation")`.
 
     Raises:
-        UsageError: an option that there is not, or a value it does not take.
+        UsageError: a field that there is not, or a value it does not take.
         OlmError: what the command exits with.
     """
-    from olm_data.commands.running import running_of
     from olm_data.commands.tokenize import run
-    from olm_data.commands.tokenize import tokenize as command
     from olm_data.progress import Progress
+    from olm_data.tokenization.recipe import read_recipe
 
     named = [inputs] if isinstance(inputs, (str, os.PathLike)) else list(inputs)
     words = [word for item in named for word in _matches(os.fspath(item))]
-    given = options | {"tokenizer": tokenizer, "output": output}
-    context = _parsed(command, words, {k: v for k, v in given.items() if v is not None})
-    parameters = dict(context.params)
-    del parameters["as_json"]
-    running = running_of(parameters)
-    with open(os.devnull, "w") as nowhere, context:
+    given = {"tokenizer": tokenizer, "output": output} | fields
+    paths = {k: os.fspath(v) if isinstance(v, os.PathLike) else v for k, v in given.items()}
+    recipe = read_recipe(
+        words, {name: v for name, v in paths.items() if v is not None}, name_of=str
+    )
+    with open(os.devnull, "w") as nowhere, click.Context(click.Command("tokenize")):
         stream = sys.stderr if show_progress else nowhere
-        begin = partial(Progress, "tokenize", stream=stream)
-        asked, _ = run(**parameters, running=running, begin=begin)
-    return Dataset.open(asked.output)
+        done = run(recipe, begin=partial(Progress, "tokenize", stream=stream))
+    return Dataset.open(done.request.output)
 
 
 def mix(
@@ -102,29 +97,3 @@ def _matches(text: str) -> list[str]:
     if "://" in text or os.path.exists(text):
         return [text]
     return sorted(glob.glob(os.path.expanduser(text))) or [text]
-
-
-def _parsed(command: click.Command, words: list[str], options: dict[str, Any]) -> click.Context:
-    """Return the context of a command called with `words` and options of these names."""
-    known = {
-        max(parameter.opts, key=len)[2:].replace("-", "_"): parameter
-        for parameter in command.params
-        if isinstance(parameter, click.Option)
-    }
-    arguments = []
-    for name, value in options.items():
-        if name not in known or name in _NOT_HERE:
-            usable = known.keys() - _NOT_HERE
-            raise UsageError(f"tokenize() has no option {name!r}", fix=suggest(name, usable))
-        flag = "--" + name.replace("_", "-")
-        if known[name].is_flag:
-            arguments += [flag] if value else []
-        elif known[name].multiple:
-            arguments += [word for item in value for word in (flag, str(item))]
-        else:
-            joined = isinstance(value, (list, tuple))
-            arguments += [flag, ",".join(map(str, value)) if joined else str(value)]
-    try:
-        return command.make_context(command.name, [*arguments, "--", *words])
-    except click.ClickException as error:
-        raise UsageError(error.format_message(), fix="see olm-data tokenize --help") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import click
 
@@ -44,7 +45,7 @@ def train_tokenizer(
     output: str,
     special: tuple[str, ...],
     dry_run: bool,
-    **reading: str | None,
+    **reading: Any,
 ) -> None:
     """Train a byte-level BPE tokenizer on your text.
 

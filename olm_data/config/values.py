@@ -93,7 +93,14 @@ class Values:
                 """--name.of.mapping["key"]=value""",
             )
         shown = f"--{name}"
-        value = strict_yaml.parse_value(text, where=shown, numbers=self.numbers)
+        self.give(path, strict_yaml.parse_value(text, where=shown, numbers=self.numbers), shown)
+
+    def give(self, path: KeyPath, value: Any, shown: str) -> None:
+        """Put a value in the place of what stood there; messages call it `shown`.
+
+        Raises:
+            UsageError: the path leads nowhere.
+        """
         put(self.data, path, value, where=shown)
         for origins in (self._lines, self._options):
             for replaced in [key for key in origins if key[: len(path)] == path]:

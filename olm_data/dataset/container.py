@@ -9,14 +9,13 @@ by a link, and their files are read in place. Its dtype stands in the manifest a
 from __future__ import annotations
 
 import io
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from olm_data.dataset.choices import Container
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
-
-Container = Literal["npy", "raw"]
 
 CONTAINERS: tuple[Container, ...] = ("npy", "raw")
 HEADER_BYTES = 128  # NumPy pads every 1-D version 1.0 header to this

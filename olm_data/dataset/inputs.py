@@ -12,11 +12,10 @@ import msgspec
 import pyarrow as pa
 
 from olm_data.bounded_json import Size
+from olm_data.dataset.choices import OnInvalid, OnUnknown
 from olm_data.select.where import Node, parse
 
 Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub"]
-OnInvalid = Literal["skip", "replace", "error"]
-OnUnknown = Literal["keep", "drop"]
 PositionKind = Literal["row", "line", "byte"]
 
 Share = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}(?:/0*[1-9][0-9]{0,17})?$")]

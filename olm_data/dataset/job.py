@@ -14,9 +14,9 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.canonical import digest
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.manifest import JOB
-from olm_data.dataset.options import SpecialPolicy
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerIdentity

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.dataset.container import CONTAINERS, Container, tokens_header, tokens_suffix
+from olm_data.dataset.choices import Container
+from olm_data.dataset.container import CONTAINERS, tokens_header, tokens_suffix
 from olm_data.dataset.inputs import ReadOptions
 from olm_data.dataset.options import ImportedOptions, Options, Split, read_options
 from olm_data.dataset.record import WINDOWS, ShardRecord

@@ -15,12 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from olm_data.bounded_json import Size
-from olm_data.dataset.container import Container
+from olm_data.dataset.choices import Container, SpecialPolicy
 from olm_data.dataset.inputs import ReadOptions, Share
 from olm_data.select.selection import HASH_SPACE
 from olm_data.storage.names import is_column_name
 
-SpecialPolicy = Literal["plain", "allow", "error"]
 Split = Literal["train", "validation"]
 
 

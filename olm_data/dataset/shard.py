@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from olm_data.dataset.choices import Container
 from olm_data.dataset.container import (
     HEADER_BYTES,
-    Container,
     file_header,
     mapped_bytes,
     npy_header,

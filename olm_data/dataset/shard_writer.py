@@ -22,13 +22,8 @@ import numpy as np
 
 from olm_data.canonical import sha256_file
 from olm_data.dataset.account import InputAccount
-from olm_data.dataset.container import (
-    Container,
-    file_header,
-    npy_header,
-    tokens_header,
-    tokens_suffix,
-)
+from olm_data.dataset.choices import Container
+from olm_data.dataset.container import file_header, npy_header, tokens_header, tokens_suffix
 from olm_data.dataset.docs import DOCS, DocsWriter, docs_schema
 from olm_data.dataset.record import (
     BLOCK_BYTES,

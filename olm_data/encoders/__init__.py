@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
-from olm_data.dataset.options import SpecialPolicy
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.base import Encoded, Encoder
 from olm_data.encoders.batches import Texts
 from olm_data.encoders.code_points import Ranges

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
-from olm_data.dataset.options import SpecialPolicy
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.base import Encoder, Unencodable
 from olm_data.encoders.batches import Texts, concatenate
 from olm_data.encoders.code_points import NEAR, Ranges, ranges_of, unsettled

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from olm_data.dataset.options import SpecialPolicy
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.base import Unencodable
 from olm_data.encoders.batches import Ids, chosen_of, count_ids, merged
 from olm_data.encoders.segment import TARGET_BYTES, pieces

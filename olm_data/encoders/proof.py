@@ -20,7 +20,7 @@ from unicodedata import unidata_version
 import msgspec
 
 from olm_data.canonical import digest
-from olm_data.dataset.options import SpecialPolicy
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.code_points import LAST, Ranges
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.user_cache import read_private, write_private

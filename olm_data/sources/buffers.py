@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from olm_data.arrow_values import as_mask, as_numpy
 from olm_data.dataset.account import unaccounted
-from olm_data.dataset.inputs import OnInvalid
+from olm_data.dataset.choices import OnInvalid
 from olm_data.errors import InputError
 from olm_data.sources import values
 from olm_data.sources.base import DocumentBatch, Drop

@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import cast, get_args
+from typing import cast
 
 import msgspec
 
+from olm_data.dataset.choices import OnInvalid, OnUnknown
 from olm_data.dataset.docs import docs_schema
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, OnInvalid, ReadOptions
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.evaluate import check_types, mismatch
 from olm_data.select.where import Node, columns, leaves, parse, wanted_kinds
@@ -46,7 +47,8 @@ def resolve_source(
     separator: str | None = None,
     delimiter: str | None = None,
     where: str | None = None,
-    on_invalid: str | None = None,
+    on_invalid: OnInvalid = "skip",
+    on_unknown: OnUnknown = "keep",
 ) -> SourcePlan:
     """Find the inputs and how to read them.
 
@@ -61,7 +63,7 @@ def resolve_source(
             source's own.
         separator, delimiter: for text files and CSV files; see `ReadOptions`.
         where: the condition a record must meet; see `where.py`.
-        on_invalid: see `ReadOptions`; None for "skip".
+        on_invalid, on_unknown: see `ReadOptions`.
 
     Raises:
         UsageError: arguments that do not go together, or an unknown name.
@@ -97,11 +99,6 @@ def resolve_source(
         subset, listing = named.list_inputs(source, subset, root)
         name, text, identifier = _fit_name(f"{source}-{subset}"), entry.text, entry.id
         kept = list(entry.keep)
-    policy = on_invalid or "skip"
-    if policy not in get_args(OnInvalid):
-        raise UsageError(
-            f"--on-invalid {policy!r} is not a policy", fix=suggest(policy, get_args(OnInvalid))
-        )
     options = _options(
         listing.files,
         text_column=text_column or text,
@@ -116,7 +113,7 @@ def resolve_source(
     return SourcePlan(
         name=name,
         inputs=listing.files,
-        options=msgspec.structs.replace(options, on_invalid=cast(OnInvalid, policy)),
+        options=msgspec.structs.replace(options, on_invalid=on_invalid, on_unknown=on_unknown),
         passed=listing.passed,
     )
 

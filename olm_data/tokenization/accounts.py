@@ -21,7 +21,8 @@ from olm_data.dataset.account import (
     pack,
     unaccounted,
 )
-from olm_data.dataset.inputs import InputFile, OnInvalid, Unit
+from olm_data.dataset.choices import OnInvalid
+from olm_data.dataset.inputs import InputFile, Unit
 from olm_data.select.digests import DIGEST_BYTES
 from olm_data.select.selection import IdSet
 from olm_data.tokenization.batches import EncodedBatch

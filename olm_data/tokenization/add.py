@@ -37,7 +37,8 @@ from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.add_request import Existing, in_twice
 from olm_data.tokenization.publish import counted, input_totals, tools
-from olm_data.tokenization.request import BadBudget, Request, refuse_identical
+from olm_data.tokenization.recipe import Recipe
+from olm_data.tokenization.request import Request, refuse_identical
 from olm_data.tokenization.run import (
     Made,
     Summary,
@@ -50,16 +51,16 @@ from olm_data.tokenization.run import (
 
 def add(
     existing: Existing,
+    recipe: Recipe,
     source: SourcePlan,
     *,
-    shard_tokens: int | None,
-    encoder: str,
     runner: Runner,
-    budget: BadBudget,
     progress: Progress,
-    allow_duplicates: bool = False,
 ) -> Summary:
     """Add `source` to a dataset, or finish adding it. Arguments and errors as `tokenize.tokenize`.
+
+    Args:
+        recipe: says how; what changes bytes is as in the dataset.
 
     Raises:
         InputError: an input is in the dataset already.
@@ -78,19 +79,19 @@ def add(
                 where=store.root,
                 fix="run the command again: it starts from what is there now",
             )
-        if existing.done_by(source, shard_tokens):
+        if existing.done_by(recipe, source):
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
             tasks = len(existing.plans[-1].tasks)
-            forget_duplicates(existing.request(source, shard_tokens), store)
+            forget_duplicates(existing.request(recipe, source), store)
             return already_complete(store.root, existing.manifest, validation, tasks)
         for line in passed_lines(tally(source.passed)):
             progress.note(f"not read: {line}")
-        request = existing.request(source, shard_tokens)
+        request = existing.request(recipe, source)
         assert request.base is not None
         plan = request.plan()
         name = plan_name(request.base.number)
         _refuse_other(store, name, plan)
-        if not allow_duplicates:
+        if not recipe.allow_duplicates:
             existing.refuse_known(source)
             refuse_identical(source)
         for renamed, item in zip(request.source.inputs, source.inputs, strict=True):
@@ -108,15 +109,13 @@ def add(
             plan,
             name,
             splits,
-            encoder=encoder,
             runner=runner,
-            budget=budget,
             progress=progress,
             lease=lease,
             before=[read_manifest(split) for split in splits],
         )
         lease.check()
-        manifests = _publish(existing, request, plan, splits, made, allow_duplicates)
+        manifests = _publish(existing, request, plan, splits, made)
         forget_duplicates(request, store)
     return summarise(store.root, manifests, made)
 
@@ -127,7 +126,6 @@ def _publish(
     plan: Plan,
     splits: Sequence[Store],
     made: Made,
-    allow_duplicates: bool,
 ) -> list[Manifest]:
     """Write the manifests of the new version, validation first."""
     assert request.base is not None
@@ -171,7 +169,7 @@ def _publish(
             )
         )
     manifests, census = counted(splits, manifests)
-    if not allow_duplicates:
+    if not request.recipe.allow_duplicates:
         for later, twin in census.twins():
             if later >= first:
                 paths = [item.path for item in request.inputs]

@@ -13,16 +13,17 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from olm_data.bounded_json import MalformedJson
+from olm_data.dataset.choices import SpecialPolicy
 from olm_data.dataset.history import read_plans
 from olm_data.dataset.inputs import InputFile, PositionKind
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import EXCLUDED, MAX_IDS, InputInfo, Manifest, read_manifest
-from olm_data.dataset.options import Options, SpecialPolicy
+from olm_data.dataset.options import Options
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo, own_tokenizer
 from olm_data.errors import InputError, ValidationError, printable
@@ -30,6 +31,7 @@ from olm_data.select.selection import IdSet
 from olm_data.sources import resolve_source
 from olm_data.sources.base import SourcePlan
 from olm_data.storage.store import Store
+from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.request import Base, Request
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -96,34 +98,38 @@ class Existing:
             shards=last.settings.first_shard + len(last.tasks),
         )
 
-    def find_source(
-        self, inputs: Sequence[str], *, source: str | None, separator: str | None, **reading: Any
-    ) -> SourcePlan:
-        """Return the source a command line names; what it leaves open is as in the dataset.
+    def find_source(self, recipe: Recipe, inputs: Sequence[str]) -> SourcePlan:
+        """Return the source that a recipe names; what it leaves open is as in the dataset.
 
         Args:
-            inputs, source, separator, reading: as for `sources.resolve_source`, without `keep`,
-                `where` and `on_invalid`. A limit is of the run that had it and does not go on.
+            recipe: says what is read, and how; a limit of an earlier run does not go on.
+            inputs: those of the recipe, with a file in the place of standard input.
 
         Raises:
             UsageError, InputError, StorageError: as `sources.resolve_source`.
             InputError: the new inputs lack a column that is kept in the dataset.
         """
         options = self.options
-        if source is None:
-            reading["text_column"] = reading.get("text_column") or options.text_column
+        text_column, id_column = recipe.text_column, recipe.id_column
+        if recipe.source is None:
+            text_column = text_column or options.text_column
             there = {None: "none", "id": None}  # "id" is taken where there is one
-            known = there.get(options.id_column, options.id_column)
-            reading["id_column"] = reading.get("id_column") or known
+            id_column = id_column or there.get(options.id_column, options.id_column)
         names = [f"{name}:{kind}" for name, kind in options.keep]
         found = resolve_source(
             inputs,
-            source=source,
-            separator=separator,
+            source=recipe.source,
+            subset=recipe.subset,
+            root=recipe.root,
+            split=recipe.split,
+            text_column=text_column,
+            id_column=id_column,
             keep=names,
+            separator=recipe.separator,
+            delimiter=recipe.delimiter,
             where=options.where,
             on_invalid=options.on_invalid,
-            **reading,
+            on_unknown=options.on_unknown,
         )
         texts = any(item.format == "txt" for item in found.inputs)
         ids = self._excluded()
@@ -135,11 +141,10 @@ class Existing:
             )
         selected = msgspec.structs.replace(
             found.options,
-            separator=separator or (options.separator if texts else None),
+            separator=recipe.separator or (options.separator if texts else None),
             exclude=options.exclude,
             sample=options.sample,
             seed=options.seed,
-            on_unknown=options.on_unknown,
         )
         return replace(found, options=selected, excluded=ids)
 
@@ -159,21 +164,24 @@ class Existing:
             raise ValidationError("these are not the ids that the dataset leaves out", where=url)
         return ids
 
-    def request(
-        self, source: SourcePlan, shard_tokens: int | None, additions: int | None = None
-    ) -> Request:
+    def request(self, recipe: Recipe, source: SourcePlan, additions: int | None = None) -> Request:
         """Return the request that adds `source`, on top of the first `additions` (all of them)."""
         count = len(self.manifest.additions) if additions is None else additions
         base, options = self.base(count), self.options
         return Request(
+            recipe=msgspec.structs.replace(
+                recipe,
+                output=self.store.root,
+                special=cast(SpecialPolicy, self.manifest.tokenizer.special),
+                holdout=Fraction(options.holdout),
+                sample=None if options.sample is None else Fraction(options.sample),
+                dedup=options.dedup,
+                container=self.manifest.container,
+                shuffle_documents=options.shuffle_documents,
+                seed=options.seed if options.sample or options.shuffle_documents else None,
+            ),
             source=replace(source, inputs=_named_apart(base.inputs, source.inputs)),
             tokenizer=self.tokenizer,
-            special=cast(SpecialPolicy, self.manifest.tokenizer.special),
-            holdout=Fraction(options.holdout),
-            shard_tokens=shard_tokens,
-            dedup=options.dedup is not None,
-            container=self.manifest.container,
-            shuffle=options.shuffle,
             base=base,
         )
 
@@ -198,12 +206,12 @@ class Existing:
             if known is not None:
                 raise in_twice(item.path, known)
 
-    def done_by(self, source: SourcePlan, shard_tokens: int | None) -> bool:
+    def done_by(self, recipe: Recipe, source: SourcePlan) -> bool:
         """Whether the newest version is what adding `source` to the one before made."""
         last = len(self.manifest.additions) - 1
         if last < 0:
             return False
-        plan = self.request(source, shard_tokens, last).plan()
+        plan = self.request(recipe, source, last).plan()
         return plan.digest == self.manifest.additions[last].plan
 
 

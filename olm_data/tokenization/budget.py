@@ -35,7 +35,7 @@ from olm_data.runners.base import Count
 from olm_data.sources import read_units
 from olm_data.tokenization.committed import TaskResult
 from olm_data.tokenization.quarantine import FOLDER
-from olm_data.tokenization.request import BadBudget
+from olm_data.tokenization.recipe import BadBudget
 
 EARLY_BAD = 1000
 """A share is not judged early on fewer bad records than this."""

@@ -54,7 +54,7 @@ def publish(
     for number, split in enumerate(SPLITS[: len(splits)]):
         records = [result.splits[number] for result in results]
         manifest = build_manifest(
-            tokenizer=TokenizerInfo.of(request.tokenizer, request.special),
+            tokenizer=TokenizerInfo.of(request.tokenizer, request.recipe.special),
             dtype=request.tokenizer.dtype,
             options=msgspec.structs.replace(request.options(), split=split),
             plan=plan.digest,
@@ -63,7 +63,7 @@ def publish(
             dropped=dict(dropped),
             documents_in=sum(item.documents for item in inputs),
             tools=tools(encoder, request.tokenizer.name, tally(request.source.passed)),
-            container=request.container,
+            container=request.recipe.container,
         )
         manifests.append(manifest)
     manifests, _ = counted(splits, manifests)

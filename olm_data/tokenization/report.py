@@ -40,14 +40,13 @@ def rules(tokenizer: TokenizerSpec) -> str:
     return f"{printable(eos)}, {printable(bos)}"
 
 
-def plan_lines(
-    request: Request, plan: Plan, output: str, sample: DocumentBatch | None
-) -> list[str]:
+def plan_lines(request: Request, plan: Plan, sample: DocumentBatch | None) -> list[str]:
     """Return what a run would do, and its first documents."""
     inputs, tokenizer = request.source.inputs, request.tokenizer
+    shuffle = request.recipe.shuffle
     text = plan.all_text_bytes
     lines = [
-        f"would write {printable(output)}",
+        f"would write {printable(request.output)}",
         f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "
         f"{printable(inputs[0].path)}"
         + (f" to {printable(inputs[-1].path)}" if len(inputs) > 1 else ""),
@@ -55,10 +54,10 @@ def plan_lines(
         f"  tokenizer  {printable(tokenizer.name)}, {tokenizer.vocab_size:,} entries, "
         f"{tokenizer.dtype.name} on disk",
         f"  ends       {rules(tokenizer)}",
-        f"  holdout    {request.holdout}" if request.holdout else "  holdout    none",
+        f"  holdout    {request.recipe.holdout}" if request.recipe.holdout else "  holdout    none",
         *not_read_lines(request.source),
         *selection_lines(request.source),
-        *([] if request.shuffle is None else [f"  shuffle    documents, seed {request.shuffle}"]),
+        *([] if shuffle is None else [f"  shuffle    documents, seed {shuffle}"]),
         f"  plan       {plan.digest}",
     ]
     if sample is not None:
@@ -103,7 +102,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     if summary.special_hits:
         lines.append(
             f"  special     {summary.special_hits:,} strings that spell a special token "
-            + _SPECIAL[request.special]
+            + _SPECIAL[request.recipe.special]
         )
     if summary.proof is not None:
         lines += encoder_lines(summary)

@@ -1,6 +1,6 @@
-"""What a tokenise run is asked for: source, tokenizer and the options that change bytes, as values.
+"""A recipe with what it names found: inputs, tokenizer, the records it selects; cut into a plan.
 
-    command line -> parse_budget -> Request -> plan
+    Recipe -> prepare -> Request -> plan
 
 Never: writes, or looks at an output.
 """
@@ -8,7 +8,6 @@ Never: writes, or looks at an output.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,50 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.counts import parse_share
-from olm_data.dataset.container import Container
 from olm_data.dataset.inputs import InputFile
-from olm_data.dataset.options import Last, Options, Settings, SpecialPolicy
+from olm_data.dataset.options import Last, Options, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
 from olm_data.sources.identical import identical_inputs
+from olm_data.sources.passed import refuse_passed
 from olm_data.storage.names import is_unicode
 from olm_data.storage.places import refuse_output
-from olm_data.tokenizer.tokenizer import TokenizerSpec
+from olm_data.tokenization.recipe import Recipe
+from olm_data.tokenization.selecting import select_documents
+from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
-
-
-@dataclass(frozen=True)
-class BadBudget:
-    """How many bad records a run accepts: a share of all records, or a count."""
-
-    share: Fraction | None
-    count: int
-
-    def allows(self, bad: int, records: int) -> bool:
-        """Whether `bad` of `records` is within the budget."""
-        return bad <= (self.count if self.share is None else self.share * records)
-
-    def __str__(self) -> str:
-        return f"{self.count}" if self.share is None else f"{float(self.share * 100):g}%"
-
-
-def parse_budget(text: str) -> BadBudget:
-    """Return the budget that `0.1%` (a share) or `25` (a count) spells.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if text.endswith("%"):
-        return BadBudget(parse_share(text, "--max-bad", allow_one=True), 0)
-    if re.fullmatch(r"[0-9]{1,30}", text):
-        return BadBudget(None, int(text))
-    raise UsageError(
-        f"--max-bad {text!r} is neither a count nor a percentage", fix="write 25 or 0.1%"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +55,22 @@ class Request:
     """What to make of which text. Everything that changes bytes is in here.
 
     Attributes:
-        source: the inputs and how to read them.
-        tokenizer: the tokenizer with its BOS and EOS rule.
-        special: treatment of text that spells a special token.
-        holdout: share of the documents that goes to the validation split.
-        shard_tokens: wanted tokens a shard, or None for a size that fits the inputs.
-        container: whether the tokens have a NumPy header.
-        shuffle: seed of the order of the documents in each shard, or None for input order.
-        dedup: keep only the first document in input order of each text.
+        recipe: what was asked for; `output` is filled in.
+        source: the inputs it names and how to read them.
+        tokenizer: the tokenizer it names, with its BOS and EOS rule.
         base: the dataset to add to, or None for a new one.
     """
 
+    recipe: Recipe
     source: SourcePlan
     tokenizer: TokenizerSpec
-    special: SpecialPolicy = "plain"
-    holdout: Fraction = Fraction(0)
-    shard_tokens: int | None = None
-    container: Container = "npy"
-    shuffle: int | None = None
-    dedup: bool = False
     base: Base | None = None
+
+    @property
+    def output(self) -> str:
+        """Folder or URL of the dataset."""
+        assert self.recipe.output is not None
+        return self.recipe.output
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:
@@ -117,15 +83,15 @@ class Request:
         if self.source.limit is not None:
             end = self.source.inputs[-1]
             last = Last(end.path, end.until, self.source.text_bytes)
-        seed = read.seed if self.shuffle is None else self.shuffle
+        recipe = self.recipe
         return Options(
-            **msgspec.structs.asdict(read) | {"seed": seed},
-            holdout=str(self.holdout),
+            **msgspec.structs.asdict(read) | {"seed": recipe.seed or 0},
+            holdout=str(recipe.holdout),
             limit=self.source.limit,
             last=last,
-            container=self.container,
-            dedup="exact" if self.dedup else None,
-            shuffle_documents=self.shuffle is not None,
+            container=recipe.container,
+            dedup=recipe.dedup,
+            shuffle_documents=recipe.shuffle_documents,
         )
 
     def plan(self) -> Plan:
@@ -158,7 +124,7 @@ class Request:
         text = self.source.text_bytes
         if text is None:
             text = int(likely_text([(i.path, i.bytes) for i in new]) * share)
-        target = shard_text(text, self.shard_tokens)
+        target = shard_text(text, self.recipe.shard_tokens)
         units = [
             msgspec.structs.replace(unit, bytes=max(int(unit.bytes * share), 1))
             for index, item in enumerate(new, first)
@@ -172,7 +138,7 @@ class Request:
             vocab_size=tokenizer.vocab_size,
             bos=tokenizer.bos,
             eos=tokenizer.eos,
-            special=self.special,
+            special=self.recipe.special,
             shard_text_bytes=target,
             parent=None if base is None else base.digest,
             first_shard=0 if base is None else base.shards,
@@ -184,41 +150,61 @@ class Request:
         return make_plan(settings, planned, units, target)
 
 
-def find_source(
-    inputs: Sequence[str],
-    *,
-    tokenizer: str | None,
-    output: str | None,
-    source: str | None,
-    keep: str | None,
-    **reading: str | None,
-) -> SourcePlan:
-    """Return the source a command line names.
+def prepare(recipe: Recipe, inputs: Sequence[str]) -> Request:
+    """Find what a recipe names: inputs, tokenizer, the records it selects.
 
     Args:
-        inputs, source: files, or a named source.
-        tokenizer, output: as given; own files have no default for them.
-        keep: names of columns, with commas.
-        reading: the other arguments of `sources.resolve_source`.
+        inputs: those of the recipe, with a file in the place of standard input.
 
     Raises:
-        UsageError: options that are missing or do not go together.
-        InputError: no such input or column.
+        UsageError: fields that are missing or do not go together.
+        InputError: no such input or column, or one that `strict_inputs` refuses.
     """
-    require_own(inputs, tokenizer, output)
-    if output is not None:
-        refuse_output(output)
-        _refuse_inside(inputs, output)
-    names = None if keep is None else [name for name in keep.split(",") if name]
-    return resolve_source(inputs, source=source, keep=names, **reading)
+    if recipe.output is not None:
+        refuse_output(recipe.output)
+        _refuse_inside(inputs, recipe.output)
+    source = resolve_source(
+        inputs,
+        source=recipe.source,
+        subset=recipe.subset,
+        root=recipe.root,
+        split=recipe.split,
+        text_column=recipe.text_column,
+        id_column=recipe.id_column,
+        keep=recipe.keep,
+        separator=recipe.separator,
+        delimiter=recipe.delimiter,
+        where=recipe.where,
+        on_invalid=recipe.on_invalid,
+        on_unknown=recipe.on_unknown,
+    )
+    if recipe.strict_inputs:
+        refuse_passed(source.passed)
+    tokenizer = load_tokenizer(
+        DEFAULT_TOKENIZER if recipe.tokenizer is None else recipe.tokenizer,
+        eos=recipe.eos,
+        bos=recipe.bos,
+    )
+    output = recipe.output or str(Path("tokens") / f"{source.name}-{tokenizer.name}")
+    source = select_documents(
+        source,
+        exclude_ids=recipe.exclude_ids,
+        sample=recipe.sample,
+        seed=recipe.seed or 0,
+        limit=recipe.limit,
+        output=output,
+    )
+    recipe = msgspec.structs.replace(recipe, output=output)
+    return Request(recipe=recipe, source=source, tokenizer=tokenizer)
 
 
-def require_own(inputs: Sequence[str], tokenizer: str | None, output: str | None) -> None:
+def require_own(recipe: Recipe) -> None:
     """Refuse own files without a tokenizer or an output, for which there is no default.
 
     Raises:
         UsageError: one of them is missing.
     """
+    inputs, tokenizer, output = recipe.inputs, recipe.tokenizer, recipe.output
     missing = [n for n, v in (("--tokenizer", tokenizer), ("--output", output)) if v is None]
     if inputs and missing:
         raise UsageError(
@@ -259,8 +245,3 @@ def refuse_identical(source: SourcePlan) -> None:
             why="their documents would be in the dataset twice",
             fix="name one of them; or take both: --allow-duplicates",
         )
-
-
-def default_output(source: SourcePlan, tokenizer: TokenizerSpec) -> str:
-    """Return the output of a command that names none: `tokens/<source>-<tokenizer>`."""
-    return str(Path("tokens") / f"{source.name}-{tokenizer.name}")

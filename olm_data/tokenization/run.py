@@ -50,7 +50,7 @@ from olm_data.tokenization.dedup import FindDuplicates, found_before, write_drop
 from olm_data.tokenization.dedup import clear as clear_duplicates
 from olm_data.tokenization.job import TokenizeJob
 from olm_data.tokenization.publish import publish
-from olm_data.tokenization.request import BadBudget, Request, refuse_identical
+from olm_data.tokenization.request import Request, refuse_identical
 from olm_data.tokenization.run_progress import RunProgress
 from olm_data.tokenization.stored_job import write_job
 
@@ -91,26 +91,12 @@ class Summary:
     ids_found: int | None = None
 
 
-def tokenize(
-    request: Request,
-    output: str,
-    *,
-    encoder: str,
-    runner: Runner,
-    budget: BadBudget,
-    progress: Progress,
-    single_writer: bool = False,
-    allow_duplicates: bool = False,
-) -> Summary:
-    """Write the dataset of `request` to `output`, or finish writing it.
+def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary:
+    """Write the dataset of `request` to its output, or finish writing it.
 
     Args:
-        encoder: `hf`, `gigatoken`, or `auto` for the fastest that passes the parity gate.
         runner: where the tasks run.
-        budget: how many bad records to accept.
         progress: shows how far it is.
-        single_writer: nobody else writes there; see `Store`.
-        allow_duplicates: take two inputs with the same content for what they are.
 
     Raises:
         ConflictError: another process writes there, or another dataset is there.
@@ -118,11 +104,11 @@ def tokenize(
         ResourceError: no room, no permission, or workers that die.
         StorageError: remote storage failed.
     """
-    plan = request.plan()
+    plan, output, recipe = request.plan(), request.output, request.recipe
     progress.event("start", **_start(request, plan, output))
     for line in passed_lines(tally(request.source.passed)):
         progress.note(f"not read: {line}")
-    store = Store(output, single_writer=single_writer)
+    store = Store(output, single_writer=recipe.single_writer)
     refuse_dataset_folder(store)
     with ExitStack() as held:
         lease = held.enter_context(exclusive(store, note=progress.note))
@@ -134,18 +120,10 @@ def tokenize(
             validation = read_manifest(splits[1]) if len(splits) == 2 else None
             forget_duplicates(request, store)
             return already_complete(output, found, validation, len(plan.tasks))
-        if not allow_duplicates:
+        if not recipe.allow_duplicates:
             refuse_identical(request.source)
         made = make_shards(
-            request,
-            plan,
-            PLAN,
-            splits,
-            encoder=encoder,
-            runner=runner,
-            budget=budget,
-            progress=progress,
-            lease=lease,
+            request, plan, PLAN, splits, runner=runner, progress=progress, lease=lease
         )
         lease.check()
         manifests = publish(request, plan, splits, made.results, made.accounts, made.proof.encoder)
@@ -184,9 +162,7 @@ def make_shards(
     plan_name: str,
     splits: Sequence[Store],
     *,
-    encoder: str,
     runner: Runner,
-    budget: BadBudget,
     progress: Progress,
     lease: Lease,
     before: Sequence[Manifest] = (),
@@ -199,11 +175,12 @@ def make_shards(
         lease: of the output; work ends where it is lost.
         before: manifests of the splits of a dataset that the shards are added to.
     """
-    store, total = splits[0], len(plan.tasks)
+    store, total, recipe = splits[0], len(plan.tasks), request.recipe
+    encoder, budget = recipe.encoder, recipe.budget
     known = known_encoder(
         encoder,
         request.tokenizer,
-        request.special,
+        recipe.special,
         plan.all_text_bytes,
     )
     job = TokenizeJob(
@@ -218,7 +195,7 @@ def make_shards(
     )
     results = finished_tasks(plan, splits)
     kept = len(results)
-    search = request.dedup and kept < total and not found_before(store, plan)
+    search = request.recipe.dedup and kept < total and not found_before(store, plan)
     with runner.ready(FindDuplicates.before(job) if search else job, total - kept, total):
         proof = known or _choose_encoder(request, plan, encoder)
         if proof.note:
@@ -279,7 +256,7 @@ class _Guard(NamedTuple):
 
 def forget_duplicates(request: Request, store: Store) -> None:
     """Remove what the search for duplicates left, once its dataset is published."""
-    if request.dedup:
+    if request.recipe.dedup:
         clear_duplicates(store)
 
 
@@ -418,7 +395,7 @@ def _choose_encoder(request: Request, plan: Plan, encoder: str) -> ParityReport:
     first = first_documents(request, plan)
     data = np.zeros(0, np.uint8) if first is None else first.data
     offsets = np.zeros(1, np.int64) if first is None else first.offsets
-    return choose_encoder(encoder, request.tokenizer, request.special, (data, offsets))
+    return choose_encoder(encoder, request.tokenizer, request.recipe.special, (data, offsets))
 
 
 def _check_room(store: Store, plan: Plan, itemsize: int) -> None:

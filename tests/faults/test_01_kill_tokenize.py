@@ -58,7 +58,8 @@ def test_01_a_shuffled_selection_killed_at_random_times_ends_in_identical_bytes(
         "where": "text != 'gone'",
         "sample": "4/5",
         "limit": 18,
-        "shuffle": 3,
+        "shuffle_documents": True,
+        "seed": 3,
     }
     seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "2", "25", json.dumps(options))
     assert [line for line in seen if line[1] is not None] == []
@@ -104,6 +105,6 @@ def test_01_the_command_itself_killed_again_and_again_ends_in_identical_bytes(
 def test_01_an_addition_with_dedup_killed_at_disk_operations_leaves_the_old_or_the_new_version(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
-    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "add", "7", '{"dedup": true}')
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "add", "7", '{"dedup": "exact"}')
     assert [line for line in seen if line[1] is not None] == []
     assert len(seen) > 15

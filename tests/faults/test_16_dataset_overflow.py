@@ -20,7 +20,7 @@ from olm_data.dataset.record import window_counts
 from olm_data.dataset.shard import ENDS, Shard
 from olm_data.storage.store import Store
 from olm_data.tokenization.pipeline import delimit
-from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.recipe import parse_budget
 
 ENDS_OF = np.array([2**31 - 1, 2**31 + 5, 2**32 + 7, 2**32 + 9], np.uint64)
 

@@ -40,7 +40,7 @@ from olm_data.mixture.manifest import parse_mixture
 from olm_data.select.where import parse
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.storage.store import Store
-from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.stored_job import load_job
 from olm_data.tokenizer.tokenizer import spec_from_bytes
 

@@ -19,7 +19,7 @@ from support.small_tokenizer import train
 from olm_data.counts import parse_count, parse_share
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import InputError, UsageError, ValidationError
-from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenizer.tokenizer import open_reference, spec_from_bytes
 
 CHANGES = 150

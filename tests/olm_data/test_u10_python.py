@@ -81,8 +81,8 @@ def test_u10_tokenize_and_mix_are_functions_with_the_options_of_the_commands(
     ("options", "says"),
     [
         ({"hold_out": 0.1}, "did you mean 'holdout'?"),
-        ({"dry_run": True}, "no option 'dry_run'"),
-        ({"special": "plane"}, "'plane' is not one of"),
+        ({"dry_run": True}, "unknown field dry_run"),
+        ({"special": "plane"}, "special is one of plain, allow, error, not 'plane'"),
         ({"holdout": 3}, "--holdout '3' is not a fraction"),
     ],
 )

@@ -6,11 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+from support.tokenizing import make_recipe
+
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
 from olm_data.tokenization.add import add
 from olm_data.tokenization.add_request import Existing
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.run import Summary
 
 
@@ -24,20 +25,15 @@ def add_to(
     runner: Any = None,
     log: io.StringIO | None = None,
     shard_tokens: int | None = 500,
-    allow_duplicates: bool = False,
-    max_bad: str = "0.1%",
-    **reading: Any,
+    **fields: Any,
 ) -> Summary:
     """Add inputs in this process."""
     existing = Existing.open(str(output))
-    source = existing.find_source([str(i) for i in inputs], source=None, separator=None, **reading)
+    recipe = make_recipe(inputs, shard_tokens=shard_tokens, **fields)
     return add(
         existing,
-        source,
-        shard_tokens=shard_tokens,
-        encoder="hf",
+        recipe,
+        existing.find_source(recipe, recipe.inputs),
         runner=runner or InlineRunner(),
-        budget=parse_budget(max_bad),
         progress=Progress("add", stream=log or io.StringIO()),
-        allow_duplicates=allow_duplicates,
     )

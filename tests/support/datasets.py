@@ -20,7 +20,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from olm_data.dataset.container import HEADER_BYTES, TOKENS, Container, npy_header
+from olm_data.dataset.choices import Container
+from olm_data.dataset.container import HEADER_BYTES, TOKENS, npy_header
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.manifest import (
     MANIFEST,

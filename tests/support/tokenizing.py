@@ -6,12 +6,9 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
@@ -20,11 +17,9 @@ from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.runners.local import InlineRunner
 from olm_data.select.digests import content_hashes, document_digests
-from olm_data.sources import resolve_source
-from olm_data.tokenization.request import Request, parse_budget
+from olm_data.tokenization.recipe import Recipe, read_recipe
+from olm_data.tokenization.request import Request, prepare
 from olm_data.tokenization.run import Summary, tokenize
-from olm_data.tokenization.selecting import select_documents
-from olm_data.tokenizer.tokenizer import load_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -62,40 +57,18 @@ def write_jsonl(path: Path, documents: Iterable[str | bytes]) -> Path:
 
 
 def make_request(
-    inputs: Sequence[Path | str], tokenizer: Path, output: str | None = None, **options: Any
+    inputs: Sequence[Path | str], tokenizer: Path, output: str | None = None, **fields: Any
 ) -> Request:
-    """Return a request; options are those of `Request`, of reading, of selecting, and eos/bos."""
-    reading = {
-        name: options.pop(name)
-        for name in (
-            "text_column",
-            "id_column",
-            "keep",
-            "separator",
-            "delimiter",
-            "on_invalid",
-            "where",
-        )
-        if name in options
-    }
-    spec = load_tokenizer(tokenizer, eos=options.pop("eos", "auto"), bos=options.pop("bos", "none"))
-    chosen = {
-        name: options.pop(name)
-        for name in ("exclude_ids", "sample", "seed", "limit")
-        if name in options
-    }
-    if "sample" in chosen:
-        chosen["sample"] = Fraction(chosen["sample"])
-    source = resolve_source([str(item) for item in inputs], **reading)
-    if "on_unknown" in options:
-        unknown = options.pop("on_unknown")
-        source = replace(
-            source, options=msgspec.structs.replace(source.options, on_unknown=unknown)
-        )
-    source = select_documents(source, output=output, **chosen)
-    if "holdout" in options:
-        options["holdout"] = Fraction(options["holdout"])
-    return Request(source=source, tokenizer=spec, **options)
+    """Return the request of a recipe with these fields."""
+    recipe = make_recipe(inputs, tokenizer=tokenizer, output=output or "out", **fields)
+    return prepare(recipe, recipe.inputs)
+
+
+def make_recipe(inputs: Sequence[Path | str], **fields: Any) -> Recipe:
+    """Return a recipe; `hf` encodes where nothing is said."""
+    given = {"encoder": "hf"} | fields
+    given = {k: str(v) if isinstance(v, Path) else v for k, v in given.items() if v is not None}
+    return read_recipe((), given | {"inputs": [str(item) for item in inputs]})
 
 
 def make_dataset(
@@ -104,23 +77,14 @@ def make_dataset(
     output: Path | str,
     *,
     runner: Runner | None = None,
-    encoder: str = "hf",
-    max_bad: str = "0.1%",
-    single_writer: bool = False,
     log: io.StringIO | None = None,
-    allow_duplicates: bool = False,
-    **options: Any,
+    **fields: Any,
 ) -> Summary:
     """Tokenise `inputs` into `output`, in this process unless a runner is given."""
     return tokenize(
-        make_request(inputs, tokenizer, str(output), **options),
-        str(output),
-        encoder=encoder,
+        make_request(inputs, tokenizer, str(output), **fields),
         runner=runner or InlineRunner(),
-        budget=parse_budget(max_bad),
         progress=Progress("tokenize", stream=log or io.StringIO()),
-        single_writer=single_writer,
-        allow_duplicates=allow_duplicates,
     )
 
 

@@ -123,7 +123,9 @@ def test_the_option_is_part_of_the_plan(tiny_tokenizer: Path, tmp_path: Path) ->
 def test_damage_to_a_raw_file_is_found(damage: str, tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(20))
     out = tmp_path / "out"
-    made = make_dataset([source], tiny_tokenizer, out, container="raw", shuffle=3)
+    made = make_dataset(
+        [source], tiny_tokenizer, out, container="raw", shuffle_documents=True, seed=3
+    )
     path = out / "shard-00000.tokens.bin"
     data = bytearray(path.read_bytes())
     if damage == "flip":

@@ -94,7 +94,7 @@ def test_a_shuffled_dataset_holds_the_same_documents_and_verifies(
 ) -> None:
     spec = load_tokenizer(tiny_tokenizer)
     plain = made(source, tiny_tokenizer, tmp_path / "plain")
-    mixed = made(source, tiny_tokenizer, tmp_path / "mixed", shuffle=4)
+    mixed = made(source, tiny_tokenizer, tmp_path / "mixed", shuffle_documents=True, seed=4)
     assert tokenized(mixed).shuffle_documents is True
     assert tokenized(mixed).seed == 4
     assert len(mixed.manifest.shards) > 3
@@ -119,13 +119,27 @@ def test_a_shuffled_dataset_holds_the_same_documents_and_verifies(
 def test_a_shuffle_does_not_depend_on_workers_or_interruptions(
     source: Path, tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    made(source, tiny_tokenizer, tmp_path / "one", shuffle=0, runner=InlineRunner())
-    made(source, tiny_tokenizer, tmp_path / "two", shuffle=0, runner=LocalRunner(2))
+    made(
+        source,
+        tiny_tokenizer,
+        tmp_path / "one",
+        shuffle_documents=True,
+        seed=0,
+        runner=InlineRunner(),
+    )
+    made(
+        source,
+        tiny_tokenizer,
+        tmp_path / "two",
+        shuffle_documents=True,
+        seed=0,
+        runner=LocalRunner(2),
+    )
     whole = digests(tmp_path / "one")
     assert digests(tmp_path / "two") == whole
     for lost in ("manifest.json", "shard-00001.json", "shard-00002.tokens.npy"):
         (tmp_path / "one" / lost).unlink()
-    made(source, tiny_tokenizer, tmp_path / "one", shuffle=0)
+    made(source, tiny_tokenizer, tmp_path / "one", shuffle_documents=True, seed=0)
     assert digests(tmp_path / "one") == whole
-    made(source, tiny_tokenizer, tmp_path / "other", shuffle=1)
+    made(source, tiny_tokenizer, tmp_path / "other", shuffle_documents=True, seed=1)
     assert digests(tmp_path / "other") != whole

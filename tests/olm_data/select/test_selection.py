@@ -23,8 +23,8 @@ from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.select.selection import drawn
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.tokenization.budget import BudgetWatch
+from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.report import plan_lines, summary_lines
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.selecting import select_documents
 from olm_data.tokenization.stored_job import load_job
 from olm_data.verify.run import verify
@@ -275,8 +275,9 @@ def test_duplicates_are_looked_for_among_the_chosen_documents_only(
         where="n >= 5",
         exclude_ids=str(tmp_path / "ids.txt"),
         limit=22,
-        dedup=True,
-        shuffle=2,
+        dedup="exact",
+        shuffle_documents=True,
+        seed=2,
         shard_tokens=40,
     )
     dataset = Dataset.open(str(tmp_path / "out"))
@@ -326,7 +327,7 @@ def test_the_selection_crosses_to_a_worker_that_has_only_the_storage(
             assert stored.plan.settings.shuffle == 8
             super().run(stored, *arguments, **options)
 
-    options = everything(tmp_path) | {"shuffle": 8}
+    options = everything(tmp_path) | {"shuffle_documents": True, "seed": 8}
     make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "here", **options)
     make_dataset(sources["gz"], tiny_tokenizer, tmp_path / "out", runner=Elsewhere(), **options)
     assert digests(tmp_path / "out") == digests(tmp_path / "here")
@@ -352,7 +353,7 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
 ) -> None:
     options = everything(tmp_path)
     request = make_request(sources["gz"], tiny_tokenizer, **options)
-    said = "\n".join(plan_lines(request, request.plan(), "out", None))
+    said = "\n".join(plan_lines(request, request.plan(), None))
     for line in (
         "where      n > 3",
         "exclude    4 ids",

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.reading import read_source
-from support.tokenizing import make_dataset, texts
+from support.tokenizing import make_dataset, make_recipe, texts
 
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.mix import mix
@@ -113,7 +113,7 @@ def test_d6_an_addition_keeps_the_types_of_the_dataset(
     make_dataset([first], tiny_tokenizer, tmp_path / "out", keep=["x"])
     whole = write(tmp_path / "b.jsonl", [{"x": 2}])
     existing = Existing.open(str(tmp_path / "out"))
-    found = existing.find_source([str(whole)], source=None, separator=None)
+    found = existing.find_source(make_recipe([whole]), [str(whole)])
     assert found.options.keep == (("x", "double"),)
 
 

@@ -16,7 +16,7 @@ import pytest
 from support.adding import Stop, add_to
 from support.command import olm_data
 from support.datasets import mix_datasets
-from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
+from support.tokenizing import digests, make_dataset, make_recipe, texts, tokenized, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, InputError, ValidationError
@@ -26,7 +26,6 @@ from olm_data.rows.reader import RowReader
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenization.add import add
 from olm_data.tokenization.add_request import Existing
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.verify.deep import Deep
 from olm_data.verify.run import verify
@@ -184,7 +183,7 @@ def test_the_selection_of_the_dataset_is_made_of_what_is_added(
     ids = tmp_path / "ids.txt"
     ids.write_text("0-3\n1-5\n1-6\n")
     choice: dict[str, Any] = {"exclude_ids": str(ids), "sample": Fraction(1, 2), "seed": 7}
-    choice |= {"shuffle": 7, "where": "id != '1-7'", "id_column": "id"}
+    choice |= {"shuffle_documents": True, "seed": 7, "where": "id != '1-7'", "id_column": "id"}
     make_dataset([first], tiny_tokenizer, tmp_path / "out", **choice)
     grown = add_to(tmp_path / "out", second).manifest
     whole = make_dataset([first, second], tiny_tokenizer, tmp_path / "whole", **choice).manifest
@@ -299,15 +298,14 @@ def test_a_dataset_that_changed_since_it_was_opened_is_not_added_to(
     make_dataset([first], tiny_tokenizer, out)
     stale = Existing.open(str(out))
     add_to(out, second)
-    source = stale.find_source([str(third)], source=None, separator=None)
+    recipe = make_recipe([third])
+    source = stale.find_source(recipe, recipe.inputs)
     with pytest.raises(ConflictError, match="changed since it was opened"):
         add(
             stale,
+            recipe,
             source,
-            shard_tokens=None,
-            encoder="hf",
             runner=InlineRunner(),
-            budget=parse_budget("0"),
             progress=Progress("add", stream=io.StringIO()),
         )
 

@@ -15,7 +15,7 @@ from olm_data.errors import InputError
 from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner, LocalRunner
 from olm_data.tokenization.budget import EARLY_BAD, EARLY_RECORDS, BudgetWatch, is_lost
-from olm_data.tokenization.request import parse_budget
+from olm_data.tokenization.recipe import parse_budget
 
 
 class Counting(InlineRunner):

@@ -74,7 +74,7 @@ def test_the_result_is_that_of_a_plain_loop_over_all_documents(
         paths.append(path)
         for line, k in enumerate(choice):
             first.setdefault(texts(7)[k], f"{number}-{line}")
-    options: dict[str, Any] = {"dedup": True, "id_column": "id", "allow_duplicates": True}
+    options: dict[str, Any] = {"dedup": "exact", "id_column": "id", "allow_duplicates": True}
     made = make_dataset(paths, tiny_tokenizer, folder / "out", shard_tokens=shard_tokens, **options)
     dataset = Dataset.open(str(folder / "out"))
     documents = [dataset.document(n) for n in range(dataset.documents)]
@@ -88,7 +88,7 @@ def test_the_result_is_that_of_a_plain_loop_over_all_documents(
 def test_duplicates_are_counted_by_input_and_both_splits_share_the_rule(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    out, options = tmp_path / "out", {"dedup": True, "holdout": "1/4", "shard_tokens": 400}
+    out, options = tmp_path / "out", {"dedup": "exact", "holdout": "1/4", "shard_tokens": 400}
     made = make_dataset(inputs(tmp_path), tiny_tokenizer, out, **options)
     assert made.manifest.dropped == {"duplicate": 60}
     counts = {path: account.dropped["duplicate"] for path, account in made.inputs.items()}
@@ -105,7 +105,7 @@ def test_kept_columns_and_ids_go_with_their_documents(tiny_tokenizer: Path, tmp_
     repeated = [text for text in texts(20) for _ in range(2)]
     pq.write_table(pa.table({"text": repeated, "n": range(40)}), tmp_path / "a.parquet")
     make_dataset(
-        [tmp_path / "a.parquet"], tiny_tokenizer, tmp_path / "out", keep=("n",), dedup=True
+        [tmp_path / "a.parquet"], tiny_tokenizer, tmp_path / "out", keep=("n",), dedup="exact"
     )
     dataset = Dataset.open(str(tmp_path / "out"))
     found = [dataset.document(n) for n in range(dataset.documents)]
@@ -116,7 +116,7 @@ def test_kept_columns_and_ids_go_with_their_documents(tiny_tokenizer: Path, tmp_
 def test_without_duplicates_only_the_options_differ(tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(30))
     plain = make_dataset([source], tiny_tokenizer, tmp_path / "plain").manifest
-    made = make_dataset([source], tiny_tokenizer, tmp_path / "dedup", dedup=True).manifest
+    made = make_dataset([source], tiny_tokenizer, tmp_path / "dedup", dedup="exact").manifest
     assert "dedup" not in plain.stored_options
     assert plain.digest != made.digest
     assert plain.shards[0].sha256["tokens"] == made.shards[0].sha256["tokens"]
@@ -128,7 +128,7 @@ def test_without_duplicates_only_the_options_differ(tiny_tokenizer: Path, tmp_pa
 def test_the_bytes_are_the_same_for_any_number_of_workers_and_any_interruption(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
-    paths, options = inputs(tmp_path), {"dedup": True, "shard_tokens": 400}
+    paths, options = inputs(tmp_path), {"dedup": "exact", "shard_tokens": 400}
     whole = Recorded()
     make_dataset(paths, tiny_tokenizer, tmp_path / "whole", runner=whole, **options)
     tasks = len(whole.ran) // 2
@@ -151,7 +151,7 @@ def test_a_damaged_file_of_the_first_pass_is_made_again(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
     paths, out = inputs(tmp_path), tmp_path / "out"
-    options: dict[str, Any] = {"dedup": True, "shard_tokens": 400}
+    options: dict[str, Any] = {"dedup": "exact", "shard_tokens": 400}
     with pytest.raises(Stop):
         make_dataset(paths, tiny_tokenizer, out, runner=Recorded(2), **options)
     keys = sorted((out / "dedup").iterdir())
@@ -169,7 +169,7 @@ def test_a_damaged_file_of_the_first_pass_is_made_again(
 def test_an_addition_is_compared_with_what_is_there(tiny_tokenizer: Path, tmp_path: Path) -> None:
     first, second, third = inputs(tmp_path)
     out, log = tmp_path / "out", io.StringIO()
-    make_dataset([first], tiny_tokenizer, out, dedup=True, holdout="1/4", shard_tokens=400)
+    make_dataset([first], tiny_tokenizer, out, dedup="exact", holdout="1/4", shard_tokens=400)
     add_to(out, second, log=log)
     assert "20 of 50 documents repeat an earlier one" in log.getvalue()
     made = add_to(out, third)
@@ -184,7 +184,7 @@ def test_an_addition_is_compared_with_what_is_there(tiny_tokenizer: Path, tmp_pa
 def test_an_addition_of_nothing_new_is_refused(tiny_tokenizer: Path, tmp_path: Path) -> None:
     first, *_ = inputs(tmp_path)
     out = tmp_path / "out"
-    make_dataset([first], tiny_tokenizer, out, dedup=True)
+    make_dataset([first], tiny_tokenizer, out, dedup="exact")
     known = write_jsonl(tmp_path / "known.jsonl", texts(20))
     before = Dataset.open(str(out)).digest
     with pytest.raises(InputError, match="none of the 20 records"):

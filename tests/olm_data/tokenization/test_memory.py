@@ -28,16 +28,16 @@ from pathlib import Path
 from support.tokenizing import make_request
 from olm_data.progress import Progress
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.run import tokenize
 
-request = make_request([sys.argv[1]], Path(sys.argv[2]), shard_tokens=10**9)
+request = make_request(
+    [sys.argv[1]], Path(sys.argv[2]), sys.argv[3], shard_tokens=10**9, encoder="gigatoken"
+)
 # so that queues are soon full
 options = msgspec.structs.replace(request.source.options, batch_bytes=1 << 18)
 request = replace(request, source=replace(request.source, options=options))
 made = tokenize(
-    request, sys.argv[3], encoder="gigatoken", runner=InlineRunner(),
-    budget=parse_budget("0"), progress=Progress("tokenize", stream=io.StringIO()),
+    request, runner=InlineRunner(), progress=Progress("tokenize", stream=io.StringIO())
 )
 assert len(made.manifest.shards) == 1
 # not ru_maxrss, which begins with the memory of the process that started this one

@@ -29,8 +29,8 @@ from olm_data.select.digests import content_hashes, document_digests
 from olm_data.tokenization import pipeline
 from olm_data.tokenization.accounts import runs
 from olm_data.tokenization.pipeline import delimit
+from olm_data.tokenization.recipe import parse_budget
 from olm_data.tokenization.report import duplicate_lines, summary_json
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

@@ -13,7 +13,6 @@ from support.tokenizing import make_request, texts, write_jsonl
 from olm_data.progress import Progress
 from olm_data.runners.base import Count
 from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.request import parse_budget
 from olm_data.tokenization.run import tokenize
 from olm_data.tokenization.run_progress import RunProgress, numbers, stage_shares
 
@@ -96,7 +95,7 @@ def test_numbers_name_drops_stages_workers_and_a_stall() -> None:
 
 def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", texts(60))
-    request = make_request([source], tiny_tokenizer, shard_tokens=300)
+    request = make_request([source], tiny_tokenizer, str(tmp_path / "out"), shard_tokens=300)
     clock, events = Clock(), io.StringIO()
 
     class Slow(InlineRunner):
@@ -107,14 +106,7 @@ def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Pa
 
             super().run(job, tasks, total, done=done, watch=slowly, note=note)
 
-    tokenize(
-        request,
-        str(tmp_path / "out"),
-        encoder="hf",
-        runner=Slow(),
-        budget=parse_budget("0"),
-        progress=Progress("tokenize", events=events, clock=clock),
-    )
+    tokenize(request, runner=Slow(), progress=Progress("tokenize", events=events, clock=clock))
     lines = [json.loads(line) for line in events.getvalue().splitlines()]
     assert lines[0]["event"] == "start"
     assert lines[0]["shards"] == len(lines) - 1 > 3

@@ -1,0 +1,235 @@
+"""The recipe of a dataset: every option of tokenising, in one place.
+
+    recipe.yaml | olm-data tokenize [recipe.yaml] --field value | olm_data.tokenize(field=value)
+        --read_recipe--> Recipe --request.prepare--> Request -> plan
+
+A field has one name: in the file, as a flag (`--text-column`), as an argument in Python; a flag
+replaces what the file says. Light to import: the command line is made of it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from olm_data.config.convert import parse
+from olm_data.config.hints import Count, Reader
+from olm_data.config.values import Values
+from olm_data.counts import parse_share
+from olm_data.dataset.choices import Container, OnInvalid, OnUnknown, SpecialPolicy
+from olm_data.errors import UsageError
+from olm_data.kinds import kind_of
+
+
+@dataclass(frozen=True)
+class BadBudget:
+    """How many bad records a run accepts: a share of all records, or a count."""
+
+    share: Fraction | None
+    count: int
+
+    def allows(self, bad: int, records: int) -> bool:
+        """Whether `bad` of `records` is within the budget."""
+        return bad <= (self.count if self.share is None else self.share * records)
+
+    def __str__(self) -> str:
+        return f"{self.count}" if self.share is None else f"{float(self.share * 100):g}%"
+
+
+def parse_budget(text: str) -> BadBudget:
+    """Return the budget that `0.1%` (a share) or `25` (a count) spells.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if text.endswith("%"):
+        return BadBudget(parse_share(text, "--max-bad", allow_one=True), 0)
+    if re.fullmatch(r"[0-9]{1,30}", text):
+        return BadBudget(None, int(text))
+    raise UsageError(
+        f"--max-bad {text!r} is neither a count nor a percentage", fix="write 25 or 0.1%"
+    )
+
+
+def _budget(value: object) -> str:
+    parse_budget(str(value))
+    return str(value)
+
+
+def _share(option: str, value: object) -> Fraction:
+    return parse_share(str(value), option)
+
+
+_SHARE: dict[str, Any] = {"type": ["number", "string"]}
+Holdout = Annotated[Fraction, Reader(partial(_share, "--holdout"), "a share", _SHARE)]
+Sample = Annotated[Fraction, Reader(partial(_share, "--sample"), "a share", _SHARE)]
+Budget = Annotated[str, Reader(_budget, "a share or a count", {"type": ["integer", "string"]})]
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to tokenise, and how.
+
+    Attributes:
+        inputs: Files, folders, patterns or URLs; - is standard input.
+        format: Of standard input (-): jsonl, txt, ...  [default: jsonl]
+        source: A named dataset, hf:ORG/NAME[:CONFIG], or pylib.
+        subset: Which part of a named dataset.
+        root: A local mirror of a named dataset, with the same layout.
+        split: Split of an hf: dataset.  [default: train]
+        tokenizer: tokenizer.json, a folder with one, or a hub id.
+        output: Folder or s3://bucket/prefix of the dataset.
+        text_column: Column or JSON field of the text.  [default: text]
+        id_column: Column or field of the document's id.  [default: id, if any]
+        keep: More columns to keep beside each document: a,b.
+        separator: Cut .txt files: "blank-lines", or the string between documents.
+        delimiter: Separator of the fields in CSV files.  [default: , or tab by name]
+        where: Take only records that match: "score >= 3 and language == 'en'".
+        exclude_ids: Leave out the records whose ids are in this file.
+        sample: Draw this share of the documents, by their text: 1%.
+        seed: Seed of the sample and the shuffle.  [default: 0]
+        limit: Stop after this many documents: 100K.
+        dedup: Keep only the first document of each text.
+        eos: Token after each document, or none.
+        bos: Token before each document.
+        special: Text that spells a special token: ordinary text, the token itself, or an error.
+        on_invalid: Text that is not UTF-8: into the quarantine, mended with U+FFFD, or an error.
+        on_unknown: Text with what the tokenizer does not know: with unknown tokens, or left out.
+        holdout: Share of documents held out.
+        shard_tokens: Approximate tokens per shard: 100M.  [default: to fit the inputs]
+        container: Tokens with a NumPy header, or without: for other programs.
+        shuffle_documents: Shuffle the documents of each shard.
+        max_bad: Bad records accepted: a share or a count.
+        allow_duplicates: Take inputs with the same content.
+        strict_inputs: Refuse inputs among which a file would not be read.
+        single_writer: State that no other process writes there: for stores without conditional
+            writes.
+        encoder: auto, hf or gigatoken.
+        runner: Where tasks run: processes here, a Slurm job array, a Ray cluster.
+        workers: Tasks at a time.  [default: all CPUs]
+        slurm: An option of sbatch: time=4:00:00. May be repeated.
+        ray_address: A Ray cluster.  [default: RAY_ADDRESS, or one made here]
+    """
+
+    # what is read, and what of it
+    inputs: tuple[str, ...] = ()
+    format: str | None = None
+    source: str | None = None
+    subset: str | None = None
+    root: str | None = None
+    split: str | None = None
+    text_column: str | None = None
+    id_column: str | None = None
+    keep: tuple[str, ...] | None = None
+    separator: str | None = None
+    delimiter: str | None = None
+    # which records become documents
+    where: str | None = None
+    exclude_ids: str | None = None
+    sample: Sample | None = None
+    seed: int | None = None
+    limit: Count | None = None
+    dedup: Literal["exact"] | None = None
+    on_invalid: OnInvalid = "skip"
+    on_unknown: OnUnknown = "keep"
+    # how they become tokens
+    tokenizer: str | None = None
+    eos: str = "auto"
+    bos: str = "none"
+    special: SpecialPolicy = "plain"
+    encoder: str = "auto"
+    # what is written
+    output: str | None = None
+    holdout: Holdout = Fraction(0)
+    shard_tokens: Count | None = None
+    container: Container = "npy"
+    shuffle_documents: bool = False
+    # what is accepted, and where tasks run
+    max_bad: Budget = "0.1%"
+    allow_duplicates: bool = False
+    strict_inputs: bool = False
+    single_writer: bool = False
+    runner: Literal["local", "slurm", "ray"] = "local"
+    workers: Annotated[int, Meta(ge=1)] | None = None
+    slurm: tuple[str, ...] = ()
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.seed is not None and self.sample is None and not self.shuffle_documents:
+            raise UsageError(
+                "--seed has no effect without --sample or --shuffle-documents", where="seed"
+            )
+
+    @property
+    def budget(self) -> BadBudget:
+        """How many bad records are accepted."""
+        return parse_budget(self.max_bad)
+
+    @property
+    def shuffle(self) -> int | None:
+        """Seed of the order of the documents in each shard, or None for input order."""
+        return (self.seed or 0) if self.shuffle_documents else None
+
+
+class _Values(Values):
+    numbers = "exact"
+
+
+def is_recipe(word: str) -> bool:
+    """Whether an argument of `olm-data tokenize` names a recipe, and not text."""
+    yaml = word.endswith((".yaml", ".yml")) and "://" not in word
+    return yaml and kind_of(word) in (None, "file")
+
+
+def read_recipe(
+    words: Sequence[str],
+    given: Mapping[str, Any],
+    *,
+    name_of: Callable[[str], str] = lambda name: "--" + name.replace("_", "-"),
+) -> Recipe:
+    """Return the recipe that arguments spell.
+
+    Args:
+        words: inputs; or a recipe's file, and inputs in the place of its own.
+        given: fields, in the place of the file's own.
+        name_of: what messages call a given field.
+
+    Raises:
+        UsageError: a field that there is not, or a value that it does not take: says where.
+    """
+    if words and is_recipe(words[0]):
+        values: Values = _Values.read(words[0], example="recipe.yaml")
+        _count_from(values.folder, values.data)
+        words = words[1:]
+    else:
+        values = _Values({}, file="the command line")
+    if words:
+        values.give(("inputs",), list(words), "INPUT")
+    for name, value in given.items():
+        values.give((name,), value, name_of(name))
+    return parse(Recipe, values)
+
+
+def _count_from(folder: os.PathLike[str], data: dict[str, Any]) -> None:
+    """Let relative paths in a recipe count from its folder, in place."""
+
+    def below(name: str, path: Any) -> Any:
+        if not isinstance(path, str) or "://" in path or path in ("", "-"):
+            return path
+        place = os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
+        # a hub id is no path, unless a file of that name is there
+        hub = name == "tokenizer" and not path.startswith((".", "/", "~"))
+        return path if hub and not os.path.exists(place) else place
+
+    for name in ("root", "exclude_ids", "tokenizer", "output"):
+        if name in data:
+            data[name] = below(name, data[name])
+    if isinstance(data.get("inputs"), list):
+        data["inputs"] = [below("inputs", item) for item in data["inputs"]]
