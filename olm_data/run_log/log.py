@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +34,7 @@ from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes
 from olm_data.regular_files import open_regular
+from olm_data.run_log.gaps import incomplete
 from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
 from olm_data.storage.disk import io_errors, write_durable
 
@@ -43,7 +44,6 @@ COUNTED = (TOKENS, STEP_SKIPPED)
 
 MAX_LINE = 16 << 20
 """Bytes of a line."""
-MOST_SHOWN = 3
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 """Seconds since 1970, UTC; 0.0 in logs without."""
@@ -185,7 +185,7 @@ class RunLog:
         starts = read_starts(folder, notes)
         lines = list(read_metrics(folder, notes, metrics=metrics))
         steps = [line for line in lines if isinstance(line, Step)]
-        notes += _incomplete(folder, starts, [step.step for step in steps])
+        notes += _gaps(folder, starts, [step.step for step in steps])
         evaluations = [line for line in lines if isinstance(line, Evaluation)]
         return cls(folder=folder, starts=starts, steps=steps, evaluations=evaluations, notes=notes)
 
@@ -255,7 +255,7 @@ def keep_until(folder: Path, step: int | None) -> tuple[int, list[str]]:
             removed += isinstance(entry, Step)
     if path.exists():
         _replace(path, b"".join(kept))
-    return removed, [] if step is None else notes + _incomplete(folder, starts, numbers, step)
+    return removed, [] if step is None else notes + _gaps(folder, starts, numbers, step)
 
 
 class MetricsWriter:
@@ -373,46 +373,9 @@ def _lines(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, by
                 )
 
 
-def _incomplete(
-    folder: Path, starts: list[Start], steps: list[int], end: int | None = None
-) -> list[str]:
-    """Return remarks on what should be in a log and is not, or is there twice.
-
-    Args:
-        steps: numbers of the logged ones, in the order of the file.
-        end: the last step there should be; None: the last one there is.
-    """
-    metrics, log = folder / METRICS, folder / STARTS
-    notes = []
-    if steps and not starts:
-        notes.append(
-            f"{log} is missing or empty: earlier starts, and rows that they left out, are not known"
-        )
-    if starts and not metrics.exists():
-        notes.append(f"{metrics} is missing: the steps before are not in the log")
-    first = min((start.step for start in starts), default=steps[0] - 1 if steps else 0) + 1
-    missing, repeated, due = [], [], first
-    for step in steps:
-        if step < due:
-            repeated.append((step, step + 1))
-        else:
-            missing += [(due, step)] * (due < step)
-            due = step + 1
-    if metrics.exists() and end is not None and due <= end:
-        missing.append((due, end + 1))
-    notes += [f"{metrics} has no line of {_in_words(missing)}"] if missing else []
-    notes += [f"{metrics} has more than one line of {_in_words(repeated)}"] if repeated else []
-    return notes
-
-
-def _in_words(ranges: Iterable[Range]) -> str:
-    merged = merge_ranges(ranges)
-    shown = [f"{a:,} to {b - 1:,}" if b - a > 1 else f"{a:,}" for a, b in merged[:MOST_SHOWN]]
-    rest = len(merged) - MOST_SHOWN
-    more = f" and {rest:,} more ranges" if rest > 0 else ""
-    return f"step{'s' if len(shown) > 1 or merged[0][1] - merged[0][0] > 1 else ''} " + (
-        ", ".join(shown) + more
-    )
+def _gaps(folder: Path, starts: list[Start], steps: list[int], end: int | None = None) -> list[str]:
+    begun = [start.step for start in starts]
+    return incomplete(folder / METRICS, steps, folder / STARTS, begun, end)
 
 
 def _replace(path: Path, data: bytes) -> None:
