@@ -75,9 +75,11 @@ def test_26_one_byte_in_the_middle_of_a_large_file_makes_another_content(
 def test_26_text_files_of_one_document_each_are_duplicates_and_no_error(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
     for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text("the same licence text")
-    made = make_dataset([tmp_path], tiny_tokenizer, tmp_path / "out")
+        (folder / f"{name}.txt").write_text("the same licence text")
+    made = make_dataset([folder], tiny_tokenizer, tmp_path / "out")
     assert made.manifest.totals.documents == 2
     assert made.manifest.tools.copies.duplicates == 1
 

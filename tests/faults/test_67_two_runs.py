@@ -232,8 +232,8 @@ def test_67_s2_a_store_that_ignores_conditions_is_refused_at_the_door(
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("takeover_seconds=0.5", "takeover_seconds is 1 to 3600, not 0.5"),
-        ("takeover_seconds=1e9", "takeover_seconds is 1 to 3600, not 1e"),
+        ("takeover_seconds=0.5", "takeover_seconds is at least 1 and at most 3600, not 0.5"),
+        ("takeover_seconds=1e9", "takeover_seconds is at least 1 and at most 3600, not 1"),
         ("single_writer=true", "no effect with a local save_folder"),
     ],
 )

@@ -17,8 +17,8 @@ from pathlib import Path
 
 def main() -> int:
     """Run; return the exit code of the command."""
-    from olm_train import run
     from olm_train.callbacks.metric_saver import MetricSaverCallback
+    from olm_train.run.command import main as train
 
     what, step = sys.argv[2], int(sys.argv[3])
 
@@ -36,7 +36,7 @@ def main() -> int:
     if os.environ.get("RANK", "0") == "0":
         print("READY", flush=True)
         sys.stdin.readline()
-    code = run.main(sys.argv[4:])
+    code = train(sys.argv[4:])
     Path(f"{sys.argv[1]}-{os.environ.get('RANK', '0')}").write_text(str(code))
     return code
 
