@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,4 +101,6 @@ def test_u10_public_names_are_listed_and_typed(package: object, repository: Path
     assert set(names) == set(package.__all__)  # type: ignore[attr-defined]
     assert all(getattr(package, name) is not None for name in names)
     assert (repository / package.__name__ / "py.typed").is_file()  # type: ignore[attr-defined]
-    assert f'{package.__name__} = ["py.typed"' in (repository / "pyproject.toml").read_text()  # type: ignore[attr-defined]
+    settings = tomllib.loads((repository / "pyproject.toml").read_text())
+    data = settings["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in data[package.__name__]  # type: ignore[attr-defined]
