@@ -219,7 +219,7 @@ def _in(leaf: In, want: bool, kind: pa.DataType, column: Any) -> Any:
     same = [value for value in leaf.values if kind_of_value(value) == kind_of_type(kind)]
     values = [low for low, high in (_neighbours(value, kind) for value in same) if low == high]
     if pa.types.is_floating(kind) and 0.0 in values:
-        values.append(-0.0)  # the kernel tells the two zeros apart
+        values += [0.0, -0.0]  # the kernel tells the two zeros apart
     found = pc.is_in(column, value_set=pa.array(values, kind))
     return found if want else pc.and_kleene(pc.is_valid(column), pc.invert(found))
 

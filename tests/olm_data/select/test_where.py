@@ -161,6 +161,13 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
             assert groups_left(node, table) == {0}
 
 
+@pytest.mark.parametrize("zero", ["0.0", "-0.0", "0"])
+def test_both_zeros_are_one_number(zero: str) -> None:
+    column = {"f": pa.array([0.0, -0.0, 1.0])}
+    assert matches(parse(f"f in ({zero},)"), column, 3).tolist() == [True, True, False]
+    assert matches(parse(f"f not in ({zero},)"), column, 3).tolist() == [False, False, True]
+
+
 def groups_left(node: Node, table: pa.Table) -> set[int]:
     file = BytesIO()
     pq.write_table(table, file)
