@@ -6,14 +6,16 @@ finds and reads them. Each is a frozen Struct, picklable, made of strings and in
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import msgspec
-import pyarrow as pa
 
 from olm_data.bounded_json import Size
 from olm_data.dataset.choices import OnInvalid, OnUnknown
 from olm_data.select.where import Node, parse
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # training opens manifests and needs no Arrow
 
 Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub"]
 PositionKind = Literal["row", "line", "byte"]
@@ -22,12 +24,15 @@ Share = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}(?:/0*[1-9][0-9]{0,17}
 """A fraction as it is stored: `1/100`, or `0`."""
 
 KeepType = Literal["string", "int64", "double", "bool"]
-KEEP_TYPES: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "int64": pa.int64(),
-    "double": pa.float64(),
-    "bool": pa.bool_(),
-}
+KEEP_TYPES: tuple[str, ...] = get_args(KeepType)
+"""Types of kept columns; each is Arrow's own name of it, see `keep_type`."""
+
+
+def keep_type(kind: str) -> pa.DataType:
+    """Return the Arrow type that one of `KEEP_TYPES` names."""
+    import pyarrow as pa
+
+    return pa.type_for_alias(kind)
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +84,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         text_column: the column or JSON field with the text.
         id_column: the column or field with the document's id, or None for no ids. (A text file that
             is one document has its path as id, whatever this says.)
-        keep: (column, type) pairs kept beside each document; types are the keys of `KEEP_TYPES`.
+        keep: (column, type) pairs kept beside each document; types are of `KEEP_TYPES`.
             `resolve_source` finds the types.
         separator: how text files are split: None (one document a file), "blank-lines", or the
             string between documents.
@@ -130,7 +135,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Schema of `DocumentBatch.keep`, or None if nothing is kept."""
         if not self.keep:
             return None
-        return pa.schema([pa.field(name, KEEP_TYPES[kind]) for name, kind in self.keep])
+        import pyarrow as pa
+
+        return pa.schema([pa.field(name, keep_type(kind)) for name, kind in self.keep])
 
     @property
     def condition(self) -> Node | None:

@@ -13,14 +13,16 @@ import hashlib
 import io
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from olm_data.arrow_values import as_numpy
 from olm_data.canonical import canonical_json
 from olm_data.order.prp import mix64
 from olm_data.select.digests import document_digests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HASH_SPACE = 1 << 64
 
@@ -113,6 +115,10 @@ class IdSet:
         Args:
             ids: string array [d].
         """
+        import pyarrow as pa
+
+        from olm_data.arrow_values import as_numpy
+
         known = as_numpy(ids.is_valid())
         text = ids.drop_null().cast(pa.large_binary())
         _, offsets, data = text.buffers()

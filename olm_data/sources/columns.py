@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import as_mask
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, ReadOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions, keep_type
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import check_types, matches
 from olm_data.select.where import columns
@@ -78,7 +78,7 @@ def table_batches(
         ids = as_ids(column(options.id_column, pa.string()), input.path)
     if options.keep:
         kept = [
-            as_kept(column(name, KEEP_TYPES[kind]), kind, name, input.path)
+            as_kept(column(name, keep_type(kind)), kind, name, input.path)
             for name, kind in options.keep
         ]
         keep = batch_of(input, options, kept)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.arrow_values import strings
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, ReadOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions, keep_type
 from olm_data.errors import InputError, printable, quoted, said_by
 from olm_data.sources.limits import MAX_BATCH_BYTES
 
@@ -43,7 +43,7 @@ def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
 
 
 def kind_of(kind: pa.DataType) -> str:
-    """Return the kept type (a key of `KEEP_TYPES`) that holds values of an Arrow type."""
+    """Return the kept type (one of `KEEP_TYPES`) that holds values of an Arrow type."""
     if pa.types.is_boolean(kind):
         return "bool"
     if pa.types.is_integer(kind) and kind != pa.uint64():
@@ -95,7 +95,7 @@ def batch_of(input: InputFile, options: ReadOptions, columns: list[pa.Array]) ->
 
 def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
     try:
-        return strings(values) if kind == "string" else pa.array(values, KEEP_TYPES[kind])
+        return strings(values) if kind == "string" else pa.array(values, keep_type(kind))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
         raise _no_fit(name, kind, where, error) from error
 
@@ -120,7 +120,8 @@ def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
     try:
         if kind == "string" and pa.types.is_nested(column.type):
             return strings([_spelled(value) for value in column.to_pylist()])
-        result = column if column.type == KEEP_TYPES[kind] else column.cast(KEEP_TYPES[kind])
+        wanted = keep_type(kind)
+        result = column if column.type == wanted else column.cast(wanted)
         if kind == "string":
             result.validate(full=True)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:

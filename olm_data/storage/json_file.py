@@ -5,9 +5,7 @@ store --first 8 MiB--> all of it? else checked in pieces first --> bytes --> bou
 
 from __future__ import annotations
 
-from typing import Any
-
-from olm_data.bounded_json import check, decode_object
+from olm_data.bounded_json import check
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store
 
@@ -29,14 +27,3 @@ def read_json(store: Store, name: str, *, limit: int = MAX_WHOLE) -> bytes:
     if size is not None and size <= limit:
         check(store.pieces(name, _AT_ONCE))
     return store.read(name, limit=limit)
-
-
-def read_object(store: Store, name: str, *, limit: int = MAX_WHOLE) -> dict[str, Any]:
-    """Return the value of a JSON file that holds an object.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        MalformedJson: it is no JSON object within bounds.
-        ValidationError: as `read_json`.
-    """
-    return decode_object(read_json(store, name, limit=limit))

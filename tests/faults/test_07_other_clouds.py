@@ -20,6 +20,7 @@ from support.s3_proxy import (
     cut_response,
     ignore_condition,
     lost_answer,
+    operate,
     reset,
     s3_proxy,
     stall,
@@ -220,16 +221,7 @@ def test_08_a_stalled_request_is_given_up_and_made_again(
     store.put("a", b"x")
     cloud_proxy.clear()
     cloud_proxy.inject(stall)
-    if operation == "write":
-        store.put("a", b"y")
-    elif operation == "read":
-        assert store.read("a") == b"x"
-    elif operation == "size":
-        assert store.size("a") == 1
-    elif operation == "list":
-        assert [entry.name for entry in store.entries()] == ["a"]
-    else:
-        store.delete("a")
+    operate(operation, store)
     assert len(cloud_proxy.seen) == 2
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.old_checkpoints import as_version_2, seal
-from support.runs import build_trainer
+from support.runs import one_step_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.convert_checkpoint import main as convert
@@ -73,14 +73,8 @@ FORMS = (pickled, saved_by_torch, saved_by_numpy)
 def saved(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    train(tiny_mixture, folder).fit()
+    one_step_trainer(tiny_mixture, folder).fit()
     return folder
-
-
-def train(lock: Path, folder: Path, *more: str) -> Any:
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
-    return build_trainer(lock, folder, stop, off, *more)
 
 
 def use(command: Any, *arguments: object) -> int:
@@ -125,10 +119,10 @@ def test_40_no_file_of_a_checkpoint_runs_what_it_holds(
         seal(run / STEP)
     all_uses(run / STEP, tiny_mixture, tmp_path)
     with suppress(ValueError):  # an OlmError of every kind that refuses
-        train(tiny_mixture, run).restore()
+        one_step_trainer(tiny_mixture, run).restore()
     with suppress(ValueError):
         begin = f"--trainer.load_path={run}"
-        train(tiny_mixture, tmp_path / "begun", begin).restore()
+        one_step_trainer(tiny_mixture, tmp_path / "begun", begin).restore()
     assert not canary.exists()
 
 
@@ -150,7 +144,7 @@ def test_40_no_file_of_an_export_runs_what_it_holds(
         assert any(codes)
         with suppress(ValueError):
             options = (f"--trainer.load_path={place}", "--trainer.load_trainer_state=false")
-            trainer = train(
+            trainer = one_step_trainer(
                 tiny_mixture, tmp_path / "begun", *options, "--trainer.load_optim_state=false"
             )
             trainer.restore()
@@ -162,7 +156,7 @@ def test_40_an_old_checkpoint_is_converted_on_trust_without_running_what_it_hold
     name: str, saved: Path, tiny_mixture: Path, tmp_path: Path
 ) -> None:
     old, canary = shutil.copytree(saved, tmp_path / "run") / STEP, tmp_path / "canary"
-    state = train(tiny_mixture, tmp_path / "none").train_module.state_dict()
+    state = one_step_trainer(tiny_mixture, tmp_path / "none").train_module.state_dict()
     open_checkpoint(old, World()).load_tensors(state, World())
     as_version_2(old, state, tiny_mixture.parent)
     assert use(convert, old, tmp_path / "good", "--trust") == 0

@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.old_checkpoints import seal
-from support.runs import REPOSITORY, build_trainer, environment
+from support.runs import REPOSITORY, environment, one_step_trainer
 
 from olm_data.canonical import digest
 from olm_data.errors import OlmError
@@ -39,14 +39,8 @@ Json = dict[str, Any]
 def saved(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step."""
     folder = tmp_path_factory.mktemp("saved") / "run"
-    train(tiny_mixture, folder).fit()
+    one_step_trainer(tiny_mixture, folder).fit()
     return folder
-
-
-def train(lock: Path, folder: Path, *more: str) -> Any:
-    stop = "--trainer.hard_stop={value: 1, unit: steps}"
-    off = "--trainer.callbacks.lm_evaluator.enabled=false"
-    return build_trainer(lock, folder, stop, off, *more)
 
 
 def edit(name: str, change: Callable[[Json], object]) -> Callable[[Path], None]:
@@ -180,7 +174,7 @@ def test_64_it_is_refused_by_whatever_reads_the_file(
     result = CliRunner().invoke(evaluate, [str(run / STEP), held])
     assert result.exit_code in (0, 3, 4), (result.output, result.exception)
     try:
-        train(tiny_mixture, run, "--trainer.hard_stop={value: 2, unit: steps}").restore()
+        one_step_trainer(tiny_mixture, run, "--trainer.hard_stop={value: 2, unit: steps}").restore()
     except OlmError:
         refusals += 1
     assert refusals

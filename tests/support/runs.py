@@ -127,6 +127,13 @@ def build_trainer(
     return trainer
 
 
+def one_step_trainer(lock: Path, folder: Path, *more: str) -> Trainer:
+    """A trainer that stops after one step and evaluates nothing."""
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    off = "--trainer.callbacks.lm_evaluator.enabled=false"
+    return build_trainer(lock, folder, stop, off, *more)
+
+
 def group_world() -> World:
     """The world of a process that `support.distributed.run_ranks` started."""
     return World(

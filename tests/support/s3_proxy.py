@@ -29,6 +29,8 @@ from urllib.parse import urlsplit
 
 from support.quiet_server import QuietServer
 
+from olm_data.storage.store import Store
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -337,3 +339,17 @@ def s3_proxy(server: dict[str, str]) -> Iterator[Proxy]:
         listening.shutdown()
         listening.server_close()
         thread.join()
+
+
+def operate(operation: str, store: Store) -> None:
+    """Write, read, size, list or delete the object `a` of a store that holds `x` in it."""
+    if operation == "write":
+        store.put("a", b"y")
+    elif operation == "read":
+        assert store.read("a") == b"x"
+    elif operation == "size":
+        assert store.size("a") == 1
+    elif operation == "list":
+        assert [entry.name for entry in store.entries()] == ["a"]
+    else:
+        store.delete("a")
