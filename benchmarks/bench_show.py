@@ -79,7 +79,7 @@ def main() -> None:
 
 def make_lock(folder: Path, shards: int) -> Path:
     """Make four sparse sources of `shards` shards in all, and a lock that draws on each twice."""
-    from support.datasets import write_sparse_dataset
+    from support.small_datasets import write_sparse_dataset
     from support.small_tokenizer import train
 
     from olm_data.dataset.docs import DOCS, docs_schema

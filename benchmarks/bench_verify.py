@@ -35,7 +35,7 @@ DOCUMENT_TOKENS = 600
 
 def make(folder: Path, megabytes: int, shards: int) -> None:
     """Write a dataset of random ids, uint16, with an EOS after each document."""
-    from support.datasets import write_dataset
+    from support.small_datasets import write_dataset
 
     rng, each = np.random.default_rng(1), megabytes * 500_000 // shards // DOCUMENT_TOKENS
     documents = []
@@ -71,7 +71,7 @@ def best(rounds: int, works: dict[str, Callable[[], object]]) -> dict[str, float
 def main() -> None:
     """Parse, measure, print."""
     from olm_data.runners.local import granted_cpus
-    from olm_data.verify import run as verb
+    from olm_data.verify import datasets as verb
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=512)

@@ -30,6 +30,9 @@ _SMALL = 1 << 16  # bytes: below, to split at quotes is faster than arrays
 
 T = TypeVar("T")
 
+JsonObject = dict[str, Any]
+"""A JSON object whose keys somebody else chose: a user's record, another program's file."""
+
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 """A count or size in a typed text."""
 
@@ -71,9 +74,9 @@ def decode(data: bytes, type: Any = Any) -> Any:
     return value
 
 
-def decode_object(data: bytes) -> dict[str, Any]:
+def decode_object(data: bytes) -> JsonObject:
     """Return the value of a JSON text that is an object. Raises as `decode`."""
-    return decode(data, dict[str, Any])
+    return decode(data, JsonObject)
 
 
 def check(pieces: Iterable[bytes]) -> int:

@@ -14,9 +14,10 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
@@ -24,7 +25,6 @@ from olm_data.kinds import require
 from olm_data.runners.heartbeat import RUN
 from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.lease import LONGEST_TAKEOVER
-from olm_data.storage.objects import Upload
 from olm_data.storage.places import refuse_output
 from olm_data.storage.preflight import PROBE
 from olm_data.storage.scratch import BESIDE, abandoned
@@ -41,8 +41,7 @@ _PROBE = re.compile(rf"{re.escape(PROBE)}[0-9a-f]{{32}}")
 _OUR_FILE = re.compile(r"(\A|/)(shard-[^/]+|\.olm-probe-[^/]+)\Z")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stale:
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to delete.
 
     Attributes:
@@ -50,20 +49,24 @@ class Stale:
         name: path or URL.
         bytes: its size; 0 for an upload, whose parts are not counted by the store.
         seconds: how long nobody has touched it; None where its writer is known to be dead.
-        upload: the unfinished upload, if it is one.
     """
 
     kind: str
     name: str
     bytes: int
     seconds: float | None
-    upload: Upload | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        value = asdict(self)
-        del value["upload"]
-        return value
+
+class Cleaned(msgspec.Struct, frozen=True):
+    """What was found below a place; `deleted` is false of a dry run."""
+
+    place: str
+    deleted: bool
+    found: list[Leftover]
+
+
+Deletable = tuple[Leftover, Callable[[], object]]
+"""A leftover, and what deletes it."""
 
 
 def parse_age(text: str) -> float:
@@ -78,12 +81,15 @@ def parse_age(text: str) -> float:
     return float(found[1]) * _UNITS[found[2]]
 
 
-def find(place: str, older_than: float) -> list[Stale]:
-    """Return what killed runs left in an output, and in this machine's temporary folder.
+def clean(place: str, older_than: float, *, dry_run: bool = False) -> Cleaned:
+    """Delete what killed runs left in an output, and in this machine's temporary folder.
+
+    What is gone meanwhile, or in use again, is left alone.
 
     Args:
         place: folder or `s3://bucket/prefix` of a dataset.
         older_than: least age in seconds.
+        dry_run: only find it.
 
     Raises:
         InputError: there is no such folder.
@@ -101,65 +107,59 @@ def find(place: str, older_than: float) -> list[Stale]:
         raise InputError("there is no such folder", where=place)
     least = {"lease": max(older_than, LONGEST_TAKEOVER)}  # a living one is younger
     old = [
-        item
-        for item in found
+        (item, delete)
+        for item, delete in found
         if item.seconds is None or item.seconds >= least.get(item.kind, older_than)
     ]
-    return sorted(old, key=lambda item: item.name)
+    if not dry_run:
+        for _, delete in old:
+            delete()
+    return Cleaned(place, not dry_run, sorted((item for item, _ in old), key=lambda x: x.name))
 
 
-def remove(place: str, stale: list[Stale]) -> None:
-    """Delete what `find` returned. What is gone meanwhile, or in use again, is left alone."""
-    store = Store(place)
-    for item in stale:
-        if item.upload is not None:
-            store.bucket.abort(item.upload)
-        elif item.kind == "staging":
-            shutil.rmtree(item.name, ignore_errors=True)
-        elif item.kind != "scratch":
-            store.delete(item.name.removeprefix(store.url("")))
-    if any(item.kind == "scratch" for item in stale):
-        abandoned(remove=True)
-
-
-def _remote(store: Store) -> Iterator[Stale]:
+def _remote(store: Store) -> Iterator[Deletable]:
     now = store.bucket.now().timestamp()
     entries = store.entries()
     names = {entry.name for entry in entries}
     for entry in entries:
         kind = _kind(entry.name, lambda name: name in names)
         if kind:
-            age = now - entry.modified
-            yield Stale(kind=kind, name=store.url(entry.name), bytes=entry.size, seconds=age)
+            age, name = now - entry.modified, store.url(entry.name)
+            item = Leftover(kind=kind, name=name, bytes=entry.size, seconds=age)
+            yield item, partial(store.delete, entry.name)
     for upload in store.bucket.uploads(store.key("")):
         if _OUR_FILE.search(upload.key):
-            age = now - upload.started.timestamp()
-            name = store.bucket.url(upload.key)
-            yield Stale(kind="upload", name=name, bytes=0, seconds=age, upload=upload)
+            age, name = now - upload.started.timestamp(), store.bucket.url(upload.key)
+            item = Leftover(kind="upload", name=name, bytes=0, seconds=age)
+            yield item, partial(store.bucket.abort, upload)
 
 
-def _local(store: Store) -> Iterator[Stale]:
+def _local(store: Store) -> Iterator[Deletable]:
     now, root = time.time(), Path(store.root)
     for place, folders, names in os.walk(root):
         for folder in filter(_STAGING.fullmatch, list(folders)):
             folders.remove(folder)
             path = Path(place, folder)
             size, last = _size_and_age(path)
-            yield Stale(kind="staging", name=str(path), bytes=size, seconds=now - last)
-        for name in names:
-            path = Path(place, name)
-            kind = _kind(str(path.relative_to(root)), lambda name: (root / name).is_file())
+            item = Leftover(kind="staging", name=str(path), bytes=size, seconds=now - last)
+            yield item, partial(shutil.rmtree, path, ignore_errors=True)
+        for file in names:
+            path = Path(place, file)
+            name = str(path.relative_to(root))
+            kind = _kind(name, lambda name: (root / name).is_file())
             if kind:
                 stat = path.lstat()
                 age = now - stat.st_mtime
-                yield Stale(kind=kind, name=str(path), bytes=stat.st_size, seconds=age)
+                item = Leftover(kind=kind, name=str(path), bytes=stat.st_size, seconds=age)
+                yield item, partial(store.delete, name)
 
 
-def _scratch() -> Iterator[Stale]:
+def _scratch() -> Iterator[Deletable]:
     """Folders whose writers are dead, which the kernel tells: their age does not matter."""
     for path in abandoned():
         size, _ = _size_and_age(path)
-        yield Stale(kind="scratch", name=str(path), bytes=size, seconds=None)
+        item = Leftover(kind="scratch", name=str(path), bytes=size, seconds=None)
+        yield item, partial(abandoned, remove=True)
 
 
 def _kind(name: str, there: Callable[[str], bool]) -> str | None:

@@ -15,7 +15,7 @@ from keyword import iskeyword
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup
+from olm_data.command import CommandGroup, usage_error
 from olm_data.commands.said import with_common_options
 from olm_data.ending import end_soon, ending
 from olm_data.errors import OlmError, UsageError, shown
@@ -38,6 +38,11 @@ COMMANDS = {
     "Other projects": {
         "import": "Make a dataset of token files, or a manifest of a mixture.",
         "export": "Write a dataset as files of another project.",
+        "push": "Send a dataset to a repository of the Hugging Face hub.",
+        "pull": "Fetch a dataset from the Hugging Face hub, and verify it.",
+    },
+    "Evaluation": {
+        "eval-set": "Compile downstream tasks with the training tokenizer.",
     },
     "Look and prove": {
         "show": "Show documents, rows and steps, and which steps see a document.",
@@ -132,13 +137,11 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        message = error.format_message()
-        _error_event(as_json, 2, message)
-        context = error.ctx if isinstance(error, click.UsageError) else None
         named = [word for word in arguments if word in SUMMARIES][:1]
-        path = context.command_path if context else " ".join(("olm-data", *named))
-        click.echo(f"error: {shown(_sentence(message))}\n  fix: {path} --help", err=True)
-        sys.exit(2)
+        refused = usage_error(error, " ".join(("olm-data", *named)))
+        _error_event(as_json, refused.exit_code, error.format_message())
+        click.echo(f"error: {shown(str(refused))}", err=True)
+        sys.exit(refused.exit_code)
     except (KeyboardInterrupt, click.Abort):
         _error_event(as_json, 130, "interrupted")
         click.echo("interrupted; run the same command again to continue", err=True)
@@ -188,12 +191,6 @@ def _for_people(error: Exception) -> Exception:
 
         return of_machine(error)
     return error
-
-
-def _sentence(text: str) -> str:
-    """Return a message of click's in our style: no capital, no full stop at the end."""
-    text = text.strip()
-    return text[:1].lower() + text[1:].removesuffix(".")
 
 
 def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) -> None:

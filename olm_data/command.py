@@ -13,6 +13,19 @@ from olm_data.extras import missing_extra
 from olm_data.sinks import print_traceback
 
 
+def usage_error(error: click.ClickException, program: str) -> UsageError:
+    """Return what click refuses in our style.
+
+    Args:
+        program: and the command, where click does not say which one it was.
+    """
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    path = context.command_path if context else program
+    text = error.format_message().strip()
+    sentence = text[:1].lower() + text[1:].removesuffix(".")
+    return UsageError(sentence, fix=f"{path} --help")
+
+
 @contextmanager
 def reported(*, debug: bool) -> Iterator[None]:
     """Turn an error of the body that a user can act on into a message and an exit code."""

@@ -15,19 +15,27 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from olm_data.errors import OlmError, ResourceError, StorageError, UsageError, printable
 from olm_data.kinds import kind_of, require
 from olm_data.storage.disk import existing_parent
 from olm_data.storage.flock import locked
 from olm_data.storage.places import refuse_output
-from olm_data.storage.preflight import Probe, conditional_create
-from olm_data.storage.store import Store
+from olm_data.storage.preflight import (
+    Probe,
+    conditional_create,
+    conditional_delete,
+    conditional_replace,
+)
+from olm_data.storage.services import service
+from olm_data.storage.store import Store, is_remote
+from olm_data.storage.upload import upload
 
 State = Literal["ok", "note", "fail"]
 LARGE = 8 << 20  # bytes, for the throughput
@@ -35,8 +43,7 @@ LOW_ROOM = 10 << 30
 MOST_SKEW, SKEW_WORTH_A_NOTE = 900, 60  # seconds; S3 refuses above the first
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """What one check found: `fail` stops work there, `note` is good to know."""
 
     check: str
@@ -44,32 +51,20 @@ class Finding:
     seen: str
     fix: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as a JSON object."""
-        return asdict(self)
 
-
-@dataclass(frozen=True)
-class Report:
-    """All findings about a place; `exit_code` is 0 where nothing failed."""
+class Report(msgspec.Struct, frozen=True):
+    """All findings about a place; `ok` where nothing failed."""
 
     place: str
-    remote: bool
+    ok: bool
     findings: list[Finding]
 
     @property
     def exit_code(self) -> int:
         """6 or 5 where work would fail, else 0."""
-        failed = any(finding.state == "fail" for finding in self.findings)
-        return (StorageError if self.remote else ResourceError).exit_code if failed else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        return {
-            "place": self.place,
-            "ok": self.exit_code == 0,
-            "findings": [finding.to_json() for finding in self.findings],
-        }
+        if self.ok:
+            return 0
+        return (StorageError if is_remote(self.place) else ResourceError).exit_code
 
 
 def examine(place: str) -> Report:
@@ -106,20 +101,20 @@ def examine(place: str) -> Report:
                     findings.append(Finding(name, "fail", f"{error.what}{why}", error.fix or ""))
                     break
         findings += [Finding("delete", "note", note, "") for note in probe.notes]
-    return Report(place, store.remote, findings)
+    return Report(place, all(found.state != "fail" for found in findings), findings)
 
 
-Found = Iterator[tuple[State, str] | tuple[State, str, str]]
+Verdicts = Iterator[tuple[State, str] | tuple[State, str, str]]
 
 
-def _write(probe: Probe, folder: Path) -> Found:
+def _write(probe: Probe, folder: Path) -> Verdicts:
     """write: a small file, whole and durable."""
     begun = perf_counter()
     probe.store.put(probe.name, b"probe")
     yield "ok", f"{1000 * (perf_counter() - begun):.1f} ms for a small file"
 
 
-def _read(probe: Probe, folder: Path) -> Found:
+def _read(probe: Probe, folder: Path) -> Verdicts:
     """read: what was written, whole and in part."""
     seen = (probe.store.read(probe.name), probe.store.read(probe.name, 1, 3))
     if seen == (b"probe", b"ro"):
@@ -128,13 +123,13 @@ def _read(probe: Probe, folder: Path) -> Found:
         yield "fail", f"other bytes come back: {seen}", "do not use this store"
 
 
-def _listing(probe: Probe, folder: Path) -> Found:
+def _listing(probe: Probe, folder: Path) -> Verdicts:
     """list: a new file is listed at once."""
     listed = probe.name in probe.store.sizes(probe.name)
     yield ("ok", "a new file is listed at once") if listed else ("note", "a new file comes later")
 
 
-def _create(probe: Probe, folder: Path) -> Found:
+def _create(probe: Probe, folder: Path) -> Verdicts:
     """conditional create: two writers at one name, one is refused."""
     probe.store.delete(probe.name)
     verdict = conditional_create(probe)
@@ -142,7 +137,29 @@ def _create(probe: Probe, folder: Path) -> Found:
     yield ("ok", "a second create is refused") if verdict == "honoured" else ("fail", verdict, fix)
 
 
-def _delete(probe: Probe, folder: Path) -> Found:
+def _replace(probe: Probe, folder: Path) -> Verdicts:
+    """conditional replace: what was replaced or removed since is not written over."""
+    verdict = conditional_replace(probe)
+    fix = "it is enough that two runs do not write there at a time"
+    said = f"{verdict}: a run that wakes up after another took over may write its lease once more"
+    yield ("ok", "an old version is refused") if verdict == "honoured" else ("note", said, fix)
+
+
+def _remove(probe: Probe, folder: Path) -> Verdicts:
+    """conditional delete: what was replaced since is not removed."""
+    verdict = conditional_delete(probe)
+    fix = "it is enough that two runs do not write there at a time"
+    said = {
+        "ignored": "ignored: a run that wakes up after two others may remove the lease of the last",
+        "refused": "refused: leases stay, marked as given back",
+    }
+    if verdict == "honoured":
+        yield "ok", "an old version is not removed"
+    else:
+        yield "note", said[verdict], fix
+
+
+def _delete(probe: Probe, folder: Path) -> Verdicts:
     """delete: a deleted file is gone."""
     probe.store.delete(probe.name)
     if probe.store.exists(probe.name):
@@ -151,7 +168,7 @@ def _delete(probe: Probe, folder: Path) -> Found:
         yield "ok", "a deleted file is gone"
 
 
-def _address(probe: Probe, folder: Path) -> Found:
+def _address(probe: Probe, folder: Path) -> Verdicts:
     """address: where requests go, and the round trip of one."""
     bucket, times = probe.store.bucket, []
     for _ in range(5):
@@ -162,7 +179,7 @@ def _address(probe: Probe, folder: Path) -> Found:
     yield "ok", f"{bucket.endpoint()}, bucket {bucket.name}, {away}"
 
 
-def _clock(probe: Probe, folder: Path) -> Found:
+def _clock(probe: Probe, folder: Path) -> Verdicts:
     """clock: this machine's against the store's."""
     skew = abs((datetime.now(UTC) - probe.store.bucket.now()).total_seconds())
     fix = "set this machine's clock: S3 refuses requests that are 15 minutes off"
@@ -170,56 +187,51 @@ def _clock(probe: Probe, folder: Path) -> Found:
     yield state, f"{skew:.0f} s from the store's", "" if state == "ok" else fix
 
 
-def _lasting(probe: Probe, folder: Path) -> Found:
+def _lasting(probe: Probe, folder: Path) -> Verdicts:
     """lasting: how long what is written here stays."""
     yield "note", "it ends with this process; other processes do not see it", "for trying out only"
 
 
-def _checksums(probe: Probe, folder: Path) -> Found:
+def _checksums(probe: Probe, folder: Path) -> Verdicts:
     """checksums: what the client sends with every write, and what proves an upload."""
-    from olm_data.storage.s3_client import client
-    from olm_data.storage.s3_errors import CHECKSUM_SETTING
+    from olm_data.storage.s3 import CHECKSUM_SETTING, S3
 
-    sent = client().meta.config.request_checksum_calculation
+    here = service(probe.store.bucket.scheme)
+    assert isinstance(here, S3)
     answer = probe.store.bucket.head(probe.store.key(probe.name))
     md5 = answer is not None and answer.etag == "8c8d357b5e872bbacd45197626bd5759"  # of "probe"
     proof = "ETags are md5" if md5 else "ETags are not md5: by CRC-32, or reading back"
-    if sent == "when_required":
+    if not here.sends_checksums:
         yield "note", f"not sent ({CHECKSUM_SETTING}); {proof}"
     else:
         yield "ok", f"accepted; {proof}"
 
 
-def _multipart(probe: Probe, folder: Path) -> Found:
+def _multipart(probe: Probe, folder: Path) -> Verdicts:
     """multipart: an upload in parts is finished, and another given up without a trace."""
-    from olm_data.storage.s3 import S3Bucket
-
     bucket, key = probe.store.bucket, probe.store.key(probe.name)
-    assert isinstance(bucket, S3Bucket)
-    id = bucket.request("create_multipart_upload", key, Key=key)["UploadId"]
-    named = {"Key": key, "UploadId": id}
-    part = bucket.request("upload_part", key, PartNumber=1, Body=b"part", **named)
-    parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-    bucket.request("complete_multipart_upload", key, MultipartUpload=parts, **named)
+    path = folder / "part"
+    path.write_bytes(b"part")
+    upload(bucket, key, path, hashlib.sha256(b"part").hexdigest(), in_parts=True)
     if bucket.get(key) != b"part":
         yield "fail", "a finished upload holds other bytes", "do not use this store"
-    id = bucket.request("create_multipart_upload", key, Key=key)["UploadId"]
-    listed = [upload for upload in bucket.uploads(key) if upload.id == id]
-    for upload in listed:
-        bucket.abort(upload)
+    id = bucket.begin(key, path).id
+    listed = [found for found in bucket.uploads(key) if found.id == id]
+    for found in listed:
+        bucket.abort(found)
     if not listed:
         yield (
             "note",
             "unfinished uploads are not listed",
             "set a lifecycle rule: --clean misses them",
         )
-    elif any(upload.id == id for upload in bucket.uploads(key)):
+    elif any(found.id == id for found in bucket.uploads(key)):
         yield "note", "an aborted upload is still listed", "set a lifecycle rule"
     else:
         yield "ok", "finished, listed and given up"
 
 
-def _throughput(probe: Probe, folder: Path) -> Found:
+def _throughput(probe: Probe, folder: Path) -> Verdicts:
     """throughput: one large file there and back."""
     path = folder / "large"
     path.write_bytes(os.urandom(LARGE))
@@ -235,7 +247,7 @@ def _throughput(probe: Probe, folder: Path) -> Found:
     yield ("ok", rates) if same else ("fail", "other bytes come back", "do not use this store")
 
 
-def _room(probe: Probe, folder: Path) -> Found:
+def _room(probe: Probe, folder: Path) -> Verdicts:
     """room: free bytes where unfinished shards lie."""
     place = folder if probe.store.remote else Path(probe.store.root)
     free = shutil.disk_usage(place).free
@@ -248,7 +260,7 @@ def _room(probe: Probe, folder: Path) -> Found:
     )
 
 
-def _lock(probe: Probe, folder: Path) -> Found:
+def _lock(probe: Probe, folder: Path) -> Verdicts:
     """lock: a lock that one process holds is refused to another."""
     path = Path(probe.store.url(probe.name))
     with locked(path, remove=False), locked(path, wait=False, remove=False) as second:
@@ -259,7 +271,7 @@ def _lock(probe: Probe, folder: Path) -> Found:
             yield "note", "locks do nothing here", said
 
 
-def _files(probe: Probe, folder: Path) -> Found:
+def _files(probe: Probe, folder: Path) -> Verdicts:
     """open files: how many this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = soft != resource.RLIM_INFINITY and soft < 4096
@@ -267,13 +279,23 @@ def _files(probe: Probe, folder: Path) -> Found:
     yield ("note", said, f"ulimit -n {hard}") if few else ("ok", said)
 
 
-Check = Callable[[Probe, Path], Found]
+Check = Callable[[Probe, Path], Verdicts]
 _S3: tuple[Check, ...] = (
-    *(_address, _clock, _write, _checksums, _read, _listing, _create, _multipart, _throughput),
-    *(_delete, _room, _files),
+    *(_address, _clock, _write, _checksums, _read, _listing, _create, _replace, _remove),
+    *(_multipart, _throughput, _delete, _room, _files),
 )
 _REMOTE = tuple(check for check in _S3 if check not in (_checksums, _multipart))
-_MEMORY: tuple[Check, ...] = (_lasting, _write, _read, _listing, _create, _throughput, _delete)
+_MEMORY: tuple[Check, ...] = (
+    _lasting,
+    _write,
+    _read,
+    _listing,
+    _create,
+    _replace,
+    _remove,
+    _throughput,
+    _delete,
+)
 _LOCAL: tuple[Check, ...] = (
     *(_write, _read, _listing, _create, _lock, _throughput, _delete, _room, _files),
 )

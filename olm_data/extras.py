@@ -23,15 +23,21 @@ EXTRAS = {
     "awkward": "fast",
     "boto3": "s3",
     "botocore": "s3",
+    "comet_ml": "comet",
     "datasets": "hub",
     "gcsfs": "gcs",
     "gigatoken": "fast",
     "jinja2": "report",
+    "lm_eval": "eval",
     "markupsafe": "report",
     "matplotlib": "report",
     "ray": "ray",
     "safetensors": "train",
+    "tensorboard": "track",
     "torch": "train",
+    "trackio": "trackio",
+    "transformers": "hf",
+    "wandb": "wandb",
 }
 """Extra by the name of the package as it is imported."""
 

@@ -2,15 +2,20 @@
 
     facts + sections (text, tables, pictures as inline SVG) -> write_page -> one .html file
     templates/page.html, page.css: the page; templates/parts.html: what sections are made of
+    templates/run.js, run.css: the part of it that draws training runs
 
-A page fetches nothing, runs nothing, and follows the reader's light or dark setting; pictures take
-their lines and letters in the page's colour. The templates escape all text.
+A page fetches nothing, runs no script but ours (its policy names the digest), and follows the
+reader's light or dark setting; pictures take their lines and letters in the page's colour. The
+templates escape all text.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -36,8 +41,69 @@ def colours() -> Iterator[str]:
     return cycle(COLOURS)
 
 
+@dataclass(frozen=True)
+class Script:
+    """The script that draws training runs.
+
+    Attributes:
+        text: our JavaScript.
+        runs: how many runs it asks a server for; 0: they are in `data`.
+        data: JSON in which no character begins a tag; "" for a page that asks a server.
+    """
+
+    text: str
+    runs: int = 0
+    data: str = ""
+
+    def policy(self, *, live: bool = False) -> str:
+        """Return the Content-Security-Policy of its page. Args: live: it asks its own server."""
+        digest = base64.b64encode(hashlib.sha256(self.text.encode()).digest()).decode()
+        parts = [
+            "default-src 'none'",
+            f"script-src 'sha256-{digest}'",
+            "style-src 'unsafe-inline'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+        parts += ["connect-src 'self'", "frame-ancestors 'none'"] if live else []
+        return "; ".join(parts)
+
+
+def run_script(*, runs: int = 0, data: str = "") -> Script:
+    """Return the script that draws training runs; see `Script`."""
+    environment = _templates()
+    assert environment.loader is not None
+    return Script(environment.loader.get_source(environment, "run.js")[0], runs, data)
+
+
+def render_page(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[str],
+    *,
+    script: Script | None = None,
+) -> str:
+    """Return a page; arguments as of `write_page`."""
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            facts=[fact for fact in facts if fact[1]],
+            sections=[section for section in sections if section],
+            script=script,
+        )
+    )
+
+
 def write_page(
-    output: str, title: str, facts: Sequence[tuple[str, str]], sections: Sequence[str]
+    output: str,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[str],
+    *,
+    script: Script | None = None,
 ) -> Path:
     """Write a page, replacing the file as a whole.
 
@@ -45,6 +111,7 @@ def write_page(
         output: path of the HTML file.
         facts: (name, value) pairs shown first; those of an empty value are left out.
         sections: what `section` returned; empty ones are left out.
+        script: draws training runs, between facts and sections.
 
     Returns:
         the path written.
@@ -54,15 +121,7 @@ def write_page(
         UsageError: the name is empty or is a folder's.
     """
     refuse_no_file(output, "the page")
-    page = (
-        _templates()
-        .get_template("page.html")
-        .render(
-            title=title,
-            facts=[fact for fact in facts if fact[1]],
-            sections=[section for section in sections if section],
-        )
-    )
+    page = render_page(title, facts, sections, script=script)
     path = Path(output)
     unfinished = path.with_name(path.name + ".unfinished")
     with io_errors(output, writing=True):
@@ -124,6 +183,7 @@ def _templates() -> Environment:
         finalize=said,
         trim_blocks=True,
     )
+    environment.filters["ours"] = Markup
     environment.filters["data"] = lambda text: escape("\n".join(map(printable, text.split("\n"))))
     return environment
 

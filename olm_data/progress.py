@@ -13,10 +13,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console, Group
+import msgspec
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -87,7 +88,7 @@ class Progress:
         numbers: str | Sequence[str],
         *,
         left: float | None = None,
-        facts: Mapping[str, Any] | None = None,
+        facts: msgspec.Struct | None = None,
     ) -> None:
         """Show how much of the work is done.
 
@@ -114,7 +115,7 @@ class Progress:
                     seconds=round(self.seconds, 3),
                     share=round(self._most, 4),
                     seconds_left=None if left is None else round(left, 1),
-                    **(facts or {}),
+                    **(msgspec.to_builtins(facts) if facts else {}),
                 )
         elif now - self._last >= PLAIN_SECONDS:
             self._last = now
@@ -158,7 +159,7 @@ class _Display:
     ) -> None:
         self.label, self.share, self.left, self.numbers = label, share, left, numbers
 
-    def __rich_console__(self, console: Console, options: Any) -> Iterable[Any]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width - 1  # some terminals wrap when the last column is written
         left = "" if self.left is None else f"{duration(self.left)} left"
         numbers = self.numbers

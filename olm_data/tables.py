@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 WITHOUT_TERMINAL = 140
+LEAST_NAME, MOST_NAME = 12, 60
+"""Cells of a terminal that a name is cut to."""
 
 
 def table(head: Sequence[str], *, names: int = 1, title: str | None = None) -> Table:
@@ -22,3 +27,43 @@ def table(head: Sequence[str], *, names: int = 1, title: str | None = None) -> T
 def console() -> Console:
     """Return a console on standard output, of a fixed width where that is no terminal."""
     return Console(width=None if sys.stdout.isatty() else WITHOUT_TERMINAL)
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], width: int | None = None, *, left: Collection[int] = (0,)
+) -> list[str]:
+    """Return rows of cells as lines without borders.
+
+    Args:
+        width: of the lines, about: the middle of a long first cell is left out. None: no limit.
+        left: columns that stand at the left; the others stand at the right.
+    """
+    if not rows:
+        return []
+    sizes = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    if width is not None:
+        room = width - sum(sizes[1:]) - 2 * len(sizes[1:])
+        sizes[0] = min(sizes[0], max(LEAST_NAME, min(room, MOST_NAME)))
+    grid = Table.grid(padding=(0, 2))
+    for number, size in enumerate(sizes):
+        grid.add_column(justify="left" if number in left else "right", width=size, no_wrap=True)
+    for first, *others in rows:
+        grid.add_row(Text(shortened(first, sizes[0])), *map(Text, others))
+    page = Console(file=io.StringIO(), width=sum(sizes) + 2 * len(sizes))
+    with page.capture() as lines:
+        page.print(grid)
+    return [line.rstrip() for line in lines.get().splitlines()]
+
+
+def shortened(text: str, width: int) -> str:
+    """Return text cut in its middle to at most `width` cells of a terminal."""
+    if cell_len(text) <= width:
+        return text
+    left = (width - 1) // 2
+    right = set_cell_size(text[::-1], width - 1 - left)[::-1]  # cells from the end
+    return f"{set_cell_size(text, left)}\u2026{right}"
+
+
+def shortened_end(text: str, width: int) -> str:
+    """Return text cut at its end to at most `width` cells of a terminal."""
+    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "\u2026"

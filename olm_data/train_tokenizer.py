@@ -9,15 +9,14 @@ one step, or not at all.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olm_data.errors import InputError, ResourceError, UsageError
+from olm_data.errors import InputError, UsageError
 from olm_data.sources import SourcePlan, plan_units, read_units
 from olm_data.storage.places import refuse_no_file
+from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 DEFAULT_SPECIAL = ("<|endoftext|>",)
@@ -31,7 +30,7 @@ PIECE = 1 << 20  # characters given to the trainer at once; cuts at line breaks 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedTokenizer:
     """What was made.
 
     Attributes:
@@ -55,7 +54,7 @@ def train_tokenizer(
     vocab_size: int,
     special: Sequence[str] = DEFAULT_SPECIAL,
     report: Callable[[int], None] = lambda text_bytes: None,
-) -> Trained:
+) -> TrainedTokenizer:
     """Train a tokenizer on a source and write it.
 
     Args:
@@ -105,8 +104,8 @@ def train_tokenizer(
         )
     data = tokenizer.to_str(pretty=True).encode()
     path = Path(output)
-    _write(path, data)
-    return Trained(
+    Store(path.parent).put(path.name, data)
+    return TrainedTokenizer(
         path=path,
         tokenizer=spec_from_bytes(data, name=path.stem, eos=special[0]),
         documents=counts.documents,
@@ -147,27 +146,3 @@ def _cut(text: str) -> Iterator[str]:
         yield text[start:stop]
         start = stop
     yield text[start:]
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a crash."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ResourceError(
-            "the tokenizer cannot be written",
-            where=f"--output {path}",
-            why=error.strerror or str(error),
-            fix="choose another place",
-        ) from error

@@ -49,7 +49,7 @@ def tokenize(
         UsageError: a field that there is not, or a value it does not take.
         OlmError: what the command exits with.
     """
-    from olm_data.commands.tokenize import run
+    from olm_data.commands.running import run
     from olm_data.progress import Progress
     from olm_data.tokenization.recipe import read_recipe
 

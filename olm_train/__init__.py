@@ -13,21 +13,31 @@ from typing import Any
 
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
+    "AutoTrainer": "olm_train.auto.trainer",
+    "BasicTrainModule": "olm_train.basic_train_module",
     "Callback": "olm_train.callbacks.base",
     "CheckpointerConfig": "olm_train.checkpoint.policy",
     "CosineWithWarmup": "olm_train.optim.schedule",
     "DataLoader": "olm_train.data.loader",
+    "DataLoaderBase": "olm_train.data.base",
     "Decoder": "olm_train.model.decoder",
     "DecoderConfig": "olm_train.model.config",
+    "DeviceConfig": "olm_train.auto.strategy",
     "Duration": "olm_train.duration",
     "EvalLoader": "olm_train.data.loader",
+    "FineWebEduDataset": "olm_train.data.text",
+    "HuggingFaceTextDataset": "olm_train.data.text",
     "LMEvaluatorCallback": "olm_train.callbacks.evaluator",
+    "LocalTextDataset": "olm_train.data.text",
+    "TorchDataLoader": "olm_train.data.torch_loader",
     "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
+    "TrainerStrategy": "olm_train.auto.strategy",
     "TransformerTrainModule": "olm_train.train_module",
     "TransformerTrainModuleConfig": "olm_train.train_module_config",
     "World": "olm_train.distributed.world",
     "init_parameters": "olm_train.model.init",
+    "load_model": "olm_train.model.load",
 }
 
 __all__ = [*_HOMES]

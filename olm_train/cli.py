@@ -11,19 +11,34 @@ from importlib import import_module
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, reported
+from olm_data.command import CommandGroup, reported, usage_error
+from olm_data.errors import UsageError
 from olm_data.sinks import guard
 
 COMMANDS = {
     "run": "Train from a configuration file, or go on with a run.",
     "config": "Print the configuration that a file and options come to.",
     "presets": "Say what GPUs and options each preset takes.",
+    "watch": "Show runs in a browser while they train.",
     "generate": "Continue a text with a trained model.",
-    "evaluate": "Print the loss of a trained model on datasets.",
-    "export": "Write the weights of a checkpoint as one safetensors file.",
+    "chat": "Talk with a trained model in the terminal.",
+    "serve": "Answer on loopback as OpenAI's API does, for trying a model out.",
+    "evaluate": "Print loss, bits per byte and scores of tasks of a model.",
+    "lm-eval": "Run tasks of lm-evaluation-harness on a checkpoint.",
+    "track": "Show a run on a tracker: W&B, Comet, TensorBoard, trackio.",
+    "export": "Write the weights of a checkpoint for other programs, or as one file.",
+    "notify": "Tell a webhook when a run is gone without a word.",
+    "merge": "Write the mean of the weights of several checkpoints.",
     "convert-checkpoint": "Bring over a checkpoint of an older format.",
 }
 """Summaries. Each command is `main` of `olm_train.<name>`, but for the two that are below."""
+MODULES = {
+    "generate": "generate.command",
+    "chat": "generate.chat",
+    "serve": "generate.serve",
+    "lm-eval": "harness.command",
+}
+"""Of commands that are in a room with other modules."""
 
 
 class _Group(CommandGroup):
@@ -35,7 +50,8 @@ class _Group(CommandGroup):
             return run if cmd_name == "run" else config
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"olm_train.{cmd_name.replace('-', '_')}").main
+        module = MODULES.get(cmd_name, cmd_name.replace("-", "_"))
+        command: click.Command = import_module(f"olm_train.{module}").main
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -80,7 +96,16 @@ def main() -> None:
     """Entry point of the process: run a command, and end the process with its exit code."""
     guard()
     with reported(debug="--debug" in sys.argv[1:]):
-        cli(prog_name="olm-train")
+        try:
+            sys.exit(cli.main(prog_name="olm-train", standalone_mode=False) or 0)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(UsageError.exit_code)
+        except click.ClickException as error:
+            raise usage_error(error, "olm-train") from None
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("interrupted", err=True)
+            sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Durations: how long to train, in steps, tokens, epochs or tokens for each parameter.
 
-An epoch is one pass over the whole schedule of the mixture lock, stages and all; how often a source
-is repeated inside it was decided by `olm-data mix`.
+An epoch is one pass over the data loader. Of a mixture lock it is the whole schedule, stages and
+all; how often a source is repeated inside it was decided by `olm-data mix`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from olm_data.errors import UsageError
 from olm_data.order.steps import StepSizes
 
 if TYPE_CHECKING:
-    from olm_train.data.loader import DataLoader
+    from olm_train.data.base import DataLoaderBase
 
 
 class DurationUnit(StrEnum):
@@ -27,7 +27,7 @@ class DurationUnit(StrEnum):
     tokens = "tokens"
     """Tokens over all ranks; rounded up to whole steps."""
     epochs = "epochs"
-    """Passes over the whole schedule of the lock."""
+    """Passes over the data; a mixture lock is one, its whole schedule."""
     chinchilla = "chinchilla"
     """Multiples of 20 tokens for each parameter, where a training budget is spent best (Hoffmann et
     al., 2022); rounded up to whole steps."""
@@ -42,7 +42,7 @@ class Duration:
     """A length of training.
 
     Attributes:
-        value: how many units, at least 1; with `chinchilla`, any number above 0.
+        value: how many units, a whole number; with `chinchilla`, any number.
         unit: `steps`, `tokens`, `epochs` or `chinchilla`: 20 tokens for each parameter of the
             model.
     """
@@ -52,10 +52,10 @@ class Duration:
 
     def __post_init__(self) -> None:
         if self.unit is DurationUnit.chinchilla:
-            if not 0 < self.value < math.inf:
-                raise UsageError(f"a duration in chinchilla is above 0, not {self.value}")
-        elif not (isinstance(self.value, int) and self.value >= 1):
-            raise UsageError(f"a duration is at least 1 whole {self.unit}, not {self.value}")
+            if not 0 <= self.value < math.inf:
+                raise UsageError(f"a duration in chinchilla is 0 or more, not {self.value}")
+        elif not (isinstance(self.value, int) and self.value >= 0):
+            raise UsageError(f"a duration is a whole number of {self.unit}, not {self.value}")
 
     @classmethod
     def steps(cls, value: int) -> Duration:
@@ -69,7 +69,7 @@ class Duration:
 
     @classmethod
     def epochs(cls, value: int) -> Duration:
-        """Return a duration of `value` passes over the lock's schedule."""
+        """Return a duration of `value` passes over the data."""
         return cls(value=value, unit=DurationUnit.epochs)
 
     @classmethod
@@ -82,7 +82,7 @@ class Duration:
 
         Args:
             batch_sizes: tokens of each step.
-            steps_per_epoch: the steps that the lock's schedule holds.
+            steps_per_epoch: the steps of a pass over the data.
             num_params: parameters of the model.
         """
         if self.unit is DurationUnit.chinchilla:
@@ -103,7 +103,7 @@ class Duration:
 
 
 def run_length(
-    data_loader: DataLoader,
+    data_loader: DataLoaderBase,
     num_params: int,
     max_duration: Duration | None,
     hard_stop: Duration | None,
@@ -111,24 +111,49 @@ def run_length(
     """Return the steps of the learning-rate schedule, and the step at which the run ends.
 
     Raises:
-        UsageError: the lock holds fewer steps than `max_duration` asks for.
+        UsageError: the data hold fewer steps than `max_duration` asks for, or cannot say how many
+            steps it is; or ranks cannot share them.
     """
-    available = data_loader.steps
+    data_loader.check_sizes(data_loader.batch_sizes.sizes_from[-1][0])
+    per_epoch, epochs = data_loader.steps, data_loader.epochs
 
     def steps_of(duration: Duration) -> int:
+        if not duration.value:
+            raise UsageError(f"a run is longer than {duration}", where="trainer.max_duration")
+        if duration.unit is DurationUnit.epochs and per_epoch is None:
+            raise UsageError(
+                f"how many steps {duration} are is not known: the data loader does not say how "
+                "long an epoch is",
+                where="trainer.max_duration",
+                why="the learning-rate schedule runs over the steps of the run",
+                fix="give Duration.steps(n); the run ends sooner where the data do",
+            )
+        counts_tokens = duration.unit in (DurationUnit.tokens, DurationUnit.chinchilla)
+        if counts_tokens and data_loader.unit != "tokens":
+            raise UsageError(
+                f"the data loader counts {data_loader.unit}, not tokens",
+                where="trainer.max_duration",
+                fix="give Duration.steps(n) or Duration.epochs(n)",
+            )
         return duration.to_steps(
-            batch_sizes=data_loader.batch_sizes, steps_per_epoch=available, num_params=num_params
+            batch_sizes=data_loader.batch_sizes,
+            steps_per_epoch=per_epoch or 0,
+            num_params=num_params,
         )
 
     wanted = max_duration or Duration.epochs(1)
     steps = steps_of(wanted)
-    if steps > available or not available:
+    available = per_epoch if per_epoch is None or epochs is None else per_epoch * epochs
+    if per_epoch == 0 or (available is not None and epochs is not None and steps > available):
+        locked = data_loader.lock is not None
         raise UsageError(
-            f"the run is {max(steps, 1):,} steps long ({wanted}); the mixture lock holds "
-            f"{available:,}",
+            f"the run is {max(steps, 1):,} steps long ({wanted}); the "
+            f"{'mixture lock' if locked else 'data loader'} holds {available or 0:,}",
             where="trainer.max_duration",
-            why="a run takes each row of the lock once",
-            fix="shorten it, or give the mixture's last stage more tokens and mix again",
+            why="a run takes each row of the lock once" if locked else None,
+            fix="shorten it, or give the mixture's last stage more tokens and mix again"
+            if locked
+            else "shorten it, or give the loader more data",
         )
     if hard_stop is None:
         return steps, steps

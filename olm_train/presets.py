@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 
 import click
+import msgspec
 import yaml
 
 from olm_data.command import reported
+from olm_data.config.schema import modeline
 from olm_data.errors import UsageError, suggest
 from olm_data.extras import needs
 
@@ -20,6 +22,7 @@ with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
     from olm_train.estimate.recipe import Recipe, recipe
     from olm_train.model.presets import PRESETS
+    from olm_train.run.reference import PATH
 
 HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", "accumulates")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
@@ -48,7 +51,7 @@ def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
             raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
     only = found[preset] if preset else None
     if as_json:
-        plain = [each and each.as_dict() for each in found.values()]
+        plain = [each and msgspec.to_builtins(each.summary()) for each in found.values()]
         click.echo(json.dumps(plain[0] if only else plain, indent=2))
     elif only:
         click.echo(text_of(only), nl=False)
@@ -61,7 +64,7 @@ def text_of(recipe: Recipe) -> str:
     tokens = recipe.gpus * recipe.module.rank_microbatch_size
     size = f"global_batch_size: {tokens:_}" + (" or a multiple of it" * recipe.accumulates)
     return (
-        f"# {recipe.gpus} x {recipe.gpu.name}: {recipe.memory / 1e9:.3g} of "
+        f"{modeline(PATH)}\n# {recipe.gpus} x {recipe.gpu.name}: {recipe.memory / 1e9:.3g} of "
         f"{recipe.gpu.budget / 1e9:.3g} GB by the estimate; rows of {recipe.sequence_length:_} "
         f"tokens\n# torchrun --nnodes={recipe.nodes} "
         f"--nproc-per-node={recipe.gpus // recipe.nodes} -m olm_train.run train.yaml\n"

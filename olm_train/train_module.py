@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,20 +30,22 @@ from olm_data.run_log.metric_names import (
     STEP_SKIPPED,
     TOKENS,
     Z_LOSS,
-    lr_of_group,
 )
+from olm_train.data.batch import AnyBatch, Batch, check_ids
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
 from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import Decoder
+from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.head import Head
 from olm_train.model.init import init_parameters
 from olm_train.model.loss import count_valid
-from olm_train.model.loss_chunked import by_label_chunked
+from olm_train.model.loss_chunked import by_label_chunked, with_labels
+from olm_train.model.loss_config import CHUNK_SIZE
 from olm_train.model.shards import assign
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.muon import Muon
+from olm_train.optim.schedule_base import Position
 from olm_train.optim.state import make_room, set_values, state_of
 from olm_train.parallel.apply import gradient_sync, parallelize, reshard
 from olm_train.stability.gate import FiniteGate, NonFinite, take_step
@@ -51,8 +53,8 @@ from olm_train.stability.spikes import StepGuard
 from olm_train.train_module_base import TrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
-if TYPE_CHECKING:
-    from olm_train.data.batch import Batch
+FP32_CHUNK = 1024
+"""States that are taken through the head at a time where the logits are to be in fp32."""
 
 
 class TransformerTrainModule(TrainModule):
@@ -60,8 +62,9 @@ class TransformerTrainModule(TrainModule):
 
     Args:
         config: options of the step.
-        model: shape of the decoder.
-        seed: with each parameter's name decides its initial value.
+        model: shape of the decoder; or a decoder with its weights, which is trained itself: it is
+            moved to the device, in fp32, and ranks get the weights of rank 0.
+        seed: with each parameter's name decides its initial value, where a shape is given.
         world: the processes that train together; None: this one alone, on the CPU.
         draw: give the weights their initial values now; False: not before `ensure_weights`, and
             not at all where a state is loaded.
@@ -76,23 +79,26 @@ class TransformerTrainModule(TrainModule):
     def __init__(
         self,
         config: TransformerTrainModuleConfig,
-        model: DecoderConfig,
+        model: DecoderConfig | Decoder,
         *,
         seed: int,
         world: World | None = None,
         draw: bool = True,
     ) -> None:
         world = world or World()
-        model, config, _ = resolve(model, config, Capability.of(world.device))
+        given = model if isinstance(model, Decoder) else None
+        shape = model.config if isinstance(model, Decoder) else model
+        shape, config, _ = resolve(shape, config, Capability.of(world.device))
         compiling = config.compile_model is True
         self.config, self.seed, self.world = config, seed, world
         self._has_weights = False
         torch.set_float32_matmul_precision(config.float32_matmul_precision)
         self.loss = config.loss.choose(
-            model, microbatch=config.rank_microbatch_size, compiling=compiling
+            shape, microbatch=config.rank_microbatch_size, compiling=compiling
         )
         self._loss = self.loss.build()
-        self.model: Decoder = Decoder(model, device="meta", dtype=torch.float32)
+        weights = None if given is None else given.emptied(shape)
+        self.model: Decoder = given or build_decoder(shape, device="meta", dtype=torch.float32)
         self._forward = parallelize(
             self.model,
             config.dp_config,
@@ -103,9 +109,12 @@ class TransformerTrainModule(TrainModule):
         self.optimizer = config.optim.build(self.model)
         if isinstance(self.optimizer, Muon):
             self.optimizer.world = world
+            self.optimizer.reduced = config.dp_config.param_dtype == "bfloat16"
         self._guard: StepGuard | None = getattr(self.optimizer, "guard", None)
         self._gate = FiniteGate(config.non_finite, world.device)
-        if draw:
+        if weights is not None:
+            self._take_over(weights)
+        elif draw:
             self.ensure_weights()
 
     @property
@@ -125,13 +134,14 @@ class TransformerTrainModule(TrainModule):
         Raises:
             UsageError: a part of the schedule is longer than the run.
         """
-        self.config.scheduler.factor((steps, steps), (tokens, tokens))
+        self.config.scheduler.factor(
+            Position(step=steps, max_steps=steps, tokens=tokens, max_tokens=tokens)
+        )
 
     def describe(self) -> list[str]:
         """Return attention, loss, and the rates of groups that have their own."""
         lines = [f"attention {self.model.config.attention}; loss {self.loss.name}: {self.loss.why}"]
-        for number in range(len(self._group_rates())):
-            group = self.optimizer.param_groups[number]
+        for number, group in enumerate(self._groups_apart()):
             first = group["names"][0] if group.get("names") else "unnamed"
             lines.append(
                 f"group {number}: peak rate {group['peak_lr']:g}, {len(group['params']):,} tensors "
@@ -154,7 +164,7 @@ class TransformerTrainModule(TrainModule):
 
     def train_step(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[Batch | AnyBatch],
         step: int,
         max_steps: int,
         *,
@@ -164,7 +174,8 @@ class TransformerTrainModule(TrainModule):
         """Take one optimiser step on this rank's micro-batches of a global batch.
 
         Args:
-            batches: the same number on each rank, at least one; moved to the device if need be.
+            batches: the same number on each rank, at least one; moved to the device if need be. See
+                `Batch.of` for what one may be.
             step: the step to take, 1..max_steps.
             max_steps: length of the run, for the schedule.
             tokens: trained on after this step, and in the whole run, for a schedule in tokens.
@@ -173,16 +184,16 @@ class TransformerTrainModule(TrainModule):
         Returns:
             Metrics of the global batch, the same on each rank; tensors stay on the device.
             By the names of `olm_data.run_log.metric_names`: losses, norm and NON_FINITE fp32,
-            counts int64, rates float (also of each group, where groups have rates of their own).
+            counts int64, rate float.
             Where NON_FINITE is 1, nothing was changed by this step, nor is by later ones unless
             the policy is `skip` or a state is loaded.
         """
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
         assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
-        batches = [batch.to(self.world.device) for batch in batches]
+        micro = [self._batch(batch) for batch in batches]
         counts = self.world.sum(
-            torch.stack([torch.stack(self._counts(batch)) for batch in batches]).sum(0)
+            torch.stack([torch.stack(self._counts(batch)) for batch in micro]).sum(0)
         )
         seen, labels, pairs = counts.unbind()
         # A global batch without one valid label has loss 0 and gradient 0, not 0 / 0.
@@ -194,16 +205,22 @@ class TransformerTrainModule(TrainModule):
         reshard(self.model)
         self.model.zero_grad(set_to_none=True)
         loss, z_loss = (torch.zeros((), device=self.world.device) for _ in range(2))
-        for i, batch in enumerate(batches):
-            with gradient_sync(self._forward, last=i == len(batches) - 1):
-                sums = self._reduce(batch, partial(self._loss, labels=batch.labels))
+        of_labels = self._loss
+        if self.watch_losses is not None and self.loss.labels_apart:
+            of_labels = with_labels(self._loss, self.loss.chunk_size or CHUNK_SIZE)
+        for i, batch in enumerate(micro):
+            with gradient_sync(self._forward, last=i == len(micro) - 1):
+                sums = self._reduce(batch, partial(of_labels, labels=batch.labels))
                 (sums.total / divisor).backward()
+            if self.watch_losses is not None and sums.by_label is not None:
+                self.watch_losses(batch, sums.by_label)
             loss += sums.cross_entropy / divisor
             if sums.z is not None:
                 z_loss += sums.z / divisor
         loss = self.world.sum(loss)
         extra = {} if sums.z is None else {Z_LOSS: self.world.sum(z_loss)}
 
+        self.gradients_ready()
         norm = total_norm(self.model.parameters())
         grad_norm = as_scalar(norm).to(self.world.device)  # from the host with cpu_offload
         bad, blocked = self._gate.judge(loss, grad_norm)
@@ -218,30 +235,45 @@ class TransformerTrainModule(TrainModule):
             **extra,
             GRAD_NORM: grad_norm,
             LR: lr,
-            **self._group_rates(),
             **skipped,
             TOKENS: seen,
             LABELS: labels,
             ATTENTION_PAIRS: pairs,
-            SEQUENCE_LENGTH: batches[0].max_seqlen,
+            SEQUENCE_LENGTH: micro[0].max_seqlen,
             NON_FINITE: bad,
         }
 
     @torch.no_grad()
-    def eval_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def eval_losses(self, batch: Batch | AnyBatch, *, fp32_logits: bool = False) -> Tensor:
+        """Return the cross entropy of each label of this rank's batch, without a step.
+
+        Args:
+            batch: moved to the device if need be.
+            fp32_logits: see `by_label_chunked`; at most 1,024 rows of logits exist at a time.
+
+        Returns:
+            fp32 [b, S] on the device, in nats; 0 where a label is ignored.
+        """
+        assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
+        here = self._batch(batch)
+        chunk_size = self.loss.chunk_size
+        if fp32_logits:
+            chunk_size = min(chunk_size or FP32_CHUNK, FP32_CHUNK)
+        by_label = partial(
+            by_label_chunked, labels=here.labels, chunk_size=chunk_size, fp32_logits=fp32_logits
+        )
+        losses: Tensor = self._reduce(here, by_label)
+        return losses
+
+    def eval_batch(self, batch: Batch | AnyBatch) -> tuple[Tensor, Tensor]:
         """Loss of this rank's batch without a step.
 
         Returns:
             Sum of the cross entropy in nats (float64) and number of valid labels (int64), scalars
             on the device. Add both up over batches and ranks before dividing.
         """
-        assert self._has_weights, "neither ensure_weights nor load_state_dict was called"
-        batch = batch.to(self.world.device)
-        chunk_size = self.loss.chunk_size
-        losses = self._reduce(
-            batch, partial(by_label_chunked, labels=batch.labels, chunk_size=chunk_size)
-        )
-        return losses.sum(dtype=torch.float64), count_valid(batch.labels)
+        here = self._batch(batch)
+        return self.eval_losses(here).sum(dtype=torch.float64), count_valid(here.labels)
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Weights and optimiser state, under names that do not depend on the parallelism.
@@ -287,6 +319,19 @@ class TransformerTrainModule(TrainModule):
         self._has_weights = True
         self._gate.open()
 
+    @torch.no_grad()
+    def _take_over(self, weights: dict[str, Tensor]) -> None:
+        """Give the model the weights of rank 0, a tensor at a time."""
+        tensors = (*self.model.named_parameters(), *self.model.named_buffers())
+        for name, target in tensors:
+            whole = weights.pop(name).to(self.world.device, target.dtype)
+            assign(target, self.world.from_main(whole))
+        self._has_weights = True
+
+    def _batch(self, given: Batch | AnyBatch) -> Batch:
+        """Return a micro-batch of ids that the model has, on the device."""
+        return check_ids(Batch.of(given), self.model_config.vocab_size).to(self.world.device)
+
     def _reduce(self, batch: Batch, reduce: Callable[[Head, Tensor], Any]) -> Any:
         return self._forward(
             batch.input_ids,
@@ -309,18 +354,20 @@ class TransformerTrainModule(TrainModule):
         scheduler = self.config.scheduler
         if tokens is None and scheduler.units == "tokens":
             raise ValueError("the schedule counts tokens: give train_step those of the run")
-        factor = scheduler.factor((step, max_steps), tokens or (0, 0))
+        seen, total = tokens or (0, 0)
+        factor = scheduler.factor(
+            Position(step=step, max_steps=max_steps, tokens=seen, max_tokens=total)
+        )
         factor *= self.config.lr_batch_scaling.factor(batch_growth)
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         result: float = self.config.optim.lr * factor
         return result
 
-    def _group_rates(self) -> dict[str, float]:
+    def _groups_apart(self) -> list[dict[str, Any]]:
+        """Return the groups of the optimiser, or none where they have one rate."""
         groups = self.optimizer.param_groups
-        if len({group["peak_lr"] for group in groups}) == 1:
-            return {}
-        return {lr_of_group(number): group["lr"] for number, group in enumerate(groups)}
+        return groups if len({group["peak_lr"] for group in groups}) > 1 else []
 
 
 def _paired(

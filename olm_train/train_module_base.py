@@ -1,7 +1,7 @@
 """What the trainer asks of the thing it trains; `train_module.TransformerTrainModule` is ours.
 
     Trainer --batches, step--> train_step --metrics--> Trainer
-            --batch----------> eval_batch --sum, count--> evaluator
+            --batch----------> eval_losses | eval_batch --> evaluator
             <--state_dict, load_state_dict--> checkpoint
 
 A module of one's own derives from `TrainModule`, sets `world`, `model` and `optimizer`, and writes
@@ -11,9 +11,9 @@ the four methods that have no default. Never: a loop, a file, a clock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,8 +21,9 @@ from torch.optim import Optimizer
 from olm_train.distributed.world import World
 from olm_train.stability.gate import NonFinite
 
-if TYPE_CHECKING:
-    from olm_train.data.batch import Batch
+
+def _nobody() -> None:
+    """What looks at gradients where nobody does."""
 
 
 class TrainModule(ABC):
@@ -36,17 +37,24 @@ class TrainModule(ABC):
             the hook `pre_optim_step` runs before.
         config: options of the step, a dataclass or mapping, saved with each checkpoint; a resume
             says what has changed. None: there are none.
+        watch_losses: called by `train_step` with each micro-batch and the losses of its labels,
+            fp32 [b * S] in nats, detached, 0 where a label is ignored. None: nobody asks. A module
+            whose loss does not give them calls nobody.
+        gradients_ready: to be called by `train_step` once the gradients of the global batch are
+            there, before they are clipped; callbacks look at them then.
     """
 
     world: World
     model: nn.Module
     optimizer: Optimizer
     config: Any = None
+    watch_losses: Callable[[Any, Tensor], None] | None = None
+    gradients_ready: Callable[[], None] = staticmethod(_nobody)
 
     @abstractmethod
     def train_step(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[Any],
         step: int,
         max_steps: int,
         *,
@@ -69,8 +77,16 @@ class TrainModule(ABC):
         """
 
     @abstractmethod
-    def eval_batch(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def eval_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a batch, in nats, and the number of its labels."""
+
+    def eval_losses(self, batch: Any, *, fp32_logits: bool = False) -> Tensor | None:
+        """Return the loss of each label of a batch, fp32 [b, S] in nats, 0 where it is ignored.
+
+        `fp32_logits` asks for logits in fp32, where the weights are of another dtype. Default:
+        None, they are not known; then an evaluation asks `eval_batch`.
+        """
+        return None
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import PositiveFloat
+from olm_data.config.hints import Parts, PositiveFloat
 from olm_data.errors import UsageError
-from olm_train.model.loss_config import LossConfig
+from olm_train.model.loss_config import LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
-from olm_train.optim.lr_scaling import LRScaling
+from olm_train.optim.base import OptimConfig
 from olm_train.optim.schedule import AnySchedule, Constant
+from olm_train.optim.schedule_base import LRScaling, Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DataParallelConfig
@@ -29,7 +30,8 @@ class TransformerTrainModuleConfig(Config):
         optim: the optimiser.
         scheduler: learning-rate schedule; default: the peak rate throughout.
         lr_batch_scaling: how the learning rate grows with the batch of a [batch-size
-            schedule](#batch-size-schedules): `none`: not; with its root; or in proportion to it.
+            schedule](#batch-size-schedules): with its root, the rule for Adam; in proportion to it,
+            that for gradient descent; or `none`: not.
         max_grad_norm: gradients are scaled down to this global 2-norm; null: never.
         dp_config: data parallelism and precision.
         loss: cross entropy, its implementation and the z-loss.
@@ -45,12 +47,18 @@ class TransformerTrainModuleConfig(Config):
     """
 
     rank_microbatch_size: int
-    optim: AnyOptim = field(default_factory=AdamWConfig)
-    scheduler: AnySchedule = field(default_factory=Constant)
-    lr_batch_scaling: LRScaling = LRScaling.none
+    optim: Annotated[AnyOptim, Parts(OptimConfig, "olm_train.optimizers")] = field(
+        default_factory=AdamWConfig
+    )
+    scheduler: Annotated[AnySchedule, Parts(Schedule, "olm_train.schedulers")] = field(
+        default_factory=Constant
+    )
+    lr_batch_scaling: LRScaling = LRScaling.sqrt
     max_grad_norm: PositiveFloat | None = 1.0
     dp_config: DataParallelConfig = field(default_factory=DataParallelConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: Annotated[LossConfig, Parts(OwnLoss, "olm_train.losses")] = field(
+        default_factory=LossConfig
+    )
     ac_config: ActivationCheckpointingConfig = field(default_factory=ActivationCheckpointingConfig)
     compile_model: bool | Literal["auto"] = "auto"
     compile_config: CompileConfig = field(default_factory=CompileConfig)
@@ -62,7 +70,7 @@ class TransformerTrainModuleConfig(Config):
         self.ac_config.check(compiling=bool(self.compile_model))
         if not self.compile_model and self.compile_config != CompileConfig():
             raise UsageError(
-                "compile_config has no effect without compile_model",
-                where="train_module.compile_config",
+                "has no effect without compile_model",
+                where="compile_config",
                 fix="set compile_model: true, or leave it out",
             )

@@ -20,7 +20,7 @@ FILES = {"demo": ["train", "fast", "report"], "dev": []}
 """The extras of each file; none means all."""
 OF_TORCH = ["filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions"]
 OPTIONS = ["--universal", "--python-version=3.11", "--generate-hashes", "--quiet"]
-OPTIONS += ["--no-annotate", "--no-header"]
+OPTIONS += ["--no-annotate", "--no-header", "--no-emit-package=torch"]
 BUILD = ["setuptools>=77", "wheel"]
 
 
@@ -38,14 +38,16 @@ def wanted(extras: list[str]) -> list[str]:
 
 def main() -> None:
     """Write the files."""
-    constraints = HERE / "constraints.tmp"
+    constraints, without = HERE / "constraints.tmp", HERE / "without.tmp"
+    pinned = ["-c", str(constraints), "--overrides", str(without)]
+    without.write_text("torch; sys_platform == 'none'\n")  # torchdata would bring it in
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(pin for pin in pins if not pin.startswith("torch==")))
     try:
         for name, extras in FILES.items():
             output = HERE / f"{name}.txt"
             compiled = subprocess.run(
-                ["uv", "pip", "compile", "-", "-c", str(constraints), *OPTIONS],
+                ["uv", "pip", "compile", "-", *pinned, *OPTIONS],
                 input="\n".join(wanted(extras)),
                 capture_output=True,
                 text=True,
@@ -54,6 +56,7 @@ def main() -> None:
             output.write_text(f"# made by {HERE.name}/lock.py; do not edit\n{compiled.stdout}")
     finally:
         constraints.unlink()
+        without.unlink()
 
 
 if __name__ == "__main__":

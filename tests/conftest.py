@@ -13,14 +13,18 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from support.s3_proxy import Proxy
     from support.slurm import Cluster
+    from support.store_proxy import Proxy
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))  # so that tests can import tests/support as `support`
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # What commands keep for the user (proofs of encoders) is kept beside pytest's own cache.
 os.environ["XDG_CACHE_HOME"] = str(REPOSITORY / ".pytest_cache" / "user")
+# Commands are started hundreds of times: compiling the packages anew for each took a third of the
+# time of a short one.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Workers and the processes they start share the cores: threads of torch would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit that.
@@ -73,7 +77,7 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    text = (REPOSITORY / "pyproject.toml").read_text() + Path(pytest.__file__).read_text()
+    text = (REPOSITORY / "LICENSE").read_text()  # a text that stays: small losses depend on it
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     tokenizer.save(str(path))
@@ -109,14 +113,14 @@ def tiny_mixture(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path)
 
 @pytest.fixture
 def proxy(s3: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy in front of the S3 server that can be told to misbehave (see support.s3_proxy).
+    """A proxy in front of the S3 server that can be told to misbehave (see support.store_proxy).
 
     This process's environment points at it, and waits between attempts are short.
     """
-    from support.s3_proxy import s3_proxy
+    from support.store_proxy import store_proxy
 
     _hurry(monkeypatch)
-    with s3_proxy(s3) as proxy:
+    with store_proxy(s3) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         yield proxy
 
@@ -158,10 +162,10 @@ def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
 def cloud_proxy(cloud: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A proxy in front of `cloud`, as `proxy` is one in front of the S3 server."""
     from support.clouds import environment
-    from support.s3_proxy import s3_proxy
+    from support.store_proxy import store_proxy
 
     _hurry(monkeypatch)
-    with s3_proxy(cloud) as proxy:
+    with store_proxy(cloud) as proxy:
         for name, value in environment(cloud["kind"], proxy.url).items():
             monkeypatch.setenv(name, value)
         yield proxy

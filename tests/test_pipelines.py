@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.datasets import write_sparse_dataset
+from support.small_datasets import write_sparse_dataset
 
 from olm_data.mixture.mix import mix
 from olm_train.run.command import main
@@ -39,4 +39,6 @@ def test_the_mixture_compiles_and_the_configuration_fits_it(
         str(PIPELINES / name / "train.yaml"), "--dry-run", f"--data_loader.mixture={lock}",
         f"--trainer.save_folder={tmp_path / 'run'}", "--trainer.callbacks.lm_evaluator=null",
     ]) == 0  # fmt: skip
-    assert "steps of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "steps of" in said
+    assert re.search(r"exports as: \w+ForCausalLM", said)  # other programs can read what it trains

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent / "support"
@@ -14,3 +15,9 @@ def test_the_readme_names_every_helper_once() -> None:
     there = [path.name for path in SUPPORT.glob("*.py") if path.name != "__init__.py"]
     folders = [f"{path.name}/" for path in SUPPORT.iterdir() if path.is_dir()]
     assert sorted(named) == sorted(there + [f for f in folders if f != "__pycache__/"])
+
+
+def test_no_helper_has_the_name_of_an_installed_package() -> None:
+    """Programs that are started in this folder would import it in the package's place."""
+    helpers = {path.stem for path in SUPPORT.glob("*.py")} - {"__init__"}
+    assert not helpers & set(packages_distributions())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import click
 
 from olm_data.commands.recipe_options import RUN, recipe_options
-from olm_data.commands.running import make_runner, print_done, print_plan
-from olm_data.commands.said import note, show_progress
-from olm_data.tokenization.recipe import read_recipe
+from olm_data.commands.running import run_and_print
+from olm_data.tokenization.recipe import FieldValue, read_recipe
 
 
 @click.command()
@@ -30,7 +29,11 @@ from olm_data.tokenization.recipe import read_recipe
 @click.option("--dry-run", is_flag=True, help="Print the plan and a sample; write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print events and the result as JSON Lines.")
 def add(
-    dataset: str, inputs: tuple[str, ...], given: dict[str, Any], dry_run: bool, as_json: bool
+    dataset: str,
+    inputs: tuple[str, ...],
+    given: Mapping[str, FieldValue],
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Add new inputs to a finished dataset, as a new version. Old shards are not touched.
 
@@ -41,27 +44,5 @@ def add(
     The tokenizer, its BOS and EOS rule, the share held out and all else that changes bytes are the
     dataset's. Run it again after an interruption: it goes on.
     """
-    from olm_data.sources.passed import refuse_passed
-    from olm_data.sources.standard_input import spooled
-    from olm_data.tokenization import add as verb
-    from olm_data.tokenization.add_request import Existing
-    from olm_data.tokenization.request import refuse_identical
-
-    recipe = read_recipe((), given | {"inputs": list(inputs)})
-    existing = Existing.open(dataset, single_writer=recipe.single_writer)
-    spool = spooled(recipe.inputs, recipe.format, recipe.runner, note)
-    source = existing.find_source(recipe, click.get_current_context().with_resource(spool))
-    if recipe.strict_inputs:
-        refuse_passed(source.passed)
-    request = existing.request(recipe, source)
-    if dry_run:
-        plan = request.plan()
-        if not recipe.allow_duplicates:
-            existing.refuse_known(source)
-            refuse_identical(source)
-        print_plan(request, plan, as_json=as_json)
-        return
-    runner = make_runner(recipe)
-    progress = show_progress("add", as_json=as_json)
-    done = verb.add(existing, recipe, source, runner=runner, progress=progress)
-    print_done(request, done, runner.workers, progress, as_json=as_json)
+    recipe = read_recipe((), {**given, "inputs": inputs})
+    run_and_print(recipe, "add", dataset=dataset, dry_run=dry_run, as_json=as_json)

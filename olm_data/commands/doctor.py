@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from olm_data.commands.said import note, refuse_given, warn
+from olm_data.commands.said import note, print_json, refuse_given, warn
 from olm_data.errors import printable, typed
 from olm_data.redaction import redacted
 
@@ -41,14 +39,15 @@ def doctor(
 
     report = verb.examine(place)
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
+        print_json(report)
     else:
-        width = max(len(finding.check) for finding in report.findings)
+        from olm_data.tables import aligned
+
+        rows: list[tuple[str, str, str]] = []
         for finding in report.findings:
-            seen = redacted(printable(finding.seen))
-            click.echo(f"{finding.state:<5} {finding.check:<{width}}  {seen}")
-            if finding.fix:
-                click.echo(f"{'':<5} {'':<{width}}  fix: {finding.fix}")
+            rows.append((finding.state, finding.check, redacted(printable(finding.seen))))
+            rows += [("", "", f"fix: {finding.fix}")] if finding.fix else []
+        click.echo("\n".join(aligned(rows, left=(0, 1, 2))))
     if report.exit_code:
         warn(f"{place} cannot be the output of a run as it is")
         ctx.exit(report.exit_code)
@@ -59,16 +58,13 @@ def _clean(place: str, older_than: str, dry_run: bool, as_json: bool) -> None:
     from olm_data import clean as verb
     from olm_data.counts import duration
 
-    stale = verb.find(place, verb.parse_age(older_than))
-    if not dry_run:
-        verb.remove(place, stale)
+    done = verb.clean(place, verb.parse_age(older_than), dry_run=dry_run)
     if as_json:
-        found = [item.to_json() for item in stale]
-        click.echo(json.dumps({"place": place, "deleted": not dry_run, "found": found}, indent=1))
+        print_json(done)
         return
-    verdict = "would delete" if dry_run else "deleted"
-    for item in stale:
+    verdict = "deleted" if done.deleted else "would delete"
+    for item in done.found:
         age = "its writer is dead" if item.seconds is None else f"{duration(item.seconds)} old"
         click.echo(f"{verdict} {item.kind} {printable(item.name)} ({item.bytes:,} bytes, {age})")
-    size = sum(item.bytes for item in stale)
-    click.echo(f"{verdict} {len(stale)} things, {size:,} bytes, below {printable(place)}")
+    size = sum(item.bytes for item in done.found)
+    click.echo(f"{verdict} {len(done.found)} things, {size:,} bytes, below {printable(place)}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 
 import click
 
-from olm_data.commands.said import note, show_progress
+from olm_data.commands.said import note, print_json, show_progress
 from olm_data.errors import printable
 
 READERS = {
@@ -39,7 +38,7 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
     from olm_data.counts import scaled
     from olm_data.dataset.dataset import Dataset
     from olm_data.exporting import export as verb
-    from olm_data.exporting.megatron import MERGED
+    from olm_data.exporting.token_files import MERGED
     from olm_data.target import dataset_root
 
     with show_progress("export") as progress:
@@ -55,7 +54,7 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
             ),
         )
     if as_json:
-        click.echo(json.dumps(done.to_json(), indent=1))
+        print_json(done)
     else:
         place = printable(done.output)
         click.echo(f"{done.status}: {done.documents:,} documents, {done.tokens:,} tokens", nl=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 
 from olm_data.commands.import_mixture import MANIFEST, import_mixture
-from olm_data.commands.said import note, refuse_given, show_progress
+from olm_data.commands.said import note, print_json, refuse_given, show_progress
 from olm_data.errors import UsageError, typed
 
 MIXTURES = (".yaml", ".yml", ".json", ".txt")
@@ -85,7 +84,7 @@ def import_(
             "--tokenizer and --output are needed",
             fix="olm-data import FILES --tokenizer TOKENIZER --output ./tokens/web",
         )
-    from olm_data.importing.run import import_files
+    from olm_data.importing.import_files import import_files
     from olm_data.tokenizer.tokenizer import load_tokenizer
 
     spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
@@ -108,7 +107,7 @@ def import_(
     for remark in done.notes:
         note(f"note: {remark}")
     if as_json:
-        click.echo(json.dumps(done.to_json(), indent=1))
+        print_json(done)
         return
     click.echo("\n".join(done.lines()))
     if not dry_run:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 
 import click
 
-from olm_data.commands.said import note, warn
+from olm_data.commands.said import note, print_json, warn
 
 SHOWN = 20
 MANIFEST = "manifest.yaml"
@@ -55,6 +54,7 @@ def import_mixture(
         sequence_length=sequence_length,
         tokens=parse_count(tokens, "--tokens") if tokens else None,
         data=data,
+        folder=os.path.dirname(output),
     )
     commands = [
         import_command(source, data=data, output=output, tokenizer=tokenizer, dtype=dtype)
@@ -71,7 +71,7 @@ def import_mixture(
             }
             for source, command in zip(found.sources, commands, strict=True)
         ]
-        click.echo(json.dumps({"output": output, "sources": sources, "manifest": text}, indent=1))
+        print_json({"output": output, "sources": sources, "manifest": text})
     elif dry_run:
         click.echo(text, nl=False)
     if not dry_run:

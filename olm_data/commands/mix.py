@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from olm_data.commands.said import note, refuse_given, warn
+from olm_data.commands.said import note, print_json, refuse_given, warn
 from olm_data.errors import UsageError, typed
 
 
@@ -90,8 +88,7 @@ def mix(
     from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
     from olm_data.mixture.extend import extend as extend_lock
-    from olm_data.mixture.summary import summarise, warnings
-    from olm_data.mixture.summary_tables import print_summary
+    from olm_data.mixture.summary import print_summary, summarise, warnings
     from olm_data.tables import console
 
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
@@ -105,7 +102,7 @@ def mix(
         result = {"lock": done.path, "status": done.status, **numbers}
         result |= {"explain": shown.explain(done.lock)} if explain else {}
         result |= {"tree": shown.tree(done.lock)} if tree else {}
-        click.echo(json.dumps(result, indent=1))
+        print_json(result)
     else:
         terminal = console()
         if tree:
@@ -146,7 +143,7 @@ def _print_difference(old: str, new: str, as_json: bool) -> None:
             "same_rows": found.same_rows,
             "differences": list(found.lines),
         }
-        click.echo(json.dumps(result, indent=1))
+        print_json(result)
         return
     for line in found.lines:
         click.echo(line)
@@ -169,6 +166,7 @@ def _print_difference(old: str, new: str, as_json: bool) -> None:
 def _compare_packing(
     target: str, sequence_length: str | None, documents: str, html: str | None, as_json: bool
 ) -> None:
+
     from olm_data.counts import parse_count
     from olm_data.kinds import require
     from olm_data.mixture.compare_packing import compare_packing
@@ -192,7 +190,7 @@ def _compare_packing(
     most = None if documents == "all" else parse_count(documents, "--documents")
     found = compare_packing(target, [int(text) for text in lengths], most_documents=most)
     if as_json:
-        click.echo(json.dumps([one.to_json() for one in found], indent=1))
+        print_json(found)
     else:
         print_comparisons(found, console())
     if html is not None:

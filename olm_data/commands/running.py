@@ -1,13 +1,16 @@
-"""What commands that run tasks share: the runner, words of the plan and of the end."""
+"""What `tokenize` and `add` share: from a recipe to a finished run, and what is printed of it."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from olm_data.commands.said import note
+from olm_data.commands.said import note, show_progress
+from olm_data.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from olm_data.dataset.plan import Plan
@@ -17,7 +20,100 @@ if TYPE_CHECKING:
     from olm_data.runners.slurm import SlurmRunner
     from olm_data.tokenization.recipe import Recipe
     from olm_data.tokenization.request import Request
-    from olm_data.tokenization.run import Summary
+    from olm_data.tokenization.summary import Summary
+
+WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenization.job", "tokenizers")
+FAST_MODULES = ("awkward", "gigatoken")
+"""What a worker needs, imported once for all of them."""
+
+
+class Planned(NamedTuple):
+    """What a dry run found."""
+
+    request: Request
+    plan: Plan
+
+
+class Done(NamedTuple):
+    """What a run made, `workers` tasks at a time."""
+
+    request: Request
+    summary: Summary
+    workers: int
+    progress: Progress
+
+
+def run_and_print(
+    recipe: Recipe, verb: str, *, dataset: str | None = None, dry_run: bool, as_json: bool
+) -> None:
+    """Do what a recipe says, and print what was planned or made: for people, or JSON.
+
+    Args:
+        verb: the command, for the display of progress.
+        dataset: add to this one.
+        dry_run: plan it, and write nothing.
+    """
+    begin = partial(show_progress, verb, as_json=as_json)
+    done = run(recipe, dataset=dataset, dry_run=dry_run, begin=begin)
+    if isinstance(done, Planned):
+        _print_plan(done, as_json=as_json)
+    else:
+        _print_done(done, as_json=as_json)
+
+
+def run(
+    recipe: Recipe,
+    *,
+    dataset: str | None = None,
+    dry_run: bool = False,
+    begin: Callable[[], Progress],
+) -> Planned | Done:
+    """Do what a recipe says.
+
+    Args:
+        dataset: add to this one.
+        dry_run: plan it, and write nothing.
+        begin: called at the start, returns what shows how far the work is.
+
+    Raises:
+        OlmError: see `tokenization.tokenize.tokenize`; fields that do not go together.
+    """
+    if recipe.runner == "local" and not dry_run:
+        from olm_data.runners import fork_server
+
+        # before all else is imported: on another core, the server of the workers imports the same
+        fast = () if recipe.encoder == "hf" else FAST_MODULES
+        fork_server.start(WORKER_MODULES + fast)
+    progress = begin()
+    from olm_data.dataset.folder import refuse_place
+    from olm_data.sources.standard_input import spooled
+    from olm_data.storage.store import Store
+    from olm_data.tokenization.base_dataset import BaseDataset
+    from olm_data.tokenization.request import prepare, refuse_identical, require_own
+
+    single = recipe.single_writer
+    if dataset is None:
+        require_own(recipe)
+    base = None if dataset is None else BaseDataset.open(dataset, single_writer=single)
+    spool = spooled(recipe.inputs, recipe.format, recipe.runner, note)
+    inputs: Sequence[str] = click.get_current_context().with_resource(spool)
+    request = prepare(recipe, inputs, base)
+    if base is None and (recipe.tokenizer is None or recipe.output is None):
+        name = printable(request.tokenizer.name)
+        note(f"tokenizer {name}, output {printable(request.output)}")
+    if dry_run:
+        if base is None:
+            refuse_place(Store(request.output, single_writer=single))
+        plan = request.plan()
+        if not recipe.allow_duplicates:
+            refuse_identical(request.source)
+        return Planned(request, plan)
+    from olm_data.tokenization.tokenize import tokenize
+
+    runner = make_runner(recipe)
+    return Done(
+        request, tokenize(request, runner=runner, progress=progress), runner.workers, progress
+    )
 
 
 def make_runner(recipe: Recipe) -> LocalRunner | SlurmRunner | RayRunner:
@@ -26,8 +122,6 @@ def make_runner(recipe: Recipe) -> LocalRunner | SlurmRunner | RayRunner:
     Raises:
         UsageError: options that do not go together, or are none.
     """
-    from olm_data.errors import UsageError
-
     for option, given, of in (
         ("--slurm", recipe.slurm, "slurm"),
         ("--ray-address", recipe.ray_address, "ray"),
@@ -47,25 +141,27 @@ def make_runner(recipe: Recipe) -> LocalRunner | SlurmRunner | RayRunner:
     return LocalRunner(recipe.workers or granted_cpus())
 
 
-def print_plan(request: Request, plan: Plan, *, as_json: bool) -> None:
-    """Print what `--dry-run` found: for people, or one JSON object."""
-    from olm_data.tokenization.report import plan_lines
-    from olm_data.tokenization.run import first_documents
+def _print_plan(planned: Planned, *, as_json: bool) -> None:
+    from olm_data.tokenization.shards import first_documents
+    from olm_data.tokenization.summary_text import plan_lines
 
+    request, plan = planned
     if as_json:
-        click.echo(json.dumps({"output": request.output, **plan.stored()}))
+        import msgspec
+
+        click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(plan)}))
     else:
         click.echo("\n".join(plan_lines(request, plan, first_documents(request, plan))))
 
 
-def print_done(
-    request: Request, done: Summary, workers: int, progress: Progress, *, as_json: bool
-) -> None:
-    """Print what a run made: a summary and what to type next for people, or the event `done`."""
-    from olm_data.tokenization.report import next_line, summary_json, summary_lines
+def _print_done(done: Done, *, as_json: bool) -> None:
+    import msgspec
+
+    from olm_data.tokenization.summary import RunResult
+    from olm_data.tokenization.summary_text import next_line, summary_lines
 
     if as_json:
-        progress.event("done", **summary_json(done))
+        done.progress.event("done", **msgspec.to_builtins(RunResult.of(done.summary)))
     else:
-        click.echo("\n".join(summary_lines(request, done, workers)))
-        note(next_line(done))
+        click.echo("\n".join(summary_lines(done.request, done.summary, done.workers)))
+        note(next_line(done.summary))

@@ -4,17 +4,18 @@
          also progress, notes, what to type next
     -v   also each step with its time, and what the whole command took
 
-Results are printed by `click.echo`, never from here.
+A result is printed by `click.echo`, as JSON by `print_json`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -45,6 +46,24 @@ def warn(text: str) -> None:
     click.echo(f"warning: {shown(text)}", err=True)
 
 
+def print_json(result: object) -> None:
+    """Print the result of a command as one JSON value.
+
+    Args:
+        result: a Struct or dataclass, a list of them, or an object of them; an iterator becomes a
+            list.
+    """
+    import msgspec
+
+    click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=_listed), indent=1))
+
+
+def _listed(value: object) -> object:
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value)} is not for JSON")
+
+
 def show_progress(label: str, *, as_json: bool = False) -> Progress:
     """Return a `Progress` for people, or for events on standard output; `-q` silences the first.
 
@@ -56,6 +75,11 @@ def show_progress(label: str, *, as_json: bool = False) -> Progress:
 
     stream = open(os.devnull, "w") if quiet() else sys.stderr  # noqa: SIM115  # ends with the process
     return Progress(label, stream=stream, events=sys.stdout if as_json else None)
+
+
+def show_bytes(progress: Progress, what: str, done: int, total: int) -> None:
+    """Show how many bytes are done of what is being sent, fetched or verified."""
+    progress.update(done / max(total, 1), [what, f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB"])
 
 
 def refuse_given(names: Iterable[str], reason: str) -> None:

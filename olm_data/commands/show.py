@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from olm_data.command import CommandGroup
-from olm_data.commands.said import note, refuse_given, show_progress, warn
-from olm_data.errors import UsageError
+from olm_data.commands.said import note, print_json, refuse_given, show_progress, warn
+from olm_data.errors import UsageError, printable
 
 if TYPE_CHECKING:
-    from olm_data.mixture.lock import Lock
     from olm_data.progress import Progress
-    from olm_data.rows.views import RowView
-    from olm_data.run_log.run import Run
+    from olm_data.rows.views import LockRows
     from olm_data.show.documents import Query
-    from olm_data.show.steps import Batches
+    from olm_data.show.steps import Batches, StepOptions
 
 SEQUENCE_LENGTH = 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """What the options say of a run's steps."""
-
-    run: str | None
-    global_batch: int | None
-    skip: tuple[str, ...]
-    world: int | None
-    micro_batch_size: int | None
+STEPS = ("run", "global_batch", "skip", "world", "micro_batch_size")
+"""The options that say how rows become steps."""
 
 
 def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,23 +40,11 @@ def step_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="With --world: tokens of a micro-batch, without --run.",
     )
     @wraps(command)
-    def with_steps(
-        *args: Any,
-        run: str | None,
-        global_batch: int | None,
-        skip: tuple[str, ...],
-        world: int | None,
-        micro_batch_size: int | None,
-        **rest: Any,
-    ) -> Any:
-        steps = StepOptions(
-            run=run,
-            global_batch=global_batch,
-            skip=skip,
-            world=world,
-            micro_batch_size=micro_batch_size,
-        )
-        return command(*args, steps=steps, **rest)
+    def with_steps(*args: Any, **values: Any) -> Any:
+        from olm_data.show.steps import StepOptions
+
+        steps = StepOptions(**{name: values.pop(name) for name in STEPS})
+        return command(*args, steps=steps, **values)
 
     return with_steps
 
@@ -189,27 +164,24 @@ def row(
     """
     from olm_data.dataset.dataset import Dataset
     from olm_data.mixture.lock import Lock
-    from olm_data.packing.concat import rows_in
-    from olm_data.rows.views import LockRows, view_row
+    from olm_data.rows.views import DatasetRows, LockRows
     from olm_data.show.render import render
     from olm_data.target import dataset_root, is_lock
 
+    rows: LockRows | DatasetRows
     if is_lock(target):
         refuse_given(("sequence_length",), "a dataset, and the lock has one")
-        lock = Lock.read(target)
-        total, view = lock.total_rows, LockRows(lock).view
+        rows = LockRows(Lock.read(target))
     else:
-        dataset, length = Dataset.open(dataset_root(target)), sequence_length or SEQUENCE_LENGTH
-        total, spec = rows_in(dataset.tokens, length), dataset.tokenizer
-
-        def view(row: int) -> RowView:
-            return view_row(dataset, spec, row, length)
-
-    views = [view(n) for n in range(number, max(number + 1, min(number + (first or 1), total)))]
+        dataset = Dataset.open(dataset_root(target))
+        rows = DatasetRows(dataset, sequence_length or SEQUENCE_LENGTH)
+    stop = max(number + 1, min(number + (first or 1), rows.total))
+    views = [rows.view(n) for n in range(number, stop)]
     if as_json:
-        click.echo(json.dumps([one.to_json() for one in views], indent=1))
-    else:
-        _echo(render(one, full=full, colour=_colour()) for one in views)
+        print_json(views)
+        return
+    tokenizers = (rows.tokenizer_of(one.source) if _colour() else None for one in views)
+    _echo(render(one, own, full=full) for one, own in zip(views, tokenizers, strict=True))
 
 
 @show.command(short_help="What a step saw, or will see.")
@@ -236,25 +208,68 @@ def step(
     olm-data show step manifest.lock.json 120 --global-batch 65536 --world 8 --rank 3
     """
     from olm_data.mixture.lock import Lock
-    from olm_data.show.render_steps import step_lines
-    from olm_data.show.steps import show_step
+    from olm_data.rows.views import LockRows
+    from olm_data.show.render import step_lines
+    from olm_data.show.steps import show_step, unknown_size
 
-    _require("rank", rank, world=steps.world)
-    _require("micro-batch", micro_batch, rank=rank)
-    if micro_batch is not None and steps.run is None and steps.micro_batch_size is None:
-        raise UsageError(
-            "--micro-batch needs the size of one",
-            fix="add --run RUN, or --micro-batch-size TOKENS (train_module.rank_microbatch_size)",
-        )
-    batches = _batches(Lock.read(target), steps)
+    batches = _batches(LockRows(Lock.read(target)), steps)
     if batches is None:
-        raise _no_size("show step")
+        raise unknown_size("show step")
     view = show_step(batches, number, rank=rank, microbatch=micro_batch, most=first)
     if as_json:
-        click.echo(json.dumps(view.to_json(), indent=1))
+        print_json(view)
         return
     for line in step_lines(batches, view, full=full, colour=_colour()):
         click.echo(line, color=_colour())
+
+
+@show.command(short_help="What the loss ledger of a run says.")
+@click.argument("run", metavar="RUN")
+@click.option("--step", "number", type=click.IntRange(1), help="A step: what raised its loss.")
+@click.option("--source", help="Only this source.")
+@click.option("--document", "address", metavar="ADDRESS", help="A document: SOURCE:NUMBER.")
+@click.option("--top", type=click.IntRange(1), default=10, help="Documents shown.  [default: 10]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def ledger(
+    run: str, number: int | None, source: str | None, address: str | None, top: int, as_json: bool
+) -> None:
+    """Show the loss of sources and documents as they were trained.
+
+    \b
+    olm-data show ledger runs/small                   over time; never learned; memorised
+    olm-data show ledger runs/small --step 120        which documents a spike was
+    olm-data show ledger runs/small --document web:17
+    olm-data show ledger runs/small --source web --top 50
+
+    Needs a run with trainer.callbacks.loss_ledger. Losses are nats a label; the excess of a piece
+    is what it has beyond the mean of its source.
+    """
+    from pathlib import Path
+
+    from olm_data.show.ledger import show_document_losses, show_step_losses
+    from olm_data.show.ledger_summary import summarise
+    from olm_data.show.ledger_text import document_text, step_text, summary_text
+
+    folder, lines = Path(run), list[str]()
+    view: object
+    if address is not None:
+        if number is not None or source is not None:
+            raise UsageError(
+                "--document is shown in all steps", fix="leave --step and --source out"
+            )
+        view = document = show_document_losses(folder, address)
+        lines = document_text(document)
+    elif number is not None:
+        view = losses = show_step_losses(folder, number, top, source)
+        lines = step_text(losses)
+    else:
+        view = summary = summarise(folder, top, source)
+        lines = summary_text(summary)
+    if as_json:
+        print_json(view)
+        return
+    for line in lines:
+        click.echo(printable(line))
 
 
 def _documents(
@@ -263,103 +278,54 @@ def _documents(
     """Print documents of a dataset, or of a lock with where they are seen; return how many."""
     from olm_data.dataset.dataset import Dataset
     from olm_data.mixture.lock import Lock
+    from olm_data.rows.views import LockRows
     from olm_data.show.documents import show_documents, show_sightings
-    from olm_data.show.render import render
-    from olm_data.show.render_steps import document_lines
+    from olm_data.show.render import document_lines, render
     from olm_data.target import dataset_root, is_lock
 
-    views: Sequence[Any]
-    text = query.text or ""
+    views: Sequence[object]
+    text, full, colour = query.text or "", query.full, _colour()
     if is_lock(target):
-        lock = Lock.read(target)
-        batches = _batches(lock, steps)
+        rows = LockRows(Lock.read(target))
+        batches = _batches(rows, steps)
         with show_progress("search") as progress:
-            watch = _watch(progress)
-            views = show_sightings(lock, query, batches, source=source, watch=watch)
+            found = show_sightings(rows, query, batches, source=source, watch=_watch(progress))
+        views = found
         lines = (
-            "\n".join(document_lines(one, colour=_colour(), text=text, full=query.full))
-            for one in views
+            "\n".join(
+                document_lines(
+                    one,
+                    rows.tokenizer_of(one.source) if colour else None,
+                    text=text,
+                    full=full,
+                )
+            )
+            for one in found
         )
     else:
-        names = (field.name for field in fields(StepOptions))
-        refuse_given(("source", *names), "a mixture, and this is a dataset")
+        refuse_given(("source", *STEPS), "a mixture, and this is a dataset")
         dataset = Dataset.open(dataset_root(target))
         with show_progress("search") as progress:
-            views = show_documents(dataset, query, watch=_watch(progress))
-        lines = (render(one, full=query.full, colour=_colour(), found=text) for one in views)
+            documents = show_documents(dataset, query, watch=_watch(progress))
+        views, tokenizer = documents, dataset.tokenizer if colour else None
+        lines = (render(one, tokenizer, full=full, found=text) for one in documents)
     if as_json:
-        click.echo(json.dumps([one.to_json() for one in views], indent=1))
+        print_json(views)
     else:
         _echo(lines)
     return len(views)
 
 
-def _batches(lock: Lock, options: StepOptions) -> Batches | None:
-    """Return the steps of the run, or of the sizes given; None where there are neither."""
-    from olm_data.order.steps import StepSizes
+def _batches(rows: LockRows, options: StepOptions) -> Batches | None:
+    """Return the steps that the options describe; say what of the run's log is left out."""
     from olm_data.show.steps import Batches
 
-    _require("micro-batch-size", options.micro_batch_size, world=options.world)
     if options.run is not None:
         refuse_given(("global_batch", "skip"), "steps without --run, which has its own")
-        run = _read_run(options.run)
-        sizes, skip = run.batch_sizes, list(run.skip())
-        microbatch = options.micro_batch_size or run.microbatch_size
-    elif options.global_batch is not None:
-        run, sizes = None, StepSizes.constant(options.global_batch)
-        skip, microbatch = [_range(text) for text in options.skip], options.micro_batch_size
-    elif options.skip or options.world:
-        raise _no_size("--skip" if options.skip else "--world")
-    else:
-        return None
-    return Batches(
-        lock,
-        batch_sizes=sizes,
-        world_size=options.world,
-        microbatch_size=microbatch,
-        skip=skip,
-        run=run,
-    )
-
-
-def _no_size(where: str) -> UsageError:
-    return UsageError(
-        "the size of a step is not known",
-        where=where,
-        fix="add --run RUN, or --global-batch TOKENS (data_loader.global_batch_size)",
-    )
-
-
-def _require(name: str, value: int | None, **needed: int | None) -> None:
-    """Refuse an option that has no effect without another.
-
-    Raises:
-        UsageError: it is given and the other is not.
-    """
-    ((other, there),) = needed.items()
-    if value is not None and there is None:
-        raise UsageError(f"--{name} needs --{other}", fix=f"add --{other} N")
-
-
-def _read_run(folder: str) -> Run:
-    """Read a run folder; say what of its log is left out."""
-    from olm_data.run_log.run import Run
-
-    run = Run.read(folder)
-    for remark in run.notes:
+    batches = Batches.of(rows, options)
+    for remark in batches.run.notes if batches and batches.run else ():
         warn(remark)
-    return run
-
-
-def _range(text: str) -> tuple[int, int]:
-    first, _, end = text.partition(":")
-    if not (first.isdecimal() and end.isdecimal()):
-        raise UsageError(
-            f"{text!r} is not a range of rows",
-            where="--skip",
-            fix="write FIRST:END, for example --skip 4096:8192",
-        )
-    return int(first), int(end)
+    return batches
 
 
 def _watch(progress: Progress) -> Callable[[int, int], None]:

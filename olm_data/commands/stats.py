@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import click
 
-from olm_data.commands.said import note, show_progress
+from olm_data.commands.said import note, print_json, show_progress
 from olm_data.errors import typed
 
 WITHOUT_TERMINAL = 120
@@ -45,7 +44,7 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
 
         write_stats_page(found, page)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
+        print_json(found)
     else:
         width = shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
         click.echo("\n".join(stats_lines(found, width)))

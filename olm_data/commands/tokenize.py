@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
 
 import click
 
 from olm_data.commands.recipe_options import RUN, recipe_options
-from olm_data.commands.running import make_runner, print_done, print_plan
-from olm_data.commands.said import note, show_progress
-from olm_data.errors import printable
-from olm_data.tokenization.recipe import Recipe, read_recipe
-
-if TYPE_CHECKING:
-    from olm_data.dataset.plan import Plan
-    from olm_data.progress import Progress
-    from olm_data.tokenization.request import Request
-    from olm_data.tokenization.run import Summary
-
-WORKER_MODULES = ("olm_data.runners.local", "olm_data.tokenization.job", "tokenizers")
-FAST_MODULES = ("awkward", "gigatoken")
-"""What a worker needs, imported once for all of them."""
+from olm_data.commands.running import run_and_print
+from olm_data.tokenization.recipe import FieldValue, read_recipe
 
 
 @click.command()
@@ -43,7 +29,9 @@ FAST_MODULES = ("awkward", "gigatoken")
     is_flag=True,
     help="Print events as JSON Lines; the last one is the result.",
 )
-def tokenize(inputs: tuple[str, ...], given: dict[str, Any], dry_run: bool, as_json: bool) -> None:
+def tokenize(
+    inputs: tuple[str, ...], given: Mapping[str, FieldValue], dry_run: bool, as_json: bool
+) -> None:
     """Turn text into a dataset of tokens. Run it again after an interruption: it goes on.
 
     \b
@@ -52,68 +40,4 @@ def tokenize(inputs: tuple[str, ...], given: dict[str, Any], dry_run: bool, as_j
     olm-data tokenize --source fineweb-edu        sample-10BT, gpt2, ./tokens/fineweb-edu-...
     olm-data tokenize recipe.yaml --workers 8     each option is a field of the file, too
     """
-    recipe = read_recipe(inputs, given)
-    done = run(recipe, dry_run=dry_run, begin=partial(show_progress, "tokenize", as_json=as_json))
-    if isinstance(done, Planned):
-        print_plan(done.request, done.plan, as_json=as_json)
-    else:
-        print_done(done.request, done.summary, done.workers, done.progress, as_json=as_json)
-
-
-class Planned(NamedTuple):
-    """What a dry run found."""
-
-    request: Request
-    plan: Plan
-
-
-class Done(NamedTuple):
-    """What a run made, `workers` tasks at a time."""
-
-    request: Request
-    summary: Summary
-    workers: int
-    progress: Progress
-
-
-def run(recipe: Recipe, *, dry_run: bool = False, begin: Callable[[], Progress]) -> Planned | Done:
-    """Do what a recipe says.
-
-    Args:
-        dry_run: plan it, and write nothing.
-        begin: called at the start, returns what shows how far the work is.
-
-    Raises:
-        OlmError: see `tokenization.run.tokenize`; fields that do not go together.
-    """
-    if recipe.runner == "local" and not dry_run:
-        from olm_data.runners import fork_server
-
-        # before all else is imported: on another core, the server of the workers imports the same
-        fast = () if recipe.encoder == "hf" else FAST_MODULES
-        fork_server.start(WORKER_MODULES + fast)
-    progress = begin()
-    from olm_data.sources.standard_input import spooled
-    from olm_data.tokenization.request import prepare, refuse_identical, require_own
-
-    require_own(recipe)
-    spool = spooled(recipe.inputs, recipe.format, recipe.runner, note)
-    inputs: Sequence[str] = click.get_current_context().with_resource(spool)
-    request = prepare(recipe, inputs)
-    if recipe.tokenizer is None or recipe.output is None:
-        name = printable(request.tokenizer.name)
-        note(f"tokenizer {name}, output {printable(request.output)}")
-    if dry_run:
-        from olm_data.dataset.folder import refuse_place
-        from olm_data.storage.store import Store
-
-        refuse_place(Store(request.output, single_writer=recipe.single_writer))
-        plan = request.plan()
-        if not recipe.allow_duplicates:
-            refuse_identical(request.source)
-        return Planned(request, plan)
-    from olm_data.tokenization import run as verb
-
-    runner = make_runner(recipe)
-    summary = verb.tokenize(request, runner=runner, progress=progress)
-    return Done(request, summary, runner.workers, progress)
+    run_and_print(read_recipe(inputs, given), "tokenize", dry_run=dry_run, as_json=as_json)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from olm_data.commands.said import note, refuse_given, show_progress, warn
+from olm_data.commands.said import note, print_json, refuse_given, show_progress, warn
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
@@ -16,6 +14,7 @@ from olm_data.errors import InputError, UsageError, ValidationError, typed
 @click.option("--seed", type=click.IntRange(0), help="Which blocks and shards.  [default: 0]")
 @click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
 @click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
+@click.option("--trust", is_flag=True, help="With --deep: import a source that it names.")
 @click.option("--lock", help="Of a RUN: its lock.  [default: the copy in its newest checkpoint]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
@@ -26,6 +25,7 @@ def verify(
     seed: int | None,
     deep: bool,
     root: str | None,
+    trust: bool,
     lock: str | None,
     as_json: bool,
 ) -> None:
@@ -43,7 +43,7 @@ def verify(
     """
     from olm_data.counts import parse_share
     from olm_data.kinds import kind_of, require
-    from olm_data.verify import run as verb
+    from olm_data.verify import datasets as verb
 
     is_run = kind_of(target) == "run"
     if is_run:
@@ -60,13 +60,15 @@ def verify(
         raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
     if root is not None and not deep:
         raise UsageError("--root is for --deep", fix="add --deep, or leave --root out")
+    if trust and not deep:
+        raise UsageError("--trust is for --deep", fix="add --deep, or leave --trust out")
     if seed is not None and share is None and not deep:
         raise UsageError("--seed is for --sample and --deep", fix="add one of them")
     asked = None
     if deep:
         from olm_data.verify.deep import DEFAULT_SHARE, Deep
 
-        asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0)
+        asked = Deep(root=root, share=share or DEFAULT_SHARE, seed=seed or 0, trust=trust)
     with show_progress("verify") as progress:
         report = verb.verify(
             target,
@@ -82,7 +84,7 @@ def verify(
             ),
         )
     if as_json:
-        click.echo(json.dumps(report.to_json(), indent=1))
+        print_json(report)
     else:
         click.echo("\n".join(verb.report_lines(report)))
     if not report.ok:
@@ -99,8 +101,7 @@ def verify(
 
 def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json: bool) -> None:
     from olm_data.tables import console
-    from olm_data.verify.training import find_lock, read_log, verify_training
-    from olm_data.verify.training_text import print_training
+    from olm_data.verify.training import find_lock, print_training, read_log, verify_training
 
     log = read_log(folder)
     for remark in log.notes:
@@ -109,7 +110,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
         raise InputError(
             "the run has logged no step",
             where=folder,
-            fix="train first; trainer.callbacks.metric_saver writes the log",
+            fix="train first; trainer.callbacks.metrics_logger writes the log",
         )
     with show_progress("verify") as progress:
         found = verify_training(
@@ -118,7 +119,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
             watch=lambda done, total: progress.update(done / total, f"{done:,} steps"),
         )
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1))
+        print_json(found)
     else:
         print_training(found, console())
     if not found.agrees:

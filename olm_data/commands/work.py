@@ -18,7 +18,10 @@ from olm_data.commands.said import note
 @click.option("--part", help="Of these tasks, those of part INDEX/COUNT.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes.")
 @click.option("--name", help="Name of this worker's heartbeat.  [default: host and process id]")
-def work(output: str, tasks: str, part: str | None, workers: int, name: str | None) -> None:
+@click.option("--trust", is_flag=True, help="Import classes that the run names: I trust it.")
+def work(
+    output: str, tasks: str, part: str | None, workers: int, name: str | None, trust: bool
+) -> None:
     """Do some tasks of a run that `olm-data tokenize` began, from what is in storage alone.
 
     \b
@@ -31,14 +34,16 @@ def work(output: str, tasks: str, part: str | None, workers: int, name: str | No
 
     # Batch systems end a job by SIGTERM, and after a grace time by SIGKILL.
     signal.signal(signal.SIGTERM, _interrupt)
-    worked = verb.work(
+    wanted = verb.find_tasks(output, tasks, part)
+    done = verb.work(
         output,
-        verb.find_tasks(output, tasks, part),
+        wanted,
         workers=workers,
         name=name or f"work-{socket.gethostname()}-{os.getpid()}",
         note=note,
+        trust=trust,
     )
-    click.echo(f"{worked.done:,} tasks done, {worked.kept:,} were finished before")
+    click.echo(f"{done:,} tasks done, {len(wanted) - done:,} were finished before")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

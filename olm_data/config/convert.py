@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from fractions import Fraction
 from operator import ge, gt, le, lt
@@ -23,20 +25,33 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.hints import (
+    Annotations,
     FilePath,
     OneOf,
+    Parts,
     Reader,
+    choices,
     fields_of,
     hints_of,
     is_section,
     is_union,
     kinds_of,
     name_of,
+    parts_of,
     plain,
+    rest_of,
+)
+from olm_data.config.import_path import (
+    entry_names,
+    entry_path,
+    import_path,
+    is_import_path,
+    load_class,
 )
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values, short
 from olm_data.errors import OlmError, UsageError, printable
+from olm_data.redaction import MASK
 
 T = TypeVar("T")
 
@@ -68,9 +83,12 @@ def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
 
 
 def as_dict(config: Any) -> Any:
-    """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values."""
+    """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values.
+
+    A field with `repr=False` is a credential: what it holds is `***`.
+    """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: as_dict(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return _fields_as_dict(config)
     if isinstance(config, Enum):
         return config.value
     if isinstance(config, Mapping):
@@ -78,6 +96,42 @@ def as_dict(config: Any) -> Any:
     if isinstance(config, (list, tuple)):
         return [as_dict(value) for value in config]
     return config
+
+
+def _fields_as_dict(config: Any) -> Any:
+    kind: Any = type(config)
+    hints, rest = _hints_with_parts(kind)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not field.repr and value is not None:
+            value = MASK
+        value = _part_as_dict(hints.get(field.name), value)
+        found |= value if field.name == rest else {field.name: value}
+    return found
+
+
+@functools.cache
+def _hints_with_parts(kind: Any) -> tuple[Annotations, str | None]:
+    """Return the annotations where parts of one's own may stand, and the field of the rest."""
+    try:
+        hints, rest = hints_of(kind), rest_of(kind)
+    except NameError:  # they cannot be resolved: of no class that `parse` makes
+        return {}, None
+    return {n: h for n, h in hints.items() if parts_of(h) is not None or n == rest}, rest
+
+
+def _part_as_dict(hint: Any, value: Any) -> Any:
+    """Return a value as JSON; a part that is none of the kinds of its field by its import path."""
+    kind = plain(hint)[0]
+    if get_origin(kind) is dict:
+        return {str(key): _part_as_dict(get_args(kind)[1], item) for key, item in value.items()}
+    found = as_dict(value)
+    if parts_of(hint) is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
+        found = {"name": import_path(type(value))} | {
+            key: item for key, item in found.items() if key != "name"
+        }
+    return found
 
 
 def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
@@ -95,6 +149,8 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     for note in notes:
         if isinstance(note, Reader):
             return _read(note, value, values, path)
+        if isinstance(note, Parts) and _is_part(note, kind, value):
+            return _part(note, hint, value, values, path)
         if isinstance(note, OneOf) and value not in list(note.names()):
             raise values.wrong_type(path, hint, value)
     found = _of_kind(kind, hint, value, values, path)
@@ -134,6 +190,58 @@ def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     return found
 
 
+def _is_part(parts: Parts, kind: Any, value: Any) -> bool:
+    """Whether a value is, or names, a part of one's own."""
+    if not isinstance(value, dict):
+        return isinstance(value, parts.base) and is_section(type(value))
+    name = value.get("name")
+    known = [each for one in kinds_of(kind) if is_section(one) for each in _names_of(one)]
+    if not known and kind is parts.base and not is_section(kind):
+        return True  # there are no kinds but those of one's own
+    return is_part_name(name, parts.group, known)
+
+
+def _names_of(kind: Any) -> list[Any]:
+    return choices(hints_of(kind).get("name"))
+
+
+def is_part_name(name: object, group: str, known: Iterable[Any] = ()) -> bool:
+    """Whether a name is an import path, or an entry point of a group, and none that is known."""
+    if not isinstance(name, str) or name in list(known):
+        return False
+    return is_import_path(name) or entry_path(group, name) is not None
+
+
+def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
+    """Return the part that a mapping names, its class imported; or the part that it is."""
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name")
+    if not isinstance(name, str):
+        raise values.missing((*path, "name"), str)
+    where = values.where((*path, "name"))
+    found = name if is_import_path(name) else entry_path(parts.group, name)
+    if found is None:
+        raise values.unknown_kind(path, name, entry_names(parts.group))
+    if not values.imports:
+        raise UsageError(
+            f"{printable(dotted(path))} is a class of somebody's own: {short(found)}",
+            where=where,
+            why="the configuration came with something else, and an import runs code",
+            fix="name the class in a configuration of your own",
+        )
+    kind = load_class(found, parts.base, where=where)
+    if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
+        raise UsageError(
+            f"{printable(found)} is not a dataclass that can be made",
+            where=where,
+            fix="decorate it with @dataclass(frozen=True, kw_only=True), and write all methods "
+            f"that {parts.base.__name__} leaves open",
+        )
+    given = {key: item for key, item in value.items() if key != "name"}
+    return _section(kind, hint, given, values, path)
+
+
 def _keeps(limits: Meta, value: Any) -> bool:
     """Whether a value is within what an annotation allows; fractions are compared exactly."""
     pairs = ((limits.ge, ge), (limits.gt, gt), (limits.le, le), (limits.lt, lt))
@@ -145,7 +253,7 @@ def _keeps(limits: Meta, value: Any) -> bool:
 
 
 def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
-    if value is None and values.nulls and type(None) in get_args(union):
+    if value is None and not values.digits_only and type(None) in get_args(union):
         return None
     kinds = kinds_of(union)
     if len(kinds) == 1:
@@ -183,24 +291,38 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     """Return the dataclass or Struct `kind`, made of a mapping."""
     if isinstance(value, kind):
         return value
-    given = values.section(path, hint, value)
+    given = {} if value is None else value  # `speed_monitor:` with nothing after it is an empty one
+    if not isinstance(given, dict):
+        raise values.wrong_type(path, hint, value)
     fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
-    for name in given:
-        if name not in fields:
-            raise values.unknown_field((*path, name), fields)
+    rest = rest_of(kind)
+    known = [name for name in fields if name != rest]
+    others = {}
+    for name, item in given.items():
+        if name not in known:
+            if rest is None or not isinstance(item, dict) or "name" not in item:
+                raise values.unknown_field((*path, name), known)
+            others[name] = item
     parsed = {
-        name: _convert(hints[name], item, values, (*path, name)) for name, item in given.items()
+        name: _convert(hints[name], item, values, (*path, name))
+        for name, item in given.items()
+        if name not in others
     }
+    if rest is not None:
+        parsed[rest] = _convert(hints[rest], others, values, path)
     for name, field in fields.items():
         if name not in parsed and field.default is None:
             raise values.missing((*path, name), hints[name])
     try:
         return kind(**parsed)
     except OlmError as error:
-        inner = tuple((error.where or "").split("."))
-        deeper = inner if inner[: len(path)] == path else (*path, *inner)
+        inner = (error.where or "").split(".")
+        deeper = (*path, *inner) if inner[0] in fields else path
         raise UsageError(
-            error.what, where=values.where(deeper), why=error.why, fix=error.fix
+            f"{printable(dotted(deeper))}: {error.what}" if deeper else error.what,
+            where=values.where(deeper),
+            why=error.why,
+            fix=error.fix,
         ) from error
 
 

@@ -25,6 +25,12 @@ from olm_data.counts import parse_count
 FilePath = NewType("FilePath", str)
 """A local path or URL. Relative ones in a file count from that file's folder."""
 
+Schema = dict[str, Any]
+"""A JSON Schema."""
+
+Annotations = dict[str, Any]
+"""Field -> its type; Python has no type for these."""
+
 _TITLE = re.compile(r"[A-Z]\w+:$")
 _SIMPLE = {
     int: "an integer",
@@ -33,6 +39,10 @@ _SIMPLE = {
     str: "text",
     bool: "true or false",
 }
+
+
+LocalPath = Annotated[FilePath, Meta(pattern="^(?!.*://)", description="a folder on a local disk")]
+"""A path that is no URL."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,7 +57,7 @@ class Reader:
 
     read: Callable[[Any], Any]
     says: str
-    schema: Mapping[str, Any]
+    schema: Schema
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +65,24 @@ class OneOf:
     """Annotation of a text that is one of the names which a registry has when it is read."""
 
     names: Callable[[], Iterable[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Annotation of a section that may also be somebody else's dataclass, named by import path.
+
+    Attributes:
+        base: what the class has to be a subclass of.
+        group: entry points by which packages give such classes a short name.
+    """
+
+    base: type
+    group: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """Annotation of the field that takes the names which a section does not know: a mapping."""
 
 
 Count = Annotated[int, Reader(parse_count, "a count", {"type": ["integer", "string"]})]
@@ -112,7 +140,7 @@ def is_section(kind: Any) -> bool:
 
 
 @functools.cache
-def hints_of(config: Any) -> dict[str, Any]:
+def hints_of(config: Any) -> Annotations:
     """Return the annotations of a section's fields, with what `Annotated` adds."""
     return get_type_hints(config, include_extras=True)
 
@@ -134,6 +162,16 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 def is_union(hint: Any) -> bool:
     """Whether `hint` is `A | B`."""
     return get_origin(hint) in (Union, types.UnionType)
+
+
+def parts_of(hint: Any) -> Parts | None:
+    """Return what else a section may be, None: nothing."""
+    return next((note for note in plain(hint)[1] if isinstance(note, Parts)), None)
+
+
+def rest_of(config: Any) -> str | None:
+    """Return the field of a section that takes the names it does not know, None: there is none."""
+    return next((n for n, hint in hints_of(config).items() if Rest() in plain(hint)[1]), None)
 
 
 def name_of(kind: Any) -> Any:
@@ -186,13 +224,30 @@ def describe(hint: Any) -> str:
     return getattr(kind, "__name__", str(kind))
 
 
+def example_of(hint: Any) -> str | None:
+    """Return what `Meta(examples=[...])` shows of a value, as it stands in a file after the key."""
+    return next((note.examples[0] for note in _metas(hint) if note.examples), None)
+
+
+def reason_of(hint: Any) -> str | None:
+    """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
+    said = (note.description for note in _metas(hint) if note.pattern is None)
+    return next((text for text in said if text), None)
+
+
+def _metas(hint: Any) -> list[Meta]:
+    return [note for note in plain(hint)[1] if isinstance(note, Meta)]
+
+
 def _within(hint: Any) -> str:
-    limits = [words for n in plain(hint)[1] if isinstance(n, Meta) and (words := bounds(n))]
+    limits = [words for note in _metas(hint) if (words := bounds(note))]
     return f" ({', '.join(limits)})" if limits else ""
 
 
 def bounds(meta: Meta) -> str:
     """Return a constraint in words: "at least 1", "above 0 and at most 10", "2 or more values"."""
+    if meta.ge is not None and meta.ge == meta.le:
+        return f"{meta.ge}"
     said = [
         f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit:,}"
         for word, limit in (

@@ -14,6 +14,8 @@ from typing import Any
 from olm_data.errors import UsageError, printable
 
 KeyPath = tuple[str | int, ...]
+PlainMapping = dict[str, Any]
+"""Nested plain values, as a file has them before anything is known of their types."""
 
 _PART = re.compile(r"""(?:^|\.)([^.\[\]"']+)|\[(\d+)\]|\[(?:"([^"]*)"|'([^']*)')\]""")
 _PLAIN = re.compile(r"""[^.\[\]"']+""")
@@ -49,7 +51,7 @@ def parse_path(text: str) -> KeyPath | None:
     return tuple(path) if path and isinstance(path[0], str) else None
 
 
-def put(data: dict[str, Any], path: KeyPath, value: Any, *, where: str) -> None:
+def put(data: PlainMapping, path: KeyPath, value: Any, *, where: str) -> None:
     """Put `value` at `path` of `data`, in place; missing mappings on the way are made.
 
     A list has to be there already; the place just behind its end adds an item.

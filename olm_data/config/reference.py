@@ -32,6 +32,7 @@ from olm_data.config.hints import (
     kinds_of,
     name_of,
     plain,
+    rest_of,
 )
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
@@ -69,8 +70,8 @@ def refresh(page: str, config: Any) -> str:
     tables: dict[str, list[str]] = {REST: []}
     for field in fields_of(config):
         hint = hints_of(config)[field.name]
-        if is_section(hint):
-            tables[field.name] = list(_lines(hint, f"{field.name}."))
+        if is_section(plain(hint)[0]):
+            tables[field.name] = list(_lines(plain(hint)[0], f"{field.name}."))
         else:
             tables[REST].append(_line(field.name, _row(config, field, hint)))
 
@@ -83,6 +84,10 @@ def refresh(page: str, config: Any) -> str:
 def _lines(config: Any, prefix: str) -> Iterator[str]:
     for field in fields_of(config):
         hint, name = hints_of(config)[field.name], prefix + field.name
+        if field.name == rest_of(config):
+            meaning = attributes(config).get(field.name, "")
+            yield _line(f"{prefix}NAME", Row("mapping with `name: module:Class`", "-", meaning))
+            continue
         sections = [kind for kind in kinds_of(plain(hint)[0]) if is_section(kind)]
         row = _row(config, field, hint)
         if len(sections) > 1:

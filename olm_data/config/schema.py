@@ -8,6 +8,7 @@ else is left to `parse`, which knows more. Never: reads or writes files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -15,22 +16,26 @@ from typing import Any, get_args, get_origin
 
 from msgspec import Meta
 
-from olm_data.config.convert import as_dict
+from olm_data.config.convert import as_dict, is_part_name
 from olm_data.config.hints import (
     FilePath,
     Reader,
+    Schema,
     attributes,
     choices,
     fields_of,
     hints_of,
     is_section,
     is_union,
+    parts_of,
     plain,
+    rest_of,
 )
 from olm_data.config.path import KeyPath
 from olm_data.config.values import Values
 
-Schema = dict[str, Any]
+_ENTRY_POINTS = "x-entry-points"
+"""Key of a schema: what it describes is a part of one's own, or of the packages of this group."""
 
 _SIMPLE = {
     int: "integer",
@@ -68,12 +73,20 @@ def schema_of(config: Any, title: str, *, counts: bool = True) -> Schema:
     }
 
 
+def modeline(schema: Path, folder: str = ".") -> str:
+    """Return the first line of a YAML file in `folder`, by which editors find its schema."""
+    return f"# yaml-language-server: $schema={Path(os.path.relpath(schema, folder)).as_posix()}"
+
+
 def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[Schema, list[str]]:
     """Return the schemas of the fields of a section, and the names of those without a default."""
     hints, said = hints_of(config), attributes(config)
     found: Schema = {}
     required = []
+    rest = rest_of(config)
     for field in fields_of(config):
+        if field.name == rest:
+            continue
         item = _of(hints[field.name], definitions, counts)
         if text := said.get(field.name):
             item = {**item, "description": text}
@@ -94,6 +107,9 @@ def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
         if isinstance(note, Reader):
             return dict(note.schema)
     found = _of_kind(hint, kind, definitions, counts)
+    if (parts := parts_of(hint)) is not None:
+        own = _part(parts.group)
+        found = {"anyOf": [*found.get("anyOf", [found]), own]} if found else own
     for note in notes:
         if isinstance(note, Meta):
             given = {name: getattr(note, name) for name in _LIMITS}
@@ -102,6 +118,24 @@ def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
                 what = {"array": "Items", "object": "Properties"}.get(found["type"], "Length")
                 found[f"min{what}"] = note.min_length
     return found
+
+
+def _part(group: str) -> Schema:
+    """Return the schema of a part of one's own; its fields are those of a class not known here."""
+    name = {"type": "string", "description": "module:Class"}
+    return {
+        "type": "object",
+        "properties": {"name": name},
+        "required": ["name"],
+        _ENTRY_POINTS: group,
+    }
+
+
+def _other_names(kind: Any, definitions: Schema, counts: bool) -> Schema | bool:
+    rest = rest_of(kind)
+    if rest is None:
+        return False
+    return _of(get_args(plain(hints_of(kind)[rest])[0])[1], definitions, counts)
 
 
 def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:
@@ -117,7 +151,7 @@ def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:
                 "type": "object",
                 "properties": fields,
                 **({"required": required} if required else {}),
-                "additionalProperties": False,
+                "additionalProperties": _other_names(kind, definitions, counts),
             }
         return {"$ref": f"#/$defs/{name}"}
     if known := choices(hint):
@@ -162,8 +196,9 @@ def _check(node: Schema, definitions: Schema, value: Any, values: Values, path: 
             _check(kind, definitions, value, values, path)
     elif isinstance(value, dict):
         known, other = node.get("properties", {}), node.get("additionalProperties")
-        for name in value:
-            if other is False and name not in known:
+        for name, item in value.items():
+            unknown = other is False or (other and _ENTRY_POINTS in other and not _has_name(item))
+            if unknown and name not in known:
                 raise values.unknown_field((*path, name), known)
         for name, item in value.items():
             if inner := known.get(name) or other:
@@ -171,6 +206,16 @@ def _check(node: Schema, definitions: Schema, value: Any, values: Values, path: 
     elif isinstance(value, list) and "items" in node:
         for number, item in enumerate(value):
             _check(node["items"], definitions, item, values, (*path, number))
+
+
+def _names(section: Schema) -> list[Any]:
+    """Return the names that a section may have."""
+    name = section["properties"].get("name", {})
+    return [*name.get("enum", []), name.get("const")]
+
+
+def _has_name(value: Any) -> bool:
+    return isinstance(value, dict) and "name" in value
 
 
 def _named(
@@ -181,6 +226,10 @@ def _named(
         return next((kind for kind in kinds if "items" in kind), None)
     sections = [definitions[k["$ref"].rpartition("/")[2]] for k in kinds if "$ref" in k]
     if not isinstance(value, dict) or not sections:
+        return None
+    groups = [kind[_ENTRY_POINTS] for kind in kinds if _ENTRY_POINTS in kind]
+    known = [name for node in sections for name in _names(node)]
+    if groups and is_part_name(value.get("name"), groups[0], known):
         return None
     if len(sections) == 1:
         result: dict[str, Any] = sections[0]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import yaml
 
-from olm_data.errors import InputError, UsageError, ValidationError, printable, suggest
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.regular_files import open_regular
 
 MAX_BYTES = 1 << 20
@@ -148,37 +148,6 @@ def scalar(text: str, where: str, numbers: Numbers) -> Any:
     if _DECIMAL.fullmatch(text):
         return _decimal(text, where, numbers)
     return text
-
-
-def check_keys(
-    mapping: Mapping[str, Any],
-    allowed: Iterable[str],
-    where: str | Callable[[str], str],
-    *,
-    required: Iterable[str] = (),
-) -> None:
-    """Refuse keys outside `allowed`, naming the nearest known one, and missing `required` keys.
-
-    Args:
-        mapping: what the file or the user gave.
-        allowed: every key that has a meaning here.
-        where: the place for the message, or a function from a key to its place, such as
-            `lambda key: document.where("stages", 0, key)`.
-        required: keys that must be present.
-
-    Raises:
-        UsageError: an unknown or a missing key.
-    """
-    place = where if callable(where) else lambda _key: where
-    allowed = list(allowed)
-    for key in mapping:
-        if key not in allowed:
-            raise UsageError(
-                f"unknown key {printable(key)!r}", where=place(key), fix=suggest(key, allowed)
-            )
-    for key in required:
-        if key not in mapping:
-            raise UsageError(f"the key {key!r} is missing", where=place(key), fix=f"add `{key}:`")
 
 
 def _integer(text: str, where: str) -> int:

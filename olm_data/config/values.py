@@ -12,17 +12,18 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
 from msgspec import Meta
 
 from olm_data.config import strict_yaml
-from olm_data.config.hints import bounds, choices, describe
-from olm_data.config.path import KeyPath, dotted, parse_path, put
+from olm_data.config.hints import bounds, choices, describe, example_of, reason_of
+from olm_data.config.path import KeyPath, PlainMapping, dotted, parse_path, put
 from olm_data.config.strict_yaml import Numbers
 from olm_data.counts import parse_count
-from olm_data.errors import UsageError, printable, suggest
+from olm_data.errors import UsageError, printable, quoted, suggest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
 
@@ -34,31 +35,44 @@ class Values:
         file: the name shown in messages for a value of the file.
         folder: what relative paths in `data` count from.
         lines: line number by key path, of values that came from a file.
+        numbers: how decimals of overrides are read, as those of `data` were.
+        digits_only: an integer is not spelt `95B`, null stands for nothing, and no option replaces
+            a value: the file is the only place where they are.
+        imports: classes may be imported that it names by their paths. Only where the user wrote
+            the names: never for what came with a checkpoint, a model or a dataset.
     """
-
-    numbers: Numbers = "float"
-    nulls: bool = True
-    """Whether an optional field may be given as null."""
 
     def __init__(
         self,
-        data: dict[str, Any],
+        data: PlainMapping,
         *,
         file: str = "config",
         folder: str | os.PathLike[str] = ".",
         lines: Mapping[KeyPath, int] | None = None,
+        numbers: Numbers = "float",
+        digits_only: bool = False,
+        imports: bool = False,
     ) -> None:
         self.data, self.file, self.folder = data, file, Path(folder)
+        self.numbers, self.digits_only = numbers, digits_only
+        self.imports = imports
         self._lines = dict(lines or {})
         self._options: dict[KeyPath, str] = {}
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], *, example: str = "train.yaml") -> Values:
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        example: str = "train.yaml",
+        numbers: Numbers = "float",
+    ) -> Values:
         """Read a YAML file.
 
         Args:
             path: the file; relative paths in it count from its folder.
             example: name of such a file, for the message that there is none.
+            numbers: "exact": decimals are fractions.
 
         Raises:
             UsageError: the file is missing or is not a strict YAML mapping.
@@ -73,10 +87,18 @@ class Values:
                 why=error.strerror,
                 fix=f"give the path of a {example}",
             ) from error
-        document = strict_yaml.load(text, name, numbers=cls.numbers)
+        document = strict_yaml.load(text, name, numbers=numbers)
         if not isinstance(document.value, dict):
             raise UsageError("a configuration is a mapping of names to values", where=name)
-        return cls(document.value, file=name, folder=Path(name).parent, lines=document.lines)
+        folder = Path(name).parent
+        return cls(
+            document.value,
+            file=name,
+            folder=folder,
+            lines=document.lines,
+            numbers=numbers,
+            imports=True,
+        )
 
     def override(self, option: str) -> None:
         """Apply one `--a.b[0].c=value`; the value is YAML, a mapping replaces what stood there.
@@ -146,23 +168,11 @@ class Values:
 
     def whole(self, value: Any) -> Any:
         """Return the integer that `1e6` or `95B` spells, anything else as it is."""
-        if isinstance(value, float) and value.is_integer():
+        if isinstance(value, float | Fraction) and value == value // 1:
             return int(value)
-        if isinstance(value, str):
+        if isinstance(value, str) and not self.digits_only:
             with contextlib.suppress(UsageError):
                 return parse_count(value)
-        return value
-
-    def section(self, path: KeyPath, hint: Any, value: Any) -> dict[str, Any]:
-        """Return the mapping at `path`; `speed_monitor:` with nothing after it is an empty one.
-
-        Raises:
-            UsageError: there is something else.
-        """
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            raise self.wrong_type(path, hint, value)
         return value
 
     def unknown_field(self, path: KeyPath, known: Iterable[str]) -> UsageError:
@@ -183,28 +193,52 @@ class Values:
 
     def missing(self, path: KeyPath, hint: Any) -> UsageError:
         """Return the error that the field at `path` is not given."""
+        if example := example_of(hint):
+            fix = _written(path, example)
+        else:
+            fix = f"add `{path[-1]}: ...` ({describe(hint)})"
+        if not self.digits_only:
+            fix += f", or --{dotted(path)}=... on the command line"
         return UsageError(
             f"{printable(dotted(path))} is missing",
             where=self.where(path[:-1]),
-            fix=f"add `{path[-1]}: ...` ({describe(hint)}), "
-            f"or --{dotted(path)}=... on the command line",
+            why=reason_of(hint),
+            fix=fix,
         )
 
     def wrong_type(self, path: KeyPath, hint: Any, value: Any) -> UsageError:
         """Return the error that the value at `path` is none of the type `hint`."""
-        known = [str(choice) for choice in choices(hint)]
+        fix = None
+        if known := [str(choice) for choice in choices(hint)]:
+            fix = suggest(str(value), known)
+        elif example := example_of(hint):
+            fix = _written(path, example)
         return UsageError(
-            f"{printable(dotted(path))} is {describe(hint)}, not {short(value)}",
+            f"{_named(path)} is {describe(hint)}, not {short(value)}",
             where=self.where(path),
-            fix=suggest(str(value), known) if known else None,
+            fix=fix,
         )
 
     def out_of_bounds(self, path: KeyPath, hint: Any, limits: Meta, value: Any) -> UsageError:
         """Return the error that the value at `path` does not keep the `limits` of `hint`."""
+        empty = limits.min_length is not None and not value
+        example = example_of(hint)
         return UsageError(
-            f"{printable(dotted(path))} is {bounds(limits)}, not {short(value)}",
+            f"{_named(path)} is {'empty' if empty else f'{bounds(limits)}, not {short(value)}'}",
             where=self.where(path),
+            why=reason_of(hint),
+            fix=_written(path, example) if example else None,
         )
+
+
+def _named(path: KeyPath) -> str:
+    return printable(dotted(path)) or "the file"
+
+
+def _written(path: KeyPath, example: str) -> str:
+    """Return an example of a field as it stands in a file; one of several lines is a block."""
+    block = "\n" in example
+    return f"write\n    {path[-1]}:{example}" if block else f"write `{path[-1]}: {example}`"
 
 
 def with_value(name: str, rest: Iterator[str], known: Iterable[str] = ()) -> str:
@@ -238,5 +272,7 @@ def _split(option: str) -> tuple[str, str, str]:
 
 def short(value: Any) -> str:
     """Return a value as a message shows it, cut after 60 characters."""
+    if isinstance(value, Fraction):
+        return quoted(value)
     text = printable(repr(value) if isinstance(value, str) else str(value))
     return text if len(text) <= 60 else text[:57] + "..."

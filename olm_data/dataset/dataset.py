@@ -12,11 +12,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from olm_data.dataset.container import tokens_suffix
+from olm_data.dataset.docs import KeptValue
 from olm_data.dataset.manifest import Manifest, read_manifest
 from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
@@ -37,7 +38,7 @@ class Origin:
     position: int
     position_kind: str
     text_bytes: int
-    columns: dict[str, Any]
+    columns: dict[str, KeptValue]
 
 
 @dataclass(frozen=True, repr=False)
@@ -277,18 +278,17 @@ class Dataset(Sequence[Document]):
         i, local = self._document_shard(number)
         shard = self.shard(i)
         row = shard.docs.row(local)
-        if not 0 <= row["input"] < len(self.manifest.inputs):
+        if not 0 <= row.input < len(self.manifest.inputs):
             raise damaged(shard.store.url(shard.name), f"document {local} names no input")
-        source = self.manifest.inputs[row["input"]]
-        known = ("id", "input", "position", "text_bytes")
+        source = self.manifest.inputs[row.input]
         return Origin(
             number=number,
-            id=row["id"],
+            id=row.id,
             input=source.path,
-            position=row["position"],
+            position=row.position,
             position_kind=source.position,
-            text_bytes=row["text_bytes"],
-            columns={key: value for key, value in row.items() if key not in known},
+            text_bytes=row.text_bytes,
+            columns=row.columns,
         )
 
     def shard_of(self, number: int) -> tuple[str, int]:

@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
 from olm_data.dataset.record import damaged
@@ -97,8 +97,22 @@ class DocsWriter:
         self._rows -= rows
 
 
+KeptValue = str | int | float | bool | None
+"""A value of a kept column."""
+
+
+class DocumentRow(NamedTuple):
+    """A row of `docs.parquet` without `content_hash`; `columns` are the kept ones."""
+
+    id: str | None
+    input: int
+    position: int
+    text_bytes: int
+    columns: dict[str, KeptValue]
+
+
 class DocumentRows:
-    """Reads the `docs.parquet` of one shard; opened on first use.
+    """Reads the `docs.parquet` of one shard; a file is open only while a method reads it.
 
     Args:
         store: dataset folder.
@@ -112,27 +126,32 @@ class DocumentRows:
     def __init__(self, store: Store, name: str, documents: int) -> None:
         self._store, self._name, self._documents = store, name + DOCS, documents
         self._url = store.url(self._name)
-        self._opened: DocsFile | None = None
-        self._group: tuple[int, Any] = (-1, None)
+        self._schema: pa.Schema | None = None
+        self._fetched: bytes | None = None  # of a remote store
+        self._group: tuple[int, pa.Table] | None = None
 
-    def row(self, number: int) -> dict[str, Any]:
-        """Return where document `number` of the shard came from: its row without `content_hash`."""
+    def row(self, number: int) -> DocumentRow:
+        """Return where document `number` of the shard came from."""
         group = number // ROW_GROUP
         with self._errors():
-            if self._group[0] != group:
-                names = [name for name in self.schema().names if name != "content_hash"]
-                self._group = (group, self._file().group(group, names))
-            result: dict[str, Any] = self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
-            return result
+            if self._group is None or self._group[0] != group:
+                with self._file() as file:
+                    names = [name for name in file.schema.names if name != "content_hash"]
+                    self._group = (group, file.group(group, names))
+            values = self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
+            own = {name: values.pop(name) for name in DocumentRow._fields[:-1]}
+            return DocumentRow(**own, columns=values)
 
     def schema(self) -> pa.Schema:
         """Return the columns."""
-        return self._file().schema
+        if self._schema is None:
+            with self._file() as file:
+                self._schema = file.schema
+        return self._schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, some columns of at most 65,536 at a time."""
-        with self._errors():
-            file = self._file()
+        with self._file() as file:
             for group in range(file.groups):
                 yield from dense(file.group(group, columns))
 
@@ -143,18 +162,20 @@ class DocumentRows:
         kinds = pa.schema([self.schema().field(name) for name in columns])
         return pa.Table.from_batches(self.batches(columns), kinds)
 
-    def _file(self) -> DocsFile:
-        if self._opened is None:
-            with self._errors():
-                self._opened = DocsFile(self._open(), self._documents)
-                _check_columns(self._opened.schema)
-        return self._opened
+    @contextmanager
+    def _file(self) -> Iterator[DocsFile]:
+        with self._errors(), self._open() as raw:
+            file = DocsFile(raw, self._documents)
+            _check_columns(file.schema)
+            yield file
 
     def _open(self) -> IO[bytes]:
         try:
-            if self._store.remote:
-                return io.BytesIO(self._store.read(self._name, limit=MAX_BYTES))
-            return self._store.open(self._name)
+            if not self._store.remote:
+                return self._store.open(self._name)
+            if self._fetched is None:
+                self._fetched = self._store.read(self._name, limit=MAX_BYTES)
+            return io.BytesIO(self._fetched)
         except FileNotFoundError as error:
             raise damaged(self._url, "the file is missing") from error
 

@@ -6,7 +6,8 @@ finds and reads them. Each is a frozen Struct, picklable, made of strings and in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
 
 import msgspec
 
@@ -17,7 +18,7 @@ from olm_data.select.where import Node, parse
 if TYPE_CHECKING:
     import pyarrow as pa  # training opens manifests and needs no Arrow
 
-Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub"]
+Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub", "own"]
 PositionKind = Literal["row", "line", "byte"]
 
 Share = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}(?:/0*[1-9][0-9]{0,17})?$")]
@@ -43,7 +44,8 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             prefixed by the repository (`HuggingFaceFW/fineweb-edu/...`, `pylib:...`); digested.
         url: where to read it (absolute local path, or URL without credentials); never
             digested.
-        bytes: size of the file as stored; 0 when it is not known before reading (format "hub").
+        bytes: size of the file as stored; 0 when it is not known before reading (formats "hub" and
+            "own").
         revision: opaque string that changes when the content may have changed (mtime and size, or
             ETag); never digested. Compare with `current_revision(input)`.
         format: how to read it.
@@ -77,8 +79,18 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False)
     bytes: Size
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to take from each record; all of it but `batch_bytes` changes bytes and is digested.
+T = TypeVar("T")
+
+
+def written(default: T) -> T:
+    """Return a field's default that is written, too, where others are left out of the file."""
+    return msgspec.field(default_factory=lambda: default)
+
+
+class RecordOptions(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What to take from each record: all of it changes bytes and is digested.
 
     Attributes:
         text_column: the column or JSON field with the text.
@@ -93,42 +105,40 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         where: the condition a record must meet to be read further (see `where.py`), or None.
         exclude: digest of the ids to leave out (`select.IdSet.sha256`), or None.
         sample: share of the documents to draw by their texts, a fraction's text, or None for all.
-        seed: of the draw.
+        seed: of the draw; None where nothing is drawn.
         on_invalid: what becomes of text that is not UTF-8 or holds a lone surrogate: "skip" drops
             it, "replace" puts U+FFFD for what cannot be decoded. "error" reads like "skip"; whoever
             counts the drops makes an error of the first.
         on_unknown: what becomes of a document of which something is the unknown token: "keep" or
             "drop". Reading keeps it; whoever encodes drops it.
-        batch_bytes: batches end once they hold this much text; one document may be larger.
     """
 
-    text_column: str = "text"
-    id_column: str | None = None
-    keep: tuple[tuple[str, KeepType], ...] = ()
-    separator: str | None = None
+    text_column: str = written("text")
+    id_column: str | None = written(None)
+    keep: tuple[tuple[str, KeepType], ...] = written(())
+    separator: str | None = written(None)
     delimiter: str | None = None
     where: str | None = None
     exclude: str | None = None
     sample: Share | None = None
-    seed: int = 0
+    seed: int | None = None
     on_invalid: OnInvalid = "skip"
     on_unknown: OnUnknown = "keep"
-    batch_bytes: Size = 4 << 20
 
-    def stored(self) -> dict[str, Any]:
-        """Return the options as a JSON object: those that are always told, and those in use."""
-        value = _lists(msgspec.to_builtins(self))
-        return {name: value[name] for name in self.__struct_fields__ if self._is_stored(name)}
+    def __post_init__(self) -> None:
+        for name in ("on_invalid", "on_unknown"):  # msgspec knows a default by identity
+            msgspec.structs.force_setattr(self, name, sys.intern(getattr(self, name)))
+        seed = (self.seed or 0) if self._uses_seed() else None
+        msgspec.structs.force_setattr(self, "seed", seed)
 
-    def _is_stored(self, name: str) -> bool:
-        if name in ("text_column", "id_column", "keep", "separator"):
-            return True
-        if name == "seed":
-            return self.sample is not None
-        if name == "on_invalid":  # an error changes no byte: it makes no dataset
-            return self.on_invalid == "replace"
-        value = getattr(self, name)
-        return name != "batch_bytes" and value is not None and value != "keep"
+    def _uses_seed(self) -> bool:
+        return self.sample is not None
+
+    @property
+    def recorded(self) -> Self:
+        """As files keep it: to stop at invalid text changes no byte, as it makes no dataset."""
+        stops = self.on_invalid == "error"
+        return msgspec.structs.replace(self, on_invalid="skip") if stops else self
 
     @property
     def keep_schema(self) -> pa.Schema | None:
@@ -145,8 +155,11 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return None if self.where is None else parse(self.where)
 
 
-def _lists(value: Any) -> Any:
-    """Return a value with lists for tuples, as it is when it is read again."""
-    if isinstance(value, dict):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+class ReadOptions(RecordOptions, frozen=True, kw_only=True):
+    """How to read: what to take from each record, and how much at a time.
+
+    Attributes:
+        batch_bytes: batches end once they hold this much text; one document may be larger.
+    """
+
+    batch_bytes: Size = written(4 << 20)

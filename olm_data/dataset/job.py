@@ -8,7 +8,7 @@ output itself.
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -17,9 +17,52 @@ from olm_data.canonical import digest
 from olm_data.dataset.choices import SpecialPolicy
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.manifest import JOB
+from olm_data.errors import ValidationError
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
-from olm_data.tokenizer.tokenizer import TokenizerIdentity
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
+
+
+class TokenizerIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names a tokenizer beside the bytes of its `tokenizer.json`, as the job of a run keeps it."""
+
+    name: str
+    sha256: str
+    probe_sha256: str
+    eos_token: str | None
+    bos_token: str | None
+
+    @classmethod
+    def of(cls, spec: TokenizerSpec) -> TokenizerIdentity:
+        """Return what names a tokenizer."""
+        return msgspec.convert(spec, cls, from_attributes=True)
+
+    def open(self, json_bytes: bytes) -> TokenizerSpec:
+        """Return the tokenizer in these bytes, proved on this machine.
+
+        Raises:
+            ValidationError: the file is another one, or the library here reads it differently.
+        """
+        spec = spec_from_bytes(
+            json_bytes,
+            name=self.name,
+            eos=self.eos_token or "none",
+            bos=self.bos_token or "none",
+        )
+        if spec.sha256 != self.sha256:
+            raise ValidationError(
+                "this is not the tokenizer the run began with",
+                where=self.name,
+                fix="run the whole tokenize command again",
+            )
+        if spec.probe_sha256 != self.probe_sha256:
+            raise ValidationError(
+                "the tokenizers library of this machine gives other ids than the run began with",
+                where=self.name,
+                why="its shards would not fit the others",
+                fix="install the same version of tokenizers everywhere",
+            )
+        return spec
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,20 +100,16 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     duplicates: Literal["keep", "find", "drop"]
     digest: str = ""
 
-    def stored(self) -> dict[str, Any]:
-        """Return the job as a JSON object."""
-        read = self.read.stored() | {"batch_bytes": self.read.batch_bytes}
-        result: dict[str, Any] = msgspec.to_builtins(self) | {"read": read}
-        return result
-
     def compute_digest(self) -> str:
         """Return the digest that the content should have."""
-        return digest({name: item for name, item in self.stored().items() if name != "digest"})
+        content = msgspec.to_builtins(self)
+        del content["digest"]
+        return digest(content)
 
     def encode(self) -> bytes:
         """Return the bytes of `job.json`, with the digest of the content."""
-        content = self.stored() | {"digest": self.compute_digest()}
-        return json.dumps(content, indent=1).encode() + b"\n"
+        content = msgspec.structs.replace(self, digest=self.compute_digest())
+        return json.dumps(msgspec.to_builtins(content), indent=1).encode() + b"\n"
 
     @classmethod
     def read_from(cls, store: Store, *, checked: bool = True) -> JobFile:

@@ -21,11 +21,12 @@ import numpy as np
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.choices import Container
 from olm_data.dataset.container import CONTAINERS, tokens_header, tokens_suffix
-from olm_data.dataset.inputs import ReadOptions
-from olm_data.dataset.options import ImportedOptions, Options, Split, read_options
-from olm_data.dataset.record import WINDOWS, ShardRecord
+from olm_data.dataset.inputs import RecordOptions
+from olm_data.dataset.options import ImportedOptions, Options, Split, decode_options
+from olm_data.dataset.record import ShardRecord
 from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
+from olm_data.dataset.windows import WIDTHS, documents_bound, stream_windows
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.storage.json_file import read_json
@@ -44,7 +45,6 @@ FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 _FILES = {"tokens", "ends", "docs", "record"}
-_WIDTHS = {str(width) for width in WINDOWS}
 
 
 class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,23 +95,22 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     plan: str
     first_shard: Size
     first_input: Size
-    stored_options: dict[str, Any] = msgspec.field(name="options")
-
-    @property
-    def options(self) -> ReadOptions:
-        """How the inputs were read."""
-        return msgspec.convert(self.stored_options, ReadOptions)
+    options: RecordOptions
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of `manifest.json`."""
+    """All of `manifest.json`.
+
+    `stored_options` are the options as canonical JSON: one that a later release has added counts
+    in the digest, too.
+    """
 
     format: str
     version: int
     container: Container
     dtype: str
     tokenizer: TokenizerInfo
-    stored_options: dict[str, Any] = msgspec.field(name="options")
+    stored_options: msgspec.Raw = msgspec.field(name="options")
     plan: str
     inputs: list[InputInfo]
     shards: list[ShardInfo]
@@ -123,6 +122,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stored_tools: dict[str, str] | msgspec.UnsetType = msgspec.field(
         name="tools", default=msgspec.UNSET
     )
+
+    def __post_init__(self) -> None:
+        options = msgspec.json.encode(msgspec.json.decode(self.stored_options), order="sorted")
+        msgspec.structs.force_setattr(self, "stored_options", msgspec.Raw(options))
 
     def compute_digest(self) -> str:
         """Return the sha256 of the canonical JSON without `digest` and `tools`."""
@@ -138,7 +141,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def options(self) -> Options | ImportedOptions:
         """What decided the bytes of the dataset beside its inputs and its tokenizer."""
-        return read_options(self.stored_options)
+        return decode_options(self.stored_options)
 
     @property
     def tokenized(self) -> Options | None:
@@ -178,22 +181,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def documents_bound(self, width: int) -> int:
         """Return a bound on the documents that a window of `width` tokens can touch."""
-        exact = [w for w in map(int, self.max_documents_in) if w >= width]
-        if exact:
-            starts = self.max_documents_in[str(min(exact))]
-        elif self.max_documents_in:
-            widest = max(map(int, self.max_documents_in))
-            starts = -(-width // widest) * self.max_documents_in[str(widest)]
-        else:
-            starts = width
-        return min(width, starts + 1)
+        return documents_bound(self.max_documents_in, width)
 
 
 def build_manifest(
     *,
     tokenizer: TokenizerInfo,
     dtype: np.dtype[Any],
-    options: Options | ImportedOptions | None = None,
+    options: Options | ImportedOptions,
     plan: str,
     inputs: Sequence[InputInfo],
     records: Sequence[tuple[ShardRecord, str]],
@@ -221,7 +216,7 @@ def build_manifest(
         container=container,
         dtype=np.dtype(dtype).name,
         tokenizer=tokenizer,
-        stored_options={} if options is None else options.stored(),
+        stored_options=msgspec.Raw(msgspec.json.encode(options)),
         plan=plan,
         inputs=list(inputs),
         shards=[
@@ -244,35 +239,13 @@ def build_manifest(
             other_split=documents_in - documents - sum(dropped.values()),
         ),
         dropped=dict(sorted(dropped.items())),
-        max_documents_in=_stream_windows([record for record, _ in full]),
+        max_documents_in=stream_windows(
+            [(record.tokens, record.documents, record.windows) for record, _ in full]
+        ),
         added=list(added) or msgspec.UNSET,
         stored_tools=tools.stored(),
     )
     return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
-
-
-def _stream_windows(records: Sequence[ShardRecord]) -> dict[str, int]:
-    """Bound document starts in any window of the logical stream, from the shards' own windows."""
-    if not records:
-        return {}
-    tokens = np.array([r.tokens for r in records], np.int64)
-    documents = np.array([r.documents for r in records], np.int64)
-    token_ends, document_ends = np.cumsum(tokens), np.cumsum(documents)
-    bounds: dict[str, int] = {}
-    for width in WINDOWS:
-        # a shard shorter than the window has no entry for it: all its documents may be inside
-        inside, first, last = (
-            np.array([r.windows.get(str(width), [r.documents] * 3)[i] for r in records], np.int64)
-            for i in range(3)
-        )
-        # a window that starts in shard i ends at the latest in shard j, with all between inside it
-        index = np.arange(len(records))
-        j = np.minimum(np.searchsorted(token_ends, token_ends + width - 1), len(records) - 1)
-        across = last + (document_ends[j] - documents[j] - document_ends) + first[j]
-        bounds[str(width)] = int(max(inside.max(), np.where(j > index, across, 0).max()))
-        if width >= token_ends[-1]:
-            break
-    return bounds
 
 
 def read_manifest(store: Store, digest: str | None = None) -> Manifest:
@@ -388,12 +361,10 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
     for addition in manifest.additions:
         if not _DIGEST.match(addition.parent):
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
-    if not manifest.max_documents_in.keys() <= _WIDTHS:
+    if not manifest.max_documents_in.keys() <= WIDTHS:
         refuse("the windows of documents are not those that olm-data counts", restore)
     try:
-        read_options(manifest.stored_options)
-        for addition in manifest.additions:
-            _ = addition.options
+        _ = manifest.options
     except ValueError as error:
         refuse(f"an option of the manifest cannot be: {printable(str(error))[:200]}", restore)
     totals = manifest.totals

@@ -1,22 +1,22 @@
 """The options of tokenising that change bytes, as plans and manifests hold them.
 
-    ReadOptions -> Options: of a dataset (manifest.json), with what its splits and shards are
-                   Settings: of a plan (plan.json), with digests of the tokenizer and of its parent
+    RecordOptions -> Options: of a dataset (manifest.json), with what its splits and shards are
+                     Settings: of a plan (plan.json), with digests of tokenizer and parent
 
 On disk each is one flat object in which an option that is not in use is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from olm_data.bounded_json import Size
 from olm_data.dataset.choices import Container, SpecialPolicy
-from olm_data.dataset.inputs import ReadOptions, Share
+from olm_data.dataset.inputs import RecordOptions, Share, written
 from olm_data.select.selection import HASH_SPACE
 from olm_data.storage.names import is_column_name
 
@@ -34,8 +34,10 @@ class Last(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     text_bytes: Size | None
 
 
-class Options(ReadOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
+class Options(RecordOptions, frozen=True, kw_only=True, forbid_unknown_fields=False):
     """What decides the bytes of a dataset beside its inputs and its tokenizer.
+
+    A seed is that of the draw and of the shuffle; None without either.
 
     Attributes:
         holdout: share of the documents that goes to the validation split.
@@ -46,13 +48,20 @@ class Options(ReadOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fals
         split: which split of the dataset this is; of a plan, which makes both, None.
     """
 
-    holdout: Share = "0"
+    holdout: Share = written("0")
     limit: Size | None = None
     last: Last | None = None
     container: Container = "npy"
     dedup: Literal["exact"] | None = None
     shuffle_documents: bool = False
     split: Split | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        msgspec.structs.force_setattr(self, "container", sys.intern(self.container))
+
+    def _uses_seed(self) -> bool:
+        return self.shuffle_documents or super()._uses_seed()
 
     @property
     def holdout_below(self) -> int:
@@ -64,22 +73,6 @@ class Options(ReadOptions, frozen=True, kw_only=True, forbid_unknown_fields=Fals
         """Seed of the order of the documents in each shard, or None for input order."""
         return self.seed if self.shuffle_documents else None
 
-    def stored(self) -> dict[str, Any]:
-        """Return the options as a JSON object: those that are always told, and those in use."""
-        value: dict[str, Any] = {}
-        for name, item in super().stored().items():
-            value[name] = item
-            if name == "shuffle_documents":  # of the shuffle alone, the seed stands beside it
-                value.setdefault("seed", self.seed)
-        return value
-
-    def _is_stored(self, name: str) -> bool:
-        if name == "container":
-            return self.container != "npy"
-        if name == "shuffle_documents":
-            return self.shuffle_documents
-        return super()._is_stored(name)
-
 
 class Settings(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of a plan, with digests of the tokenizer.
@@ -89,7 +82,7 @@ class Settings(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
         vocab_size, bos, eos, special: as in a manifest's `tokenizer`.
         shard_text_bytes: wanted bytes of text a shard.
         parent, first_shard: of an addition, the digest of the version it goes on top of, and the
-            number of its first shard.
+            number of its first shard; None of a new dataset.
     """
 
     tokenizer: str
@@ -100,14 +93,7 @@ class Settings(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     special: SpecialPolicy
     shard_text_bytes: Size
     parent: str | None = None
-    first_shard: Size = 0
-
-    def _is_stored(self, name: str) -> bool:
-        if name in ("bos", "eos"):
-            return True
-        if name == "first_shard":
-            return self.parent is not None
-        return super()._is_stored(name)
+    first_shard: Size | None = None
 
 
 class ImportedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,20 +101,22 @@ class ImportedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     imported: str
 
-    def stored(self) -> dict[str, Any]:
-        """Return the options as a JSON object."""
-        return {"imported": self.imported}
+
+class _Kind(msgspec.Struct):
+    """Of the options in a manifest, what tells whose they are."""
+
+    imported: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def read_options(value: Mapping[str, Any]) -> Options | ImportedOptions:
+def decode_options(data: msgspec.Raw) -> Options | ImportedOptions:
     """Return the options in a manifest.
 
     Raises:
         ValueError: they are none that can be used.
     """
-    if "imported" in value:
-        return msgspec.convert(value, ImportedOptions)
-    options = msgspec.convert(value, Options)
+    if msgspec.json.decode(data, type=_Kind).imported is not msgspec.UNSET:
+        return msgspec.json.decode(data, type=ImportedOptions)
+    options = msgspec.json.decode(data, type=Options)
     for name in (options.text_column, options.id_column, *(name for name, _ in options.keep)):
         if name is not None and not is_column_name(name):
             raise ValueError("a column has a name with control characters, or one that is too long")

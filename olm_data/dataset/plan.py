@@ -13,19 +13,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from olm_data import __version__
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.canonical import digest
 from olm_data.dataset.inputs import PositionKind, Unit
+from olm_data.dataset.manifest import JOB
 from olm_data.dataset.options import Settings
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
-PLAN_VERSION = 1
+PLAN_VERSION: Literal[1] = 1
 TEXT_BYTES_PER_TOKEN = 4
 """Converts a shard's size in tokens to bytes of text. Fixed: real tokenizers get 3 to 5."""
 
@@ -108,6 +110,21 @@ def parse_tasks(text: str) -> list[int]:
     return sorted(found)
 
 
+class OtherVersion(MalformedJson):
+    """The plan is of a version that this release does not read."""
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: Literal["olm-plan"]
+    version: int
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """Of `job.json`, whatever its version: who wrote it."""
+
+    packages: dict[str, str]
+
+
 class PlannedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An input as a plan names it.
 
@@ -132,7 +149,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """
 
     format: Literal["olm-plan"]
-    version: Size
+    version: Literal[1]
     settings: Settings
     inputs: tuple[PlannedInput, ...]
     units: tuple[Unit, ...]
@@ -141,7 +158,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def shard(self, task: int) -> str:
         """Return the name of the shard that a task writes."""
-        return shard_name(self.settings.first_shard + task)
+        return shard_name(self.first_shard + task)
+
+    @property
+    def first_shard(self) -> int:
+        """The number of the shard that task 0 writes."""
+        return self.settings.first_shard or 0
 
     @property
     def shards(self) -> list[str]:
@@ -173,25 +195,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return paths[0]
         return f"{paths[0]} to {paths[-1]} ({len(paths)} files)"
 
-    def stored(self) -> dict[str, Any]:
-        """Return the plan as a JSON object."""
-        result: dict[str, Any] = msgspec.to_builtins(self) | {"settings": self.settings.stored()}
-        return result
-
     def encode(self) -> bytes:
         """Return the bytes of `plan.json`."""
-        return json.dumps(self.stored(), indent=1).encode() + b"\n"
+        plan = msgspec.to_builtins(self)
+        if self.settings.sample is None and self.settings.shuffle_documents:
+            settings = plan["settings"]  # of the shuffle alone, the seed stands beside it
+            after = list(settings)[list(settings).index("shuffle_documents") + 1 :]
+            for name in ("seed", *after):
+                settings[name] = settings.pop(name)
+        return json.dumps(plan, indent=1).encode() + b"\n"
 
     @classmethod
     def decode(cls, data: bytes) -> Plan:
         """Return the plan in these bytes.
 
         Raises:
-            MalformedJson: it is no plan of this version, or its digest is not that of its content.
+            OtherVersion: it is a plan of another version.
+            MalformedJson: it is no plan, or its digest is not that of its content.
         """
-        plan = decode(data, cls)
-        if plan.version != PLAN_VERSION:
-            raise MalformedJson(f"not a plan of version {PLAN_VERSION}")
+        try:
+            plan = decode(data, cls)
+        except MalformedJson:
+            version = decode(data, _Header).version
+            if version == PLAN_VERSION:
+                raise
+            raise OtherVersion(
+                f"it is of version {version}, and this release reads version {PLAN_VERSION}"
+            ) from None
         if plan.digest != _digest(plan.settings, plan.inputs, plan.units, plan.tasks):
             raise MalformedJson("its digest is not that of its content")
         return plan
@@ -202,14 +232,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         Raises:
             FileNotFoundError: there is no such file.
-            MalformedJson, ValidationError: as `decode` and `read_json`.
+            ValidationError: it is a plan of another version; or as `read_json`.
+            MalformedJson: as `decode`.
         """
-        return cls.decode(read_json(store, name))
+        try:
+            return cls.decode(read_json(store, name))
+        except OtherVersion as error:
+            raise ValidationError(
+                f"another release of olm-data wrote this plan: {error}",
+                where=store.url(name),
+                why=_writer(store),
+                fix="use the release that wrote it, or tokenise the inputs again into a new output",
+            ) from error
 
     def differences(self, stored: Plan) -> list[str]:
         """Return one sentence for each way this plan differs from `stored`; [] if in none."""
         found = []
-        before, now = stored.settings.stored(), self.settings.stored()
+        before, now = (
+            msgspec.json.decode(msgspec.json.encode(plan.settings)) for plan in (stored, self)
+        )
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
                 found.append(f"{key}: {before.get(key)!r} there, {now.get(key)!r} now")
@@ -249,6 +290,14 @@ def make_plan(
     )
 
 
+def _writer(store: Store) -> str | None:
+    try:
+        release = decode(read_json(store, JOB), _Job).packages["olm"]
+    except (FileNotFoundError, MalformedJson, KeyError):
+        return None
+    return f"it was written by olm-data {printable(release)}; this is olm-data {__version__}"
+
+
 def _digest(
     settings: Settings,
     inputs: Sequence[PlannedInput],
@@ -258,7 +307,7 @@ def _digest(
     return digest(
         {
             "version": PLAN_VERSION,
-            "settings": settings.stored(),
+            "settings": msgspec.to_builtins(settings),
             "inputs": [[item.path, item.bytes] for item in inputs],
             "units": msgspec.to_builtins(units),
             "tasks": list(tasks),

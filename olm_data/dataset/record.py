@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-import numpy as np
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.account import InputAccount
+from olm_data.dataset.windows import WIDTHS, Counts
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
 RECORD = ".json"
 BLOCK_BYTES = 1 << 16
-WINDOWS = tuple(1 << k for k in range(6, 21))  # 64 .. 1,048,576 tokens
-_WIDTHS = {str(width) for width in WINDOWS}
 _HEX = re.compile(r"[0-9a-f]*+")
 
 
@@ -50,7 +49,12 @@ class ImportedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The unit of an imported shard: its input, and how many documents lack the EOS id."""
 
     input: Size
-    not_ended: Size
+    not_ended: Size = 0
+
+
+def encode_units(units: Sequence[InputAccount | ImportedFile]) -> msgspec.Raw:
+    """Return the units of a task, all of one kind, as a record holds them."""
+    return msgspec.Raw(msgspec.json.encode(units, order="sorted"))
 
 
 class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,11 +69,10 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_token_id: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 32)]  # -1 where there is no token
     files: dict[str, FileInfo]
     blocks: Blocks
-    # of each input an account, or of what was imported a count; see `accounts` and `not_ended`
-    units: list[dict[str, Any]]
+    # of each input an `InputAccount`, or of an imported file an `ImportedFile`; see `encode_units`
+    units: msgspec.Raw
     dropped: dict[str, Size]
-    # width -> [most document starts in a window, in the first, in the last]
-    windows: dict[str, tuple[Size, Size, Size]]
+    windows: dict[str, Counts]
 
     @property
     def accounts(self) -> list[InputAccount]:
@@ -79,15 +82,14 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             MalformedJson: the record has none; that of a validation split is empty.
         """
         try:
-            return msgspec.convert(self.units, list[InputAccount])
+            return msgspec.json.decode(self.units, type=list[InputAccount])
         except msgspec.ValidationError as error:
             raise MalformedJson(printable(str(error))[:200]) from None
 
     @property
     def not_ended(self) -> int:
         """Of imported token files, the documents whose last token is not the EOS id."""
-        counts = (unit.get("not_ended", 0) for unit in self.units)
-        return sum(count for count in counts if isinstance(count, int))
+        return sum(unit.not_ended for unit in _imported(self.units))
 
     def encode(self) -> bytes:
         """Return the record's bytes as stored."""
@@ -101,9 +103,14 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             MalformedJson: there is none.
         """
         record = decode(data, cls)
-        if record.windows.keys() - _WIDTHS:
+        if record.windows.keys() - WIDTHS:
             raise MalformedJson("windows that are never counted")
-        return record
+        try:
+            _imported(record.units)
+        except msgspec.ValidationError as error:
+            raise MalformedJson(printable(str(error))[:200]) from None
+        units = msgspec.Raw(msgspec.json.format(record.units, indent=-1))
+        return msgspec.structs.replace(record, units=units)
 
     @classmethod
     def decode(cls, data: bytes, url: str, *, sha256: str, token_bytes: int) -> ShardRecord:
@@ -129,6 +136,11 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return record
 
 
+def _imported(units: msgspec.Raw) -> list[ImportedFile]:
+    """Return what all units have: accounts are read as files of which every document ends."""
+    return msgspec.json.decode(units, type=list[ImportedFile])
+
+
 class _PlanOf(msgspec.Struct, frozen=True):
     """Of a commit record, only whose it is."""
 
@@ -141,31 +153,6 @@ def stored_plan(store: Store, name: str) -> str | None:
         return decode(read_json(store, name + RECORD), _PlanOf).plan
     except (FileNotFoundError, NotADirectoryError, MalformedJson):
         return None
-
-
-def window_counts(ends: np.ndarray) -> dict[str, tuple[int, int, int]]:
-    """Count document starts in windows of 64, 128, ... tokens of one shard.
-
-    Args:
-        ends: uint64 [documents], cumulative document ends in tokens.
-
-    Returns:
-        width -> [most starts in any window, starts in the first, in the last `width` tokens], up to
-        the first width that covers the shard.
-    """
-    if not len(ends):
-        return {}
-    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    tokens, rank = int(ends[-1]), np.arange(len(starts))
-    counts = {}
-    for width in WINDOWS:
-        most = int((np.searchsorted(starts, starts + width) - rank).max())
-        first = int(np.searchsorted(starts, width))
-        last = len(starts) - int(np.searchsorted(starts, tokens - width))
-        counts[str(width)] = (most, first, last)
-        if width >= tokens:
-            break
-    return counts
 
 
 def damaged(url: str, what: str) -> ValidationError:

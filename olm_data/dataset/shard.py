@@ -11,7 +11,7 @@ unpickle.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from olm_data.dataset.record import (
 )
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store
-
-if TYPE_CHECKING:
-    pass
 
 Verify = Literal["off", "lazy", "full"]
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from olm_data.canonical import sha256_file
@@ -32,11 +31,12 @@ from olm_data.dataset.record import (
     FileInfo,
     ImportedFile,
     ShardRecord,
+    encode_units,
     stored_plan,
-    window_counts,
 )
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_tokens
+from olm_data.dataset.windows import window_counts
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.storage.disk import io_errors
 from olm_data.storage.store import Store
@@ -241,7 +241,7 @@ def publish_shard(
         max_token_id=tokens.largest,
         files=files if count else {},
         blocks=Blocks(BLOCK_BYTES, tokens.crc32 if count else ""),
-        units=msgspec.to_builtins(units),
+        units=encode_units(units),
         dropped=dict(sorted(dropped.items())),
         windows=window_counts(ends),
     )

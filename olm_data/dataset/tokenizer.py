@@ -19,6 +19,7 @@ import numpy as np
 from olm_data.bounded_json import Size
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
+from olm_data.tokenizer.ends import EOS_NAMES
 from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import TokenizerSpec, open_reference, spec_from_bytes
 
@@ -42,6 +43,15 @@ class TokenizerRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Size
     bos: Size | None
     eos: Size | None
+
+    def difference(self, other: TokenizerRules, *, ends: bool = False) -> str | None:
+        """Return a field by which the same id means something else in the two; None: there is none.
+
+        Args:
+            ends: compare how documents begin and end, too.
+        """
+        fields = ("sha256", "probe_sha256", "vocab_size", *(("bos", "eos") if ends else ()))
+        return next((f for f in fields if getattr(self, f) != getattr(other, f)), None)
 
     @property
     def delimiters(self) -> tuple[int, ...]:
@@ -121,16 +131,23 @@ def spec_of(data: bytes, info: TokenizerRules, where: str, name: str) -> Tokeniz
     return _parsed(data, name, info.eos, info.bos)
 
 
-def prompt_tokenizer(data: bytes, info: TokenizerRules, where: str) -> Tokenizer:
+def prompt_tokenizer(data: bytes, info: TokenizerRules | None, where: str) -> Tokenizer:
     """Return the library's tokenizer, with which a prompt may spell special tokens.
 
     Raises:
         InputError: it is not safe to use.
         ValidationError: it is another one than that of the data.
     """
-    refuse_other(data, info, where)
+    if info is not None:
+        refuse_other(data, info, where)
     probe(data, where)
     return open_reference(data, plain=False, name=where)
+
+
+def end_of_document(tokenizer: Tokenizer) -> int | None:
+    """Return the id of the special token whose name says that it ends a document; None: none's."""
+    found = [tokenizer.token_to_id(name) for name in EOS_NAMES]
+    return next((token for token in found if token is not None), None)
 
 
 @lru_cache(maxsize=2)

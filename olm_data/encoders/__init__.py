@@ -13,14 +13,14 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 
+from olm_data.config.import_path import is_import_path
 from olm_data.dataset.choices import SpecialPolicy
-from olm_data.encoders.base import Encoded, Encoder
-from olm_data.encoders.batches import Texts
+from olm_data.encoders.base import Encoded, Encoder, Texts
 from olm_data.encoders.code_points import Ranges
 from olm_data.encoders.gigatoken import GigatokenEncoder, UnsupportedTokenizer
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.parity import ParityReport
-from olm_data.encoders.proof import Proof, recall, remember
+from olm_data.encoders.own import own_encoder, own_path
+from olm_data.encoders.proof import ParityReport, Proof, recall, remember
 from olm_data.encoders.routing import Router
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import UsageError, ValidationError, suggest
@@ -70,7 +70,7 @@ def make_encoder(
 def likely_encoder(requested: str) -> str:
     """Return the encoder that `choose_encoder` will most likely choose, without loading it."""
     if requested != "auto":
-        return requested
+        return requested if requested in ENCODERS else own_path(requested) or requested
     return "hf" if find_spec("gigatoken") is None else "gigatoken"
 
 
@@ -108,7 +108,8 @@ def choose_encoder(
     """Decide which encoder a run uses, by the gate.
 
     Args:
-        requested: "auto" (the fastest installed one that passes), "hf" or "gigatoken".
+        requested: "auto" (the fastest installed one that passes), "hf", "gigatoken", or a class of
+            one's own, by its import path or the entry point of a package: it is imported.
         sample: the first documents of the input; about 256 KiB of them are compared.
 
     Raises:
@@ -129,7 +130,8 @@ def choose_encoder(
         if requested != "auto":
             raise
         return ParityReport(encoder="hf", requested=requested, note=f"{error.what}: using hf")
-    remember(proof, name, tokenizer, special)
+    if name in ENCODERS:  # of one's own nothing tells whether it is the code that was proved
+        remember(proof, name, tokenizer, special)
     return _report(proof, name, requested, tokenizer)
 
 
@@ -161,10 +163,12 @@ def _report(proof: Proof, name: str, requested: str, tokenizer: TokenizerSpec) -
 
 
 def _plug_in(name: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Encoder:
+    if is_import_path(name):
+        return own_encoder(name, tokenizer, special)
     if name not in ENCODERS:
         raise UsageError(
             f"there is no encoder {name!r}",
             where=f"--encoder {name}",
-            fix=suggest(name, ["auto", *ENCODERS]),
+            fix=f"{suggest(name, ['auto', *ENCODERS])}; one of your own: module:Class",
         )
     return ENCODERS[name](tokenizer, special)

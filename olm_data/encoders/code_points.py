@@ -12,7 +12,7 @@ a code point which has a meaning keeps its normalisation.)
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
 
@@ -103,6 +103,11 @@ def ranges_of(points: Iterable[int]) -> Ranges:
         else:
             stretches.append([point, point])
     return tuple((first, last) for first, last in stretches)
+
+
+def points_of(ranges: Ranges) -> Iterator[int]:
+    """Yield the code points of ranges."""
+    return (point for first, last in ranges for point in range(first, last + 1))
 
 
 @lru_cache(maxsize=4)

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from olm_data.config.import_path import is_import_path
 from olm_data.dataset.choices import SpecialPolicy
-from olm_data.encoders.base import Encoder, Unencodable
-from olm_data.encoders.batches import Texts, concatenate
-from olm_data.encoders.code_points import NEAR, Ranges, ranges_of, unsettled
+from olm_data.encoders.base import Encoder, Texts, Unencodable, concatenate
+from olm_data.encoders.code_points import NEAR, Ranges, points_of, ranges_of, unsettled
+from olm_data.encoders.gate_texts import adversarial, sample_of
 from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.parity import adversarial, compare, sample_of
+from olm_data.encoders.parity import compare
 from olm_data.encoders.proof import Proof, recall_cuts, remember_cuts
 from olm_data.encoders.routing import Router
 from olm_data.encoders.sweep import (
@@ -33,7 +34,7 @@ from olm_data.encoders.sweep import (
 )
 from olm_data.encoders.text import TextEncoder
 from olm_data.errors import ValidationError
-from olm_data.tokenizer.definition import boundary_probe, letters_of
+from olm_data.tokenizer.definition import Definition
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 
@@ -84,26 +85,28 @@ def _routed(
     tokenizer: TokenizerSpec,
 ) -> Ranges:
     """Return the code points on which the encoder differs: in cuts between words, and by itself."""
-    probe = boundary_probe(tokenizer.json_bytes)
+    definition = Definition(tokenizer.json_bytes, tokenizer.name)
+    probe = definition.boundary_probe()
     if probe is None:
-        return differing(bare, encoder, contexts(letters_of(tokenizer.json_bytes)))
+        return differing(bare, encoder, contexts(definition.letters))
     cuts = _cuts(make, encoder.name, probe)
     found = differing(bare, encoder, alone())
-    both = {p for first, last in (*cuts, *found) for p in range(first, last + 1)}
-    return ranges_of(sorted(both))
+    return ranges_of(sorted({*points_of(cuts), *points_of(found)}))
 
 
 def _cuts(make: Callable[[TokenizerSpec], Encoder], name: str, probe: bytes) -> Ranges:
     """Return the code points at which the encoder cuts otherwise; the same for all tokenizers with
     one rule of cutting, so it is kept apart from them."""
-    proof = recall_cuts(name, probe)
+    own = is_import_path(name)  # it may be other code tomorrow: nothing of it is kept
+    proof = None if own else recall_cuts(name, probe)
     if proof is None:
         shown = spec_from_bytes(probe, name="probe", eos="none")
         try:
             proof = Proof(routed=differing(HfEncoder(shown, "plain"), make(shown), contexts()))
         except Unproved as error:
             proof = Proof(refused=str(error))
-        remember_cuts(proof, name, probe)
+        if not own:
+            remember_cuts(proof, name, probe)
     if proof.refused:
         raise Unproved(proof.refused)
     return proof.routed
@@ -122,8 +125,7 @@ def reasons(proof: Proof, tokenizer: TokenizerSpec) -> str:
     """Return what sends a document to the reference, in words; "" where nothing does."""
     found = []
     if proof.routed:
-        points = [p for first, last in proof.routed for p in range(first, last + 1)]
-        found.append(f"hold one of {named(points)}")
+        found.append(f"hold one of {named([*points_of(proof.routed)])}")
     if tokenizer.form is not None:
         found.append(f"change under {tokenizer.form}")
     return " or ".join(found)
@@ -148,5 +150,5 @@ def _refuse_unprovable(tokenizer: TokenizerSpec) -> None:
 
 def _settled(tokenizer: TokenizerSpec) -> str:
     assert tokenizer.form is not None
-    changing = {p for first, last in unsettled(tokenizer.form) for p in range(first, last + 1)}
+    changing = set(points_of(unsettled(tokenizer.form)))
     return "".join(chr(point) for point in chain(*NEAR) if point not in changing)

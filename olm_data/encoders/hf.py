@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from olm_data.dataset.choices import SpecialPolicy
-from olm_data.encoders.base import Unencodable
-from olm_data.encoders.batches import Ids, chosen_of, count_ids, merged
+from olm_data.encoders.base import Ids, Unencodable, chosen_of, count_ids, merged
 from olm_data.encoders.segment import TARGET_BYTES, pieces
 from olm_data.encoders.special import Scanner, special_ids
 from olm_data.tokenizer.tokenizer import TokenizerSpec, failure, open_reference

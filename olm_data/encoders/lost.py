@@ -9,11 +9,10 @@ unknown token or fail. Not used for a model that has an unknown token, or bytes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from olm_data.tokenizer.definition import decoded
+from olm_data.tokenizer.definition import BpeModel, Definition
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
@@ -23,21 +22,21 @@ def lost_characters(spec: TokenizerSpec) -> Callable[[np.ndarray, np.ndarray], n
     The function takes uint8[n], UTF-8 of the documents, and offsets int64[d + 1], and returns
     int64[d].
     """
-    model = decoded(spec.json_bytes, spec.name)["model"]
-    if model.get("type", "BPE") != "BPE" or model.get("unk_token") is not None:
+    model = Definition(spec.json_bytes, spec.name).bpe
+    if model is None or model.unk_token is not None:
         return None
     lost = _LostSymbols(spec, model)
     return None if lost.has_all_bytes else lost.count
 
 
 class _LostSymbols:
-    def __init__(self, spec: TokenizerSpec, model: dict[str, Any]) -> None:
+    def __init__(self, spec: TokenizerSpec, model: BpeModel) -> None:
         self._tokenizer = spec.reference
-        self._vocabulary = frozenset(model["vocab"])
-        self._prefix = model.get("continuing_subword_prefix") or ""
-        self._suffix = model.get("end_of_word_suffix") or ""
-        self._whole = bool(model.get("ignore_merges"))
-        self._bytes = bool(model.get("byte_fallback"))
+        self._vocabulary = frozenset(model.vocab)
+        self._prefix = model.continuing_subword_prefix or ""
+        self._suffix = model.end_of_word_suffix or ""
+        self._whole = bool(model.ignore_merges)
+        self._bytes = bool(model.byte_fallback)
         self._known: dict[tuple[str, bool, bool], bool] = {}
 
     @property

@@ -1,4 +1,4 @@
-"""What is proved of an encoder for a tokenizer, and the cache of it.
+"""What is proved of an encoder for a tokenizer, the cache of it, and the choice it leads to.
 
     prove(tokenizer, special, "gigatoken") -> Proof          seconds, once for a tokenizer
     recall(...) -> Proof | None                              milliseconds, from the user's cache
@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from platform import machine
-from typing import Any
 from unicodedata import unidata_version
 
 import msgspec
@@ -42,6 +41,27 @@ class Proof:
 
     refused: str = ""
     routed: Ranges = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParityReport:
+    """Which encoder a run uses, and what is proved of it.
+
+    Attributes:
+        encoder: the encoder to use.
+        requested: what was asked for ("auto", "hf", "gigatoken").
+        claim: what was proved, or why it needs no proof, as the summary says it.
+        routed: code points whose documents are encoded by the reference.
+        reasons: what sends a document to the reference, in words; "" where nothing does.
+        note: one sentence for the user, or "": why a faster encoder is not used.
+    """
+
+    encoder: str
+    requested: str
+    claim: str = "the reference"
+    routed: Ranges = ()
+    reasons: str = ""
+    note: str = ""
 
 
 def recall(encoder: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> Proof | None:
@@ -73,7 +93,7 @@ def _recall(place: str) -> Proof | None:
 
 
 def _remember(proof: Proof, place: str) -> None:
-    content: dict[str, Any] = asdict(proof)
+    content: dict[str, object] = asdict(proof)
     write_private(place, msgspec.json.encode(content | {"sha256": digest(content)}))
 
 

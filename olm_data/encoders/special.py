@@ -1,7 +1,7 @@
 """Strings in text that spell a special token: found, counted, and kept out of document bodies.
 
     data, offsets -> Scanner.hits -> how many, and in which documents
-    tokenizer     -> special_ids  -> the ids that plain text never becomes (see `batches.count_ids`)
+    tokenizer     -> special_ids  -> the ids that plain text never becomes (see `base.count_ids`)
 
 The scan costs one substring search a group of tokens that begin alike (nearly always one group,
 `<|`) and a regular expression only where the beginning occurs at all.

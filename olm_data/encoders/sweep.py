@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from olm_data.encoders.base import Encoder
-from olm_data.encoders.batches import concatenate
-from olm_data.encoders.code_points import FAR, NEAR, Ranges, ranges_of
+from olm_data.encoders.base import Encoder, concatenate
+from olm_data.encoders.code_points import FAR, NEAR, Ranges, points_of, ranges_of
 from olm_data.encoders.parity import differences
 from olm_data.threads import in_order
 
@@ -141,7 +140,7 @@ def named(points: Sequence[int]) -> str:
 def mixtures(routed: Ranges, *, seed: int = 20260101, texts: int = 120) -> list[bytes]:
     """Return seeded texts of code points that are not routed, those that interact often."""
     generator = np.random.Generator(np.random.PCG64(seed))
-    left_out = {p for first, last in routed for p in range(first, last + 1)}
+    left_out = set(points_of(routed))
     pools = [np.array([p for p in pool if p not in left_out]) for pool in _pools()]
     made = []
     for _ in range(texts):

@@ -13,8 +13,17 @@ from collections.abc import Callable
 import numpy as np
 
 from olm_data.dataset.choices import SpecialPolicy
-from olm_data.encoders.base import Encoded, Encoder, Unencodable
-from olm_data.encoders.batches import Ids, Texts, chosen_of, count_ids, ids_of, merged
+from olm_data.encoders.base import (
+    Encoded,
+    Encoder,
+    Ids,
+    Texts,
+    Unencodable,
+    chosen_of,
+    count_ids,
+    ids_of,
+    merged,
+)
 from olm_data.encoders.lost import lost_characters
 from olm_data.encoders.parity import first_difference
 from olm_data.encoders.routing import Router

@@ -4,14 +4,11 @@
                             -> Writer.finish -> what spans all shards
     Writer.lost -> sentences about what the format cannot carry
 
-`place_tokens` brings a shard's tokens into a file without header: by a hard link where the dataset
-holds just that file, else by a copy in pieces. Never: hold a shard's tokens in memory, or write a
-token whose checksum is wrong.
+Never: hold a shard's tokens in memory, or write a token whose checksum is wrong.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,58 +61,6 @@ class Writer(Protocol):
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:
         """Return a sentence for each thing in the dataset that these files cannot hold."""
-
-
-def is_linkable(dataset: Dataset) -> bool:
-    """Whether the dataset's token files are headerless local files."""
-    return dataset.manifest.container == "raw" and not dataset.store.remote
-
-
-class ByShard:
-    """What formats share whose shards are files of their own, with tokens that may be links."""
-
-    whole = False
-
-    def finish(self) -> None:
-        """Nothing spans the shards: readers are given their names, or the folder."""
-
-    @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Whether the tokens need no copy."""
-        return is_linkable(dataset)
-
-
-def place_tokens(dataset: Dataset, shard: Shard, path: Path) -> tuple[int, bool]:
-    """Bring the tokens of a shard, checked, into the headerless file `path`.
-
-    Returns:
-        (tokens in the file, whether it is a link and no copy).
-
-    Raises:
-        ValidationError: a block of the tokens differs from its checksum.
-    """
-    linked = is_linkable(dataset) and _link(shard, path)
-    if not linked:
-        with open(path, "wb") as file:
-            for piece in token_pieces(shard):
-                file.write(piece.data)
-    return path.stat().st_size // dataset.dtype.itemsize, linked
-
-
-def _link(shard: Shard, path: Path) -> bool:
-    shard.check(0, len(shard.tokens))
-    try:
-        os.link(os.path.realpath(shard.store.url(shard.tokens_name)), path)
-    except OSError:  # another filesystem, or one without links: the copy says what else is wrong
-        return False
-    return True
-
-
-def token_pieces(shard: Shard) -> Iterator[np.ndarray]:
-    """Yield the tokens of a shard in order, at most `PIECE` at a time."""
-    tokens = int(shard.ends[-1]) if len(shard.ends) else 0
-    for start in range(0, tokens, PIECE):
-        yield shard.read(start, min(start + PIECE, tokens))
 
 
 def document_batches(

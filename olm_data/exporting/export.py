@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
 
-from olm_data.bounded_json import MalformedJson, decode_object
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, decode
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.exporting.base import Counts, Writer
-from olm_data.exporting.datatrove import Datatrove
 from olm_data.exporting.destination import (
     RECORD,
     Draft,
@@ -30,10 +29,8 @@ from olm_data.exporting.destination import (
     in_the_way,
 )
 from olm_data.exporting.hf import HuggingFace
-from olm_data.exporting.litdata import LitData
-from olm_data.exporting.mds import Mds
-from olm_data.exporting.megatron import Megatron, MegatronMerged
-from olm_data.exporting.olmo_core import OlmoCore
+from olm_data.exporting.samples import LitData, Mds
+from olm_data.exporting.token_files import Datatrove, Megatron, MegatronMerged, OlmoCore
 from olm_data.storage.disk import io_errors
 from olm_data.storage.places import refuse_output
 from olm_data.target import dataset_root, is_lock
@@ -50,20 +47,31 @@ MERGED: dict[str, type[Writer]] = {"megatron": MegatronMerged}
 """Formats that can hold all shards in one set of files."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written, or is to be.
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which export it is: all of the claim that stands in a prefix until the export is whole.
+
+    Attributes:
+        format: key of `FORMATS`.
+        dataset: digest of the dataset.
+        merged: all shards are in one set of files.
+    """
+
+    format: str
+    dataset: str
+    merged: bool
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written, or is to be; its JSON is that of `--json`, and `Receipt` that of the file.
 
     Attributes:
         status: `written`, `already there` or `would write`.
         output: the folder or prefix.
-        format: key of `FORMATS`.
-        dataset: digest of the dataset.
+        format, dataset, merged: as in `Claim`.
         documents, tokens: counted in what was written.
         linked: shards whose tokens are hard links, and no copy.
         lost: sentences about what the files do not hold.
         files: size in bytes of each file; {} for `would write`.
-        merged: all shards are in one set of files.
     """
 
     status: str
@@ -75,11 +83,21 @@ class Exported:
     linked: int
     lost: list[str]
     files: dict[str, int]
-    merged: bool = False
+    merged: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of `olm-export.json`; fields as in `Exported`."""
+
+    format: str
+    dataset: str
+    documents: int
+    tokens: int
+    linked: int
+    lost: list[str]
+    files: dict[str, int]
+    merged: bool
+    version: int = 1
 
 
 def export(
@@ -113,9 +131,9 @@ def export(
     kind = _writer_of(target, form, output, merge)
     dataset, place = Dataset.open(dataset_root(target)), destination(output)
     lost = _lost(dataset, kind)
-    if (done := _there(place, form, merge, dataset)) is not None:
+    claim = Claim(format=form, dataset=dataset.digest, merged=merge)
+    if (done := _there(place, claim)) is not None:
         return done
-    about: dict[str, Any] = {"format": form, "dataset": dataset.digest, "merged": merge}
     if dry_run:
         linked = len(dataset.manifest.shards) if kind.links(dataset) and not place.remote else 0
         return Exported(
@@ -126,9 +144,9 @@ def export(
             linked=linked,
             lost=lost,
             files={},
-            **about,
+            **msgspec.structs.asdict(claim),
         )
-    with place.draft(_encoded(about)) as draft, io_errors(output, writing=True):
+    with place.draft(_encoded(claim)) as draft, io_errors(output, writing=True):
         counts = _write(dataset, kind(dataset, draft.folder), draft, watch)
         result = Exported(
             status="written",
@@ -138,16 +156,14 @@ def export(
             linked=0 if place.remote else counts.linked,
             lost=[*lost, *_mended(counts)],
             files=dict(sorted(draft.sizes.items())),
-            **about,
+            **msgspec.structs.asdict(claim),
         )
-        record = result.to_json() | {"version": 1}
-        del record["status"], record["output"]
-        draft.commit(_encoded(record))
+        draft.commit(_encoded(msgspec.convert(result, Receipt, from_attributes=True)))
     return result
 
 
-def _encoded(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, indent=1).encode() + b"\n"
+def _encoded(content: Claim | Receipt) -> bytes:
+    return json.dumps(msgspec.to_builtins(content), indent=1).encode() + b"\n"
 
 
 def _writer_of(target: str, form: str, output: str, merge: bool) -> type[Writer]:
@@ -169,32 +185,29 @@ def _writer_of(target: str, form: str, output: str, merge: bool) -> type[Writer]
     return MERGED[form] if merge else FORMATS[form]
 
 
-def _there(
-    place: LocalFolder | RemotePrefix, form: str, merge: bool, dataset: Dataset
-) -> Exported | None:
+def _there(place: LocalFolder | RemotePrefix, claim: Claim) -> Exported | None:
     """Return what an earlier run of the same command wrote; None where the output is free.
 
     Raises:
         ConflictError: it holds something else, or files of that run have changed in size.
     """
-    receipt = place.receipt()
-    if receipt is None:
+    data = place.receipt()
+    if data is None:
         return None
     try:
-        record = decode_object(receipt)
-        del record["version"]
-        done = Exported(status="already there", output=place.output, **record)
-        same = (done.format, done.merged, done.dataset) == (form, merge, dataset.digest)
-        sizes = dict(done.files)
-    except (MalformedJson, ValueError, TypeError, KeyError) as error:
+        found = decode(data, Receipt)
+    except MalformedJson as error:
         raise in_the_way(place.output, f"its {RECORD} cannot be read") from error
-    if not same:
-        other = f"a {done.format} export of dataset {done.dataset[:12]}"
-        raise in_the_way(place.output, f"it is {other}; asked is {form} of {dataset.digest[:12]}")
-    for name, size in sizes.items():
+    if (found.format, found.merged, found.dataset) != (claim.format, claim.merged, claim.dataset):
+        other = f"a {found.format} export of dataset {found.dataset[:12]}"
+        asked = f"{claim.format} of {claim.dataset[:12]}"
+        raise in_the_way(place.output, f"it is {other}; asked is {asked}")
+    for name, size in found.files.items():
         if place.size(name) != size:
             raise in_the_way(place.output, f"{name} of an earlier export is not as it was written")
-    return done
+    fields = msgspec.structs.asdict(found)
+    del fields["version"]
+    return Exported(status="already there", output=place.output, **fields)
 
 
 def _lost(dataset: Dataset, kind: type[Writer]) -> list[str]:

@@ -1,11 +1,12 @@
-"""What formats share that keep each document as a sample: its id, its tokens, its kept columns.
+"""`--to mds` and `--to litdata`: each document is a sample: its id, its tokens, its kept columns.
 
     kept columns of docs.parquet -> typed_columns -> Column, ...
     a file: u32 n, u32 [n + 1] offsets in the file, the format's own head, the samples
     a sample: u32 bytes of each field of no fixed size, then the fields
 
 A file is begun before it would exceed 64 MiB, as offsets are 32 bits wide and readers fetch whole
-files; one document may make a larger one. Never: a column that some rows have under another type.
+files; one document may make a larger one. Never: a column that some rows have under
+another type, or a field that a reader would unpickle.
 """
 
 from __future__ import annotations
@@ -180,3 +181,135 @@ class Samples:
     def lost(dataset: Dataset) -> list[str]:
         """Say what cannot be held: ids and kept columns can."""
         return lost_columns(dataset, ids=False, origins=True, kept=False)
+
+
+_ENCODINGS: dict[Kind, str] = {"str": "str", "int": "int", "float": "float64", "json": "json"}
+
+
+class Mds(Samples):
+    """Writes `shard.*.mds` and `index.json`. See `base.Writer`.
+
+        shard.00000.mds  u32 n, u32 [n + 1] offsets in the file, the columns as JSON, the samples
+        a sample         u32 bytes of each field of no fixed size, then the fields: the id; of the
+                         tokens a byte for the width of the length (0, 1, 2: 1, 2, 4 bytes) plus 4
+                         for one dimension, the length, the ids; the kept columns as str, int,
+                         float64 or, for truth values and where there are nulls, json
+        index.json       every shard with its columns and size, written last
+
+    Layout from streaming/base/format/mds (version 2).
+    """
+
+    fixed: ClassVar[Sequence[Kind]] = ("int", "float")
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        super().__init__(dataset, folder)
+        # the format has no truth values; JSON reads back as what it was
+        self.columns = [Column(c.name, "json") if c.kind == "bool" else c for c in self.columns]
+        self._columns: dict[str, Any] = {
+            "column_encodings": ["str", f"ndarray:{dataset.dtype.name}"]
+            + [_ENCODINGS[column.kind] for column in self.columns],
+            "column_names": ["id", "tokens"] + [column.name for column in self.columns],
+            "column_sizes": [None, None]
+            + [8 if column.kind in self.fixed else None for column in self.columns],
+            "compression": None,
+            "format": "mds",
+            "hashes": [],
+            "size_limit": SHARD_BYTES,
+            "version": 2,
+        }
+        self.head = json.dumps(self._columns, sort_keys=True).encode()
+        self._bytes = self._least
+        self._shards: list[dict[str, Any]] = []
+
+    def file_name(self, number: int) -> str:
+        """Return the name of shard `number`."""
+        return f"shard.{number:05d}.mds"
+
+    def encode_tokens(self, tokens: np.ndarray) -> bytes:
+        """Return an array of one dimension and of a dtype that the index names."""
+        width = 0 if len(tokens) < 1 << 8 else 1 if len(tokens) < 1 << 16 else 2
+        shape = bytes([4 | width]) + len(tokens).to_bytes(1 << width, "little")
+        return shape + tokens.tobytes()
+
+    def written(self, name: str, size: int, samples: int) -> None:
+        """Take note of a shard."""
+        raw = {"basename": name, "bytes": size, "hashes": {}}
+        self._shards.append(self._columns | {"raw_data": raw, "samples": samples, "zip_data": None})
+
+    def finish(self) -> None:
+        """Write the last shard and the index."""
+        super().finish()
+        index = {"shards": self._shards, "version": 2}
+        (self.folder / "index.json").write_text(json.dumps(index, sort_keys=True))
+
+
+_DTYPES = {"uint16": 5, "uint32": 6}  # places in litdata's list of NumPy types
+
+
+class LitData(Samples):
+    """Writes `chunk-*.bin` and `index.json`. See `base.Writer`.
+
+        chunk-0-0.bin  u32 n, u32 [n + 1] offsets in the file, the samples
+        a sample       u32 bytes of each field, then the fields: the id, the ids of the tokens
+                       alone, the kept columns as str, int (int64), float (float64), bool, or,
+                       where there are nulls, JSON text
+        index.json     every chunk with its size, and the fields' names and kinds, written last
+
+    Layout from litdata/streaming (writer.py, serializers.py, PyTreeLoader of item_loader.py).
+    """
+
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        super().__init__(dataset, folder)
+        self._chunks: list[dict[str, Any]] = []
+
+    def file_name(self, number: int) -> str:
+        """Return the name of chunk `number`, of the one writer there is."""
+        return f"chunk-0-{number}.bin"
+
+    def encode_tokens(self, tokens: np.ndarray) -> bytes:
+        """Return the ids; the index names their dtype."""
+        return tokens.tobytes()
+
+    def written(self, name: str, size: int, samples: int) -> None:
+        """Take note of a chunk."""
+        self._chunks.append(
+            {"chunk_bytes": size, "chunk_size": samples, "dim": None, "filename": name}
+        )
+
+    def finish(self) -> None:
+        """Write the last chunk and the index."""
+        super().finish()
+        names = ["id", "tokens"] + [column.name for column in self.columns]
+        kinds = ["str", f"no_header_numpy:{_DTYPES[self.dataset.dtype.name]}"]
+        kinds += ["str" if column.kind == "json" else column.kind for column in self.columns]
+        config = {
+            "chunk_bytes": SHARD_BYTES,
+            "chunk_size": None,
+            "compression": None,
+            "data_format": kinds,
+            "data_spec": _tree_of(names),
+            "encryption": None,
+            "item_loader": "PyTreeLoader",
+        }
+        index = {"chunks": self._chunks, "config": config}
+        (self.folder / "index.json").write_text(json.dumps(index, sort_keys=True))
+
+    @staticmethod
+    def lost(dataset: Dataset) -> list[str]:
+        """Say what cannot be held, and what is held as text."""
+        said = Samples.lost(dataset)
+        text = [column.name for column in typed_columns(dataset) if column.kind == "json"]
+        if text:
+            said.append(f"as JSON text, as they hold nulls: kept columns {', '.join(text)}")
+        return said
+
+
+def _tree_of(names: list[str]) -> str:
+    """Spell a dict with these keys as PyTorch's tree specifications do (version 1)."""
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
+    spec = {
+        "type": "builtins.dict",
+        "context": json.dumps(names),
+        "children_spec": [leaf] * len(names),
+    }
+    return json.dumps([1, spec])

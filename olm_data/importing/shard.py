@@ -28,13 +28,14 @@ from olm_data.dataset.record import (
 )
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import TokensSummary, publish_shard
-from olm_data.importing.files import Borders, TokenFile, pieces, refuse
+from olm_data.importing.borders import Borders
+from olm_data.importing.token_files import TokenFile, pieces, refuse
 from olm_data.storage.store import Store
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one pass over a token file tells.
+class Content:
+    """What one pass over a token file finds.
 
     Attributes:
         tokens: size, digests and largest id of the file.
@@ -47,22 +48,22 @@ class Seen:
     hashes: np.ndarray
 
 
-def look(
+def scan_tokens(
     file: TokenFile,
     ends: np.ndarray,
     dtype: np.dtype[Any],
     *,
     vocab_size: int,
     eos: int | None,
-    seen: Callable[[int], None],
-) -> Seen:
+    on_read: Callable[[int], None],
+) -> Content:
     """Read a token file once.
 
     Args:
         ends: uint64 [documents], where its documents end.
         vocab_size: every id must be below it.
         eos: id that should end each document, or None.
-        seen: called with the bytes of each piece.
+        on_read: called with the bytes of each piece.
 
     Raises:
         InputError: an id is outside the vocabulary, or the dtype is plainly another.
@@ -72,7 +73,7 @@ def look(
     stops = (ends.astype(np.int64) * dtype.itemsize).tolist()
     number, rest = 0, xxhash.xxh3_64()
     for piece in pieces(file):
-        seen(len(piece))
+        on_read(len(piece))
         sha256.update(piece)
         view = memoryview(piece)
         crc32 += [
@@ -94,7 +95,7 @@ def look(
         place = stop
     info = FileInfo(file.bytes, sha256.hexdigest())
     tokens = TokensSummary(file=info, crc32="".join(crc32), largest=largest)
-    return Seen(tokens, ended, hashes)
+    return Content(tokens, ended, hashes)
 
 
 def _refuse_ids(
@@ -122,7 +123,7 @@ def write_sidecars(
     number: int,
     plan: str,
     borders: Borders,
-    seen: Seen,
+    content: Content,
     not_ended: int,
 ) -> tuple[ShardRecord, str]:
     """Write the ends, document rows and commit record of a shard; return the record and its sha256.
@@ -136,13 +137,13 @@ def write_sidecars(
     """
     with store.staging() as staging:
         paths = {kind: staging / (name + kind) for kind in (ENDS, DOCS)}
-        _write_docs(paths[DOCS], number, borders, seen.hashes)
+        _write_docs(paths[DOCS], number, borders, content.hashes)
         record = publish_shard(
             store,
             name,
             paths,
             borders.ends.astype("<u8", copy=False),
-            seen.tokens,
+            content.tokens,
             plan=plan,
             text_bytes=0,
             units=[ImportedFile(input=number, not_ended=not_ended)],

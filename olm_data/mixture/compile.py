@@ -1,8 +1,6 @@
 """Compile a mixture manifest against real datasets: exact shares become rows, blocks and a lock.
 
-    manifest.yaml --manifest--> Mixture --open_sources--> datasets
-                                       |                          |
-                                       +------compile_lock--------+--> Lock (lock.py)
+    Mixture (manifest.py), datasets (sources.py), row plans --compile_lock--> Lock (lock.py)
 
 Everything impossible is refused here, with the numbers, before training starts: mixed tokenizers, a
 source without a whole row, a stage shorter than a row, a source drawn beyond its `max_epochs`.
@@ -26,15 +24,12 @@ from olm_data.errors import InputError, ValidationError
 from olm_data.mixture.compile_stages import compile_stages, ratio, refuse_exhausted
 from olm_data.mixture.lock import FORMAT, VERSION, Lock
 from olm_data.mixture.lock_format import LockSource
-from olm_data.mixture.manifest import Mixture, SourceSpec, parse_mixture, read_mixture
-from olm_data.mixture.named_choice import located
+from olm_data.mixture.manifest import Mixture, SourceSpec, located
 from olm_data.order.base import Order, SourceSize
 from olm_data.packing.concat import rows_in
 from olm_data.packing.packings import from_lock
 from olm_data.packing.row_plan import PlanInfo
 from olm_data.storage.store import is_remote
-
-__all__ = ["Lock", "Mixture", "compile_lock", "open_sources", "parse_mixture", "read_mixture"]
 
 
 @dataclass(frozen=True)
@@ -43,24 +38,6 @@ class PackedSource:
 
     plan: PlanInfo
     view: ViewInfo | None = None
-
-
-def open_sources(mixture: Mixture) -> dict[str, Dataset]:
-    """Open the dataset of each source of a manifest: source name -> dataset.
-
-    Raises:
-        InputError: there is no dataset at a source's `data`; the message has the manifest's line.
-    """
-    datasets = {}
-    for source in mixture.sources:
-        try:
-            datasets[source.name] = Dataset.open(mixture.location(source))
-        except InputError as error:
-            line = mixture.where("sources", source.name, "data")
-            raise InputError(
-                error.what, where=f"{error.where} (from {line})", why=error.why, fix=error.fix
-            ) from None
-    return datasets
 
 
 def compile_lock(
@@ -120,19 +97,18 @@ def compile_lock(
 
 def _one_tokenizer(mixture: Mixture, datasets: Mapping[str, Dataset]) -> TokenizerInfo:
     first, *others = (source.name for source in mixture.sources)
-    ours, our_name = datasets[first].manifest.tokenizer, datasets[first].tokenizer_name
+    ours = datasets[first].manifest.tokenizer
     for name in others:
-        theirs, their_name = datasets[name].manifest.tokenizer, datasets[name].tokenizer_name
-        for what in ("sha256", "probe_sha256", "vocab_size", "bos", "eos"):
-            if getattr(ours, what) != getattr(theirs, what):
-                raise ValidationError(
-                    f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
-                    f"{getattr(ours, what)} ({our_name}) and {getattr(theirs, what)} "
-                    f"({their_name})",
-                    where=mixture.where("sources", name),
-                    why="the same id would mean different text in the two sources",
-                    fix="tokenise both with the same tokenizer and options",
-                )
+        theirs = datasets[name].manifest.tokenizer
+        if what := ours.difference(theirs, ends=True):
+            raise ValidationError(
+                f"sources {first!r} and {name!r} were made by different tokenizers: {what} is "
+                f"{getattr(ours, what)} ({datasets[first].tokenizer_name}) and "
+                f"{getattr(theirs, what)} ({datasets[name].tokenizer_name})",
+                where=mixture.where("sources", name),
+                why="the same id would mean different text in the two sources",
+                fix="tokenise both with the same tokenizer and options",
+            )
     return ours
 
 
@@ -142,23 +118,23 @@ def _compile_source(
     dataset: Dataset,
     packed: PackedSource | None,
 ) -> LockSource:
-    length = mixture.sequence_length
+    length, tokens, documents = mixture.sequence_length, dataset.tokens, dataset.documents
     plan, view = (None, None) if packed is None else (packed.plan, packed.view)
-    rows = rows_in(dataset.tokens, length) if plan is None else plan.rows
+    bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces
+    rows = rows_in(tokens, length) if plan is None else plan.rows
     if not rows:
-        tokens, kept = (dataset.tokens, "") if view is None else (view.tokens, " in its view")
+        left, kept = (tokens, "") if view is None else (view.tokens, " in its view")
         needed = mixture.packing.none_because(length)
         raise InputError(
-            f"source {spec.name!r} has {tokens:,} tokens{kept}; {needed}",
+            f"source {spec.name!r} has {left:,} tokens{kept}; {needed}",
             where=mixture.where("sources", spec.name),
             fix="tokenise more text for it, or lower sequence_length, or remove the source",
         )
-    bound = dataset.manifest.documents_bound(length) if plan is None else plan.most_pieces
     return LockSource(
         name=spec.name,
         dataset=dataset.digest,
-        tokens=dataset.tokens,
-        documents=dataset.documents,
+        tokens=tokens,
+        documents=documents,
         rows=rows,
         dtype=dataset.dtype.name,
         max_documents_per_row=bound,
@@ -179,8 +155,8 @@ def _compile_order(
         )
         for source in sources
     ]
-    with located(mixture.where("order")):
-        return mixture.order.compile(sizes, mixture.seed)
+    with located(mixture.values, "order"):
+        return mixture.order.compile(sizes)
 
 
 def _relative(data: str, manifest_folder: str, lock_folder: str) -> str:

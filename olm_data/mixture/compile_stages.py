@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from olm_data.errors import UsageError
 from olm_data.mixture.groups import capacity, fill, members
-from olm_data.mixture.lock_format import LockSource, LockStage
+from olm_data.mixture.lock_format import LockSource, LockStage, part_label
 from olm_data.mixture.manifest import Mixture
 from olm_data.mixture.stage_spec import StageSpec
 from olm_data.order.prp import MAX_ROWS
@@ -153,8 +153,8 @@ def _stage(
 ) -> LockStage:
     named, file = [source.name for source in sources], spec.weights_file
     return LockStage(
-        name=spec.name,
-        part=part,
+        label=part_label(spec.name, part),
+        part_of=spec.name if part else None,
         rows=rows,
         tokens=tokens,
         block=sum(counts),

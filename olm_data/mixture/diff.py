@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import LockSource
-from olm_data.mixture.manifest_stages import ManifestStage, manifest_stages
+from olm_data.mixture.lock_format import LockSource, ManifestStage, manifest_stages
 from olm_data.order.base import Order
 
 

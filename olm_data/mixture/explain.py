@@ -1,6 +1,6 @@
 """How each integer of a lock came out, and the tree of a mixture: what `mix` shows beside the plan.
 
-    Lock --explain--> lines of arithmetic, stage by stage         Lock --tree--> nested dicts
+    Lock --explain--> lines of arithmetic, stage by stage         Lock --tree--> nodes
 
 Computed from the lock alone. Never: read data.
 """
@@ -8,15 +8,15 @@ Computed from the lock alone. Never: read data.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
+import msgspec
 from rich.markup import escape
 from rich.tree import Tree
 
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import LockStage
-from olm_data.mixture.manifest_stages import ManifestStage, manifest_stages
+from olm_data.mixture.lock_format import LockStage, ManifestStage, manifest_stages
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK
 
 
@@ -126,7 +126,7 @@ def _exact(lock: Lock, stage: ManifestStage) -> list[str]:
     ]
 
 
-def _by_name(lock: Lock, values: Any) -> str:
+def _by_name(lock: Lock, values: Sequence[int | Fraction]) -> str:
     pairs = zip(lock.sources, values, strict=True)
     return ", ".join(
         f"{s.name} {_ratio(v) if isinstance(v, Fraction) else f'{v:,}'}" for s, v in pairs if v
@@ -144,60 +144,68 @@ def _short(number: int) -> str:
     return f"{number:,}" if number < 10**15 else f"(about {float(number):.3g})"
 
 
-def tree(lock: Lock) -> list[dict[str, Any]]:
-    """Return the stages as trees of groups and sources, for people and scripts.
+class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A source or group in a stage.
 
-    Each node has `name`, `share_wanted`, `share_compiled` (in the long run) and `share_got` of the
-    stage, `rows`, and `members` (a group) or `epochs` (a source).
+    Attributes:
+        share_wanted, share_compiled, share_got: of the stage; compiled: in the long run.
+        epochs: of a source.
+        members: of a group.
     """
+
+    name: str
+    share_wanted: float
+    share_compiled: float
+    share_got: float
+    rows: int
+    epochs: float | None = None
+    members: tuple[TreeNode, ...] | None = None
+
+
+class TreeStage(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage of the manifest and what it draws on."""
+
+    name: str
+    rows: int
+    tokens: int
+    members: tuple[TreeNode, ...]
+
+
+def tree(lock: Lock) -> list[TreeStage]:
+    """Return the stages as trees of groups and sources, for people and scripts."""
     return [
-        {
-            "name": stage.name,
-            "rows": stage.rows,
-            "tokens": stage.tokens,
-            "members": _members(lock, stage),
-        }
+        TreeStage(
+            name=stage.name, rows=stage.rows, tokens=stage.tokens, members=_members(lock, stage)
+        )
         for stage in manifest_stages(lock)
     ]
 
 
-def _members(lock: Lock, stage: ManifestStage) -> list[dict[str, Any]]:
-    sources: dict[str, dict[str, Any]] = {}
-    for index, source in enumerate(lock.sources):
-        if stage.wanted[index]:
-            rows = stage.rows_by_source[index]
-            sources[source.name] = {
-                "name": source.name,
-                "share_wanted": stage.wanted[index],
-                "share_compiled": stage.compiled(index),
-                "share_got": Fraction(rows, stage.rows),
-                "rows": rows,
-                "epochs": rows / source.rows,
-            }
+def _members(lock: Lock, stage: ManifestStage) -> tuple[TreeNode, ...]:
     groups = stage.parts[0].groups
+    sources = {s.name: i for i, s in enumerate(lock.sources) if stage.wanted[i]}
     inside = {member for names in groups.values() for member in names}
 
-    def node(name: str) -> dict[str, Any]:
-        if name in sources:
-            return sources[name]
-        members = [node(member) for member in groups[name] if member in {*sources, *groups}]
-        return {
-            "name": name,
-            **{
-                key: sum(member[key] for member in members)
-                for key in ("share_wanted", "share_compiled", "share_got", "rows")
-            },
-            "members": members,
-        }
+    def below(name: str) -> list[int]:
+        if name in groups:
+            return [source for member in groups[name] for source in below(member)]
+        return [sources[name]] if name in sources else []
 
-    top = [name for name in (*groups, *sources) if name not in inside]
-    return [_floats(node(name)) for name in top]
+    def node(name: str) -> TreeNode:
+        drawn = below(name)
+        rows = sum(stage.rows_by_source[i] for i in drawn)
+        known = [member for member in groups.get(name, ()) if member in {*sources, *groups}]
+        return TreeNode(
+            name=name,
+            share_wanted=float(sum(stage.wanted[i] for i in drawn)),
+            share_compiled=float(sum(stage.compiled(i) for i in drawn)),
+            share_got=float(Fraction(rows, stage.rows)),
+            rows=rows,
+            epochs=None if name in groups else rows / lock.sources[sources[name]].rows,
+            members=tuple(map(node, known)) if name in groups else None,
+        )
 
-
-def _floats(node: dict[str, Any]) -> dict[str, Any]:
-    shares = {key: float(node[key]) for key in ("share_wanted", "share_compiled", "share_got")}
-    below = {"members": [_floats(m) for m in node["members"]]} if "members" in node else {}
-    return node | shares | below
+    return tuple(node(name) for name in (*groups, *sources) if name not in inside)
 
 
 def draw(lock: Lock) -> Tree:
@@ -207,20 +215,20 @@ def draw(lock: Lock) -> Tree:
     )
     for stage in tree(lock):
         branch = top.add(
-            f"[bold]{escape(stage['name'])}[/] {stage['tokens']:,} tokens, {stage['rows']:,} rows"
+            f"[bold]{escape(stage.name)}[/] {stage.tokens:,} tokens, {stage.rows:,} rows"
         )
-        for node in stage["members"]:
+        for node in stage.members:
             _draw(branch, node)
     return top
 
 
-def _draw(branch: Tree, node: dict[str, Any]) -> None:
-    text = f"{node['share_wanted']:.2%} {escape(node['name'])}"
-    if abs(node["share_got"] - node["share_wanted"]) >= 0.00005:
-        text += f" (got {node['share_got']:.2%})"
-    text += f", {node['rows']:,} rows"
-    if "epochs" in node:
-        text += f", {node['epochs']:.2f} epochs"
+def _draw(branch: Tree, node: TreeNode) -> None:
+    text = f"{node.share_wanted:.2%} {escape(node.name)}"
+    if abs(node.share_got - node.share_wanted) >= 0.00005:
+        text += f" (got {node.share_got:.2%})"
+    text += f", {node.rows:,} rows"
+    if node.epochs is not None:
+        text += f", {node.epochs:.2f} epochs"
     below = branch.add(text, highlight=False)
-    for member in node.get("members", []):
+    for member in node.members or ():
         _draw(below, member)

@@ -19,11 +19,9 @@ from olm_data.errors import UsageError
 from olm_data.mixture.compile_stages import rows_between
 from olm_data.mixture.diff import same_rows
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.lock_format import OlderLock
-from olm_data.mixture.manifest_stages import manifest_stages
+from olm_data.mixture.lock_format import OlderLock, manifest_stages
 from olm_data.mixture.mix import MANIFESTS, MixResult
-from olm_data.order.fingerprint import sample_rows, schedule_sha256
-from olm_data.order.schedule import Stage, rows_by_source
+from olm_data.order.schedule import Stage, rows_by_source, sample_rows, schedule_sha256
 from olm_data.storage.places import refuse_no_file
 
 

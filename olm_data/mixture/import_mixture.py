@@ -1,6 +1,6 @@
 """A manifest made of the mixture of another project: OLMo-core source lists, Megatron blends.
 
-    source_mixture.yaml | blend list --read_*--> Imported --write_manifest--> text of manifest.yaml
+    source_mixture.yaml | blend list --read_mixture_file--> ForeignMixture --manifest_text--> text
 
 Formats: OLMo-core `SourceMixtureList` (sources with source_name, target_ratio, paths,
 max_repetition_ratio, max_source_fraction), alone or under `source_list` beside requested_tokens
@@ -22,16 +22,19 @@ from typing import Annotated, Any
 from olm_data.config.convert import parse
 from olm_data.config.hints import Reader
 from olm_data.config.path import KeyPath
+from olm_data.config.schema import modeline
 from olm_data.config.strict_yaml import Document, load, scalar
+from olm_data.config.values import Values
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.manifest_values import ManifestValues
+from olm_data.mixture.manifest_values import values_of
+from olm_data.mixture.schema import PATH
 from olm_data.storage.objects import WRITABLE, scheme_of
 from olm_data.storage.store import is_remote
 
 
 @dataclass(frozen=True)
-class ImportedSource:
+class ForeignSource:
     """One source: a name that a manifest may hold, its weight (None: by size), and its files."""
 
     name: str
@@ -41,10 +44,10 @@ class ImportedSource:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ForeignMixture:
     """What another project's file says; None where it does not say."""
 
-    sources: tuple[ImportedSource, ...]
+    sources: tuple[ForeignSource, ...]
     tokens: int | None
     seed: int | None
 
@@ -66,7 +69,7 @@ class _OlmoCoreSource:
     max_source_fraction: Fraction = Fraction(1)
 
 
-def read_mixture_file(raw: bytes, path: str) -> Imported:
+def read_mixture_file(raw: bytes, path: str) -> ForeignMixture:
     """Read a file of either project; what it is, its content says.
 
     Raises:
@@ -86,12 +89,12 @@ def read_mixture_file(raw: bytes, path: str) -> Imported:
                 fix="a blend list holds weights and prefixes: 30 data/web 70 data/code",
             ) from error
         return _blend(words, path)
-    values = ManifestValues.of(document)
-    value = values.section((), dict, document.value)
+    values = values_of(document)
+    value = parse(dict[str, Any], values)
     keys: KeyPath = ()
     if "source_list" in value:
         keys = ("source_list",)
-        values.section(keys, dict, value["source_list"])
+        parse(dict[str, Any], values, keys)
     if "train" in value:
         if not isinstance(value["train"], list):
             raise UsageError("train must be a list", where=document.where("train"))
@@ -109,7 +112,7 @@ def _word(item: Any, document: Document) -> str:
     )
 
 
-def _source_list(values: ManifestValues, path: KeyPath) -> Imported:
+def _source_list(values: Values, path: KeyPath) -> ForeignMixture:
     top = values.data
     listed = (top["source_list"] if path else top).get("sources")
     if not isinstance(listed, list) or not listed:
@@ -132,17 +135,17 @@ def _source_list(values: ManifestValues, path: KeyPath) -> Imported:
                 where=values.where(at),
             )
         name = _name(str(source.source_name))
-        found.append(ImportedSource(name, source.target_ratio, source.paths, repeats))
+        found.append(ForeignSource(name, source.target_ratio, source.paths, repeats))
     _refuse_twice([source.name for source in found], values.where((*path, "sources")))
     tokens = top.get("requested_tokens")
-    return Imported(
+    return ForeignMixture(
         tuple(found),
         None if tokens is None else parse_count(tokens, values.where(("requested_tokens",))),
         int(parse(Fraction, values, ("seed",))) if "seed" in top else None,
     )
 
 
-def _blend(words: list[str], path: str) -> Imported:
+def _blend(words: list[str], path: str) -> ForeignMixture:
     """Read `weight prefix ...`, or prefixes alone, as Megatron-LM's get_blend_from_list does."""
     if words[:1] == ["--data-path"]:
         words = words[1:]
@@ -167,8 +170,8 @@ def _blend(words: list[str], path: str) -> Imported:
     ]
     _refuse_twice(names, path)
     found = zip(names, [None] * len(names) if alone else weights, prefixes, strict=True)
-    return Imported(
-        tuple(ImportedSource(name, weight, (prefix,), None) for name, weight, prefix in found),
+    return ForeignMixture(
+        tuple(ForeignSource(name, weight, (prefix,), None) for name, weight, prefix in found),
         None,
         None,
     )
@@ -201,7 +204,13 @@ def _refuse_twice(names: list[str], where: str) -> None:
 
 
 def manifest_text(
-    mixture: Imported, *, origin: str, sequence_length: int, tokens: int | None, data: str
+    mixture: ForeignMixture,
+    *,
+    origin: str,
+    sequence_length: int,
+    tokens: int | None,
+    data: str,
+    folder: str = ".",
 ) -> str:
     """Return the text of a manifest.
 
@@ -211,6 +220,7 @@ def manifest_text(
         sequence_length: of the manifest.
         tokens: of its one stage; None for what the file says.
         data: folder in which each source's dataset lies or will lie, under the source's name.
+        folder: of the manifest.
 
     Raises:
         UsageError: nobody says how many tokens, or somebody does although sizes decide.
@@ -229,7 +239,11 @@ def manifest_text(
             where=origin,
             fix="--tokens 100B, or add requested_tokens to an OLMo-core file",
         )
-    lines = [f"# made by olm-data import from {printable(origin)}", "version: 1"]
+    lines = [
+        modeline(PATH, folder),
+        f"# made by olm-data import from {printable(origin)}",
+        "version: 1",
+    ]
     lines += [] if mixture.seed is None else [f"seed: {mixture.seed}"]
     lines += [f"sequence_length: {sequence_length}", "sources:"]
     for source in mixture.sources:
@@ -245,7 +259,7 @@ def manifest_text(
 
 
 def import_command(
-    source: ImportedSource, *, data: str, output: str, tokenizer: str | None, dtype: str | None
+    source: ForeignSource, *, data: str, output: str, tokenizer: str | None, dtype: str | None
 ) -> str | None:
     """Return the shell command that makes the dataset of a source.
 

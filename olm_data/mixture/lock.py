@@ -6,19 +6,18 @@
 
 A lock holds integers and strings only. Its `digest` is the sha256 of its canonical JSON without the
 keys `digest`, `tools` and `locations`, so that data may be moved and the run stays the same run.
-docs/reference/mixture.md is the specification. Never: read tokens, or replace
-another lock unasked.
+docs/reference/mixture.md is the specification. Never: read tokens, or replace another lock unasked.
 """
 
 from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, decode_object
+from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
@@ -27,12 +26,10 @@ from olm_data.kinds import kind_of, wrong_kind
 from olm_data.mixture.lock_format import (
     LockFile,
     is_consistent,
-    stages_from_file,
-    stages_to_file,
+    take_order,
 )
 from olm_data.order.base import Order
-from olm_data.order.orders import from_lock as order_from_lock
-from olm_data.order.orders import to_lock
+from olm_data.order.orders import DEFAULT, lock_keys
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.base import Packing
@@ -152,9 +149,9 @@ class Lock(LockFile, frozen=True, kw_only=True):
             verify=verify,
         )
 
-    def open_rows(self, index: int) -> RowPlan | StreamRows:
+    def open_rows(self, index: int, *, verify: Verify = "lazy") -> RowPlan | StreamRows:
         """Open what says which tokens the rows of one source hold."""
-        plan = self.open_plan(index)
+        plan = self.open_plan(index, verify=verify)
         if plan is not None:
             return plan
         return StreamRows(self.sources[index].rows, self.sequence_length)
@@ -219,13 +216,15 @@ class Lock(LockFile, frozen=True, kw_only=True):
             del content[key]
         return canonical_digest(content)
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> JsonObject:
         """Return the object of the file."""
-        content: dict[str, Any] = msgspec.to_builtins(self)
+        content: JsonObject = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
-        content["stages"] = stages_to_file(content["stages"])
-        return content | to_lock(self.order)
+        for key, order in lock_keys().items():
+            if type(self.order) is order is not DEFAULT:
+                content[key] = msgspec.to_builtins(self.order)
+        return content
 
     def write(
         self, path: str | os.PathLike[str], *, overwrite: bool = False
@@ -302,9 +301,8 @@ class Lock(LockFile, frozen=True, kw_only=True):
                     fix="give the lock that olm-data mix wrote, or use the release that wrote it",
                 )
             del head["order"]
-            order = order_from_lock(head)
+            order = take_order(head)
             packing = packing_from_lock(head.pop("packing", None), order)
-            head["stages"] = stages_from_file(head.get("stages"))
             content = msgspec.convert(head, LockFile)
         except (MalformedJson, msgspec.ValidationError) as error:
             raise _no_lock(path, str(error)) from None

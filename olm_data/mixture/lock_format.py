@@ -9,18 +9,21 @@ come from elsewhere, and its digest says only that nobody changed it since.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from olm_data.bounded_json import Size
+from olm_data.bounded_json import JsonObject, Size
 from olm_data.counts import MAX_COUNT
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
 from olm_data.order.base import Order
+from olm_data.order.orders import DEFAULT, lock_keys
 from olm_data.order.slots import MAX_BLOCK
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import rows_in, unused_tail
@@ -79,8 +82,8 @@ class LockStage(
     several; `wanted` is the share of all of them together.
 
     Attributes:
-        name: of the stage of the manifest.
-        part: which part of it this is, from 0.
+        label: its name in the file: NAME, NAME.rest, NAME.rest.rest for the parts of a stage.
+        part_of: of a part after the first, name of the stage of the manifest.
         epochs: "n/d" of each source, where the manifest asked for epochs.
         max_epochs: source -> "n/d", how often this stage alone may go through it.
         capped: sources that give less than was wanted, for want of rows.
@@ -88,7 +91,7 @@ class LockStage(
         weights_file: `name` and `sha256` of the file that the weights came from.
     """
 
-    name: str
+    label: str = msgspec.field(name="name")
     rows: Size
     tokens: Size
     block: Size
@@ -96,17 +99,28 @@ class LockStage(
     wanted: tuple[str, ...]
     rows_by_source: tuple[Size, ...]
     sequence_length: Size | None = None
-    part: Size = 0
+    part_of: str | None = None
     epochs: tuple[str, ...] = ()
     max_epochs: dict[str, str] = {}
     capped: tuple[str, ...] = ()
     groups: dict[str, tuple[str, ...]] = {}
     weights_file: dict[str, str] = {}
 
+    def __post_init__(self) -> None:
+        if self.part_of is not None and not (
+            self.part and self.label == part_label(self.name, self.part)
+        ):
+            raise ValueError("a part of a stage has another name than its stage")
+
     @property
-    def label(self) -> str:
-        """Name in the file: NAME, NAME.rest, NAME.rest.rest for the parts of a stage."""
-        return self.name + _REST * self.part
+    def name(self) -> str:
+        """Name of the stage of the manifest."""
+        return self.label if self.part_of is None else self.part_of
+
+    @property
+    def part(self) -> int:
+        """Which part of that stage this is, from 0."""
+        return (len(self.label) - len(self.name)) // len(_REST)
 
 
 class OlderLock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,7 +143,7 @@ class LockFile(
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
     Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the
-    order of the rows under a key of its own (`orders.to_lock`).
+    order of the rows under a key of its own (`orders.lock_keys`).
     """
 
     format: str
@@ -145,36 +159,74 @@ class LockFile(
     extends: tuple[OlderLock, ...] = ()
 
 
-def stages_to_file(stages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return stages as the file has them: a later part by its label, `part_of` its stage."""
-    found = []
-    for stage in stages:
-        fields = dict(stage)
-        if part := fields.pop("part", 0):
-            fields |= {"name": stage["name"] + _REST * part, "part_of": stage["name"]}
-        found.append(fields)
-    return found
+def part_label(stage: str, part: int) -> str:
+    """Return the label of part `part`, from 0, of a stage of the manifest."""
+    return stage + _REST * part
 
 
-def stages_from_file(stages: Any) -> Any:
-    """Return what `LockStage`s are converted from: the inverse of `stages_to_file`.
+@dataclass(frozen=True)
+class ManifestStage:
+    """One stage of the manifest; `parts` are its stages in the lock, most often one."""
 
-    Raises:
-        msgspec.ValidationError: the label of a part is not that of a part of its stage.
-    """
-    if not isinstance(stages, list):
-        return stages
-    found = []
-    for stage in stages:
-        if isinstance(stage, dict) and ("part_of" in stage or "part" in stage):
-            name, whole = stage.get("name"), stage.get("part_of")
-            parts = str(name).removeprefix(str(whole)).count(_REST)
-            if "part" in stage or not parts or name != f"{whole}{_REST * parts}":
-                raise msgspec.ValidationError("a part of a stage has another name than its stage")
-            stage = {k: v for k, v in stage.items() if k != "part_of"}
-            stage |= {"name": whole, "part": parts}
-        found.append(stage)
-    return found
+    parts: tuple[LockStage, ...]
+
+    @property
+    def name(self) -> str:
+        """Name in the manifest."""
+        return self.parts[0].name
+
+    @property
+    def rows(self) -> int:
+        """Rows of all parts."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all parts, as the manifest says them."""
+        return sum(part.tokens for part in self.parts)
+
+    @cached_property
+    def rows_by_source(self) -> tuple[int, ...]:
+        """Rows of each source, in the order of the lock's sources."""
+        return tuple(map(sum, zip(*(part.rows_by_source for part in self.parts), strict=True)))
+
+    @cached_property
+    def wanted(self) -> tuple[Fraction, ...]:
+        """The share asked for of each source."""
+        return tuple(map(Fraction, self.parts[0].wanted))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the stage is a number of rows of each source, by epochs or after capping."""
+        return bool(self.parts[0].epochs or self.parts[0].capped)
+
+    def compiled(self, index: int) -> Fraction:
+        """Return the share that a source has in the long run of the stage."""
+        if self.exact:
+            return Fraction(self.rows_by_source[index], self.rows)
+        return Fraction(self.parts[0].counts[index], self.parts[0].block)
+
+
+def manifest_stages(lock: LockFile) -> list[ManifestStage]:
+    """Return the stages of a lock with their parts together, in the order of the run."""
+    found: list[list[LockStage]] = []
+    for stage in lock.stages:
+        if not stage.part:
+            found.append([])
+        found[-1].append(stage)
+    return [ManifestStage(tuple(parts)) for parts in found]
+
+
+def take_order(content: JsonObject) -> Order:
+    """Return the order of a lock, and take its key out of the file's content."""
+    kinds = lock_keys()
+    found = [key for key in kinds if key in content]
+    if len(found) > 1:
+        names = ", ".join(kinds[key].name for key in found)
+        raise msgspec.ValidationError(f"a lock has one order, not {names}")
+    if not found:
+        return DEFAULT()
+    return msgspec.convert(content.pop(found[0]), kinds[found[0]])
 
 
 def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
@@ -187,7 +239,7 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
         and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH
         and sum(stage.rows for stage in lock.stages) <= MAX_COUNT
         and all(s.max_documents_per_row <= lock.sequence_length + 1 for s in lock.sources)
-        and order.fits([s.rows for s in lock.sources], lock.seed)
+        and order.fits([s.rows for s in lock.sources])
         and all(
             (s.plan is not None) == (packing.planned or s.view is not None) for s in lock.sources
         )

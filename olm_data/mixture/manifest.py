@@ -10,24 +10,23 @@ lists every key.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, make_dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import msgspec
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import OneOf, Reader, fields_of
-from olm_data.config.strict_yaml import MAX_INTEGER, Document, check_keys, load, load_file
+from olm_data.config.hints import OneOf, Reader, fields_of, hints_of
+from olm_data.config.strict_yaml import MAX_INTEGER, Document, load, load_file
+from olm_data.config.values import Values
 from olm_data.errors import UsageError, printable, quoted
-from olm_data.mixture.manifest_values import (
-    ManifestValues,
-    SequenceLength,
-    Weights,
-    name_of,
-)
-from olm_data.mixture.named_choice import keys_of, read_choice
+from olm_data.mixture.manifest_values import SequenceLength, Weights, name_of, values_of
 from olm_data.mixture.stage_spec import StageKeys, StageSpec, read_groups, read_stages
 from olm_data.order.base import OrderKeys
 from olm_data.order.orders import DEFAULT, ORDERS, manifest_orders
@@ -38,13 +37,15 @@ from olm_data.select.where import parse as parse_condition
 from olm_data.storage.objects import LOCATIONS, scheme_of
 from olm_data.storage.store import is_remote
 
+T = TypeVar("T", bound=msgspec.Struct)
+
 PackingName = Annotated[str, OneOf(lambda: PACKINGS)]
 OrderName = Annotated[str, OneOf(lambda: ORDERS)]
 
 _CONDITION = """where: "score >= 3 and language == 'en'\""""
 
 
-def _place(kind: str, fix: str) -> Reader:
+def _location(kind: str, fix: str) -> Reader:
     """Return the annotation of a path or URL; what would store a secret is refused."""
 
     def read(data: Any) -> str:
@@ -83,8 +84,10 @@ def _condition(text: Any) -> str:
         ) from error
 
 
-_DATA = _place("a dataset", "write the folder that olm-data tokenize wrote: data: ./tokens/web")
-_IDS = _place("a file of ids", "name a text file of ids, one a line: exclude_ids: ./test-ids.txt")
+_DATA = _location("a dataset", "write the folder that olm-data tokenize wrote: data: ./tokens/web")
+_IDS = _location(
+    "a file of ids", "name a text file of ids, one a line: exclude_ids: ./test-ids.txt"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +138,9 @@ class ManifestKeys:
         order: in which rows come.
     """
 
-    version: Annotated[int, Meta(ge=1, le=1, examples=[" 1"])]
+    version: Annotated[int, Meta(ge=1, le=1, examples=["1"])]
     seed: Annotated[int, Meta(ge=0, le=MAX_INTEGER)] = 0
-    sequence_length: Annotated[SequenceLength, Meta(examples=[" 2048"])]
+    sequence_length: Annotated[SequenceLength, Meta(examples=["2048"])]
     packing: PackingName = Concat.name
     sources: Annotated[
         dict[Annotated[str, name_of("source")], SourceKeys],
@@ -169,7 +172,7 @@ class Mixture:
     stages: tuple[StageSpec, ...]
     on_exhausted: str
     order: OrderKeys
-    values: ManifestValues = field(repr=False, compare=False)
+    values: Values = field(repr=False, compare=False)
 
     def where(self, *keys: str | int) -> str:
         """Return `path:line` of a key path of the manifest."""
@@ -199,24 +202,31 @@ def parse_mixture(text: str | bytes, path: str = "manifest.yaml", folder: str = 
     return _mixture(load(text, path), os.path.abspath(folder))
 
 
+@contextmanager
+def located(values: Values, *keys: str | int) -> Iterator[None]:
+    """Say of a `UsageError` raised inside where it is wrong, if it does not say so itself."""
+    try:
+        yield
+    except UsageError as error:
+        error.where = error.where or values.where(keys)
+        raise
+
+
 def _mixture(document: Document, folder: str) -> Mixture:
-    values = ManifestValues.of(document, folder)
-    top = values.section((), ManifestKeys, document.value)
-    own = [field.name for field in fields_of(ManifestKeys)]
-    orders = manifest_orders()
-    flat = keys_of([*PACKINGS.values(), *orders.values()])
-    check_keys(top, [*own, *flat], document.where)
-    keys = parse(ManifestKeys, values.only(own))
+    values, orders = values_of(document, folder), manifest_orders()
+    if not isinstance(document.value, dict):
+        raise values.wrong_type((), ManifestKeys, document.value)
+    chosen = _chosen(values, "packing", PACKINGS), _chosen(values, "order", orders)
+    keys = parse(_keys_with(*chosen), values)
     sources = tuple(
         SourceSpec(name=name, **vars(source)) for name, source in sorted(keys.sources.items())
     )
-    names = [source.name for source in sources]
+    names, views = [source.name for source in sources], [source.view for source in sources]
+    with located(values, "order"):
+        orders[keys.order].check(keys.packing, views)
     groups = read_groups(values, keys.groups, names)
-    views = [source.view for source in sources]
-    packing = read_choice(values, "packing", keys.packing, PACKINGS)
-    order = read_choice(
-        values, "order", keys.order, orders, lambda one: one.check(packing.name, views)
-    )
+    packing = _with_given_keys(values, "packing", PACKINGS[keys.packing], keys)
+    order = _with_given_keys(values, "order", orders[keys.order], keys)
     return Mixture(
         folder=folder,
         seed=keys.seed,
@@ -228,3 +238,38 @@ def _mixture(document: Document, folder: str) -> Mixture:
         order=order,
         values=values,
     )
+
+
+def _chosen(values: Values, key: str, choices: Mapping[str, type[T]]) -> type[T]:
+    """Return the choice `key: NAME`; keys that go with another one only are refused."""
+    name = values.data.get(key, next(iter(choices)))
+    if not isinstance(name, str) or name not in choices:
+        raise values.wrong_type((key,), hints_of(ManifestKeys)[key], name)
+    own = {one.name for one in fields_of(choices[name])}
+    for other, keys in choices.items():
+        for foreign in {one.name for one in fields_of(keys)} - own:
+            if foreign in values.data:
+                raise UsageError(
+                    f"{foreign} has no meaning with {key}: {name}",
+                    where=values.where((foreign,)),
+                    fix=f"leave it out, or write {key}: {other}",
+                )
+    return choices[name]
+
+
+@lru_cache
+def _keys_with(*chosen: type[msgspec.Struct]) -> type[ManifestKeys]:
+    """Return `ManifestKeys` and the keys that go with the choices; these may be missing."""
+    own = [(f.name, hints_of(one)[f.name] | None, None) for one in chosen for f in fields_of(one)]
+    return make_dataclass("AllKeys", own, bases=(ManifestKeys,), frozen=True, kw_only=True)
+
+
+def _with_given_keys(values: Values, key: str, choice: type[T], keys: ManifestKeys) -> T:
+    """Return a choice with its keys of the manifest."""
+    given = {one.name: getattr(keys, one.name) for one in fields_of(choice)}
+    for one in fields_of(choice):
+        if given[one.name] is None and one.default is None:
+            error = values.missing((one.name,), hints_of(choice)[one.name])
+            error.where = values.where((key,))
+            raise error
+    return choice(**{name: value for name, value in given.items() if value is not None})

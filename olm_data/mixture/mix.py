@@ -18,10 +18,10 @@ from pathlib import Path
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View
 from olm_data.errors import UsageError
-from olm_data.mixture.compile import PackedSource, compile_lock, open_sources, read_mixture
+from olm_data.mixture.compile import PackedSource, compile_lock
 from olm_data.mixture.lock import Lock, split
-from olm_data.mixture.manifest import Mixture
-from olm_data.mixture.views import open_views
+from olm_data.mixture.manifest import Mixture, read_mixture
+from olm_data.mixture.sources import open_sources, open_views
 from olm_data.packing.row_plan import PlanInfo
 from olm_data.packing.write_plan import write_plan
 from olm_data.storage.disk import io_errors, make_folder

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from olm_data.config.schema import Schema, properties, schema_of
+from olm_data.config.hints import Schema
+from olm_data.config.schema import properties, schema_of
 from olm_data.mixture.manifest import ManifestKeys
 from olm_data.order.orders import manifest_orders
 from olm_data.packing.packings import PACKINGS

@@ -20,14 +20,16 @@ from msgspec import Meta
 from olm_data.config.hints import Count, Reader
 from olm_data.config.path import KeyPath
 from olm_data.config.strict_yaml import MAX_BYTES, load
+from olm_data.config.values import Values
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
 from olm_data.mixture.groups import GroupError, Groups, Share, expand, leaves, sources_of
 from olm_data.mixture.manifest_values import (
-    ManifestValues,
+    Epochs,
     SequenceLength,
     Weights,
     name_of,
+    values_of,
     weights_of,
 )
 from olm_data.regular_files import open_regular
@@ -64,8 +66,8 @@ class StageKeys:
     weights: Weights | None = None
     weights_file: Annotated[str, Reader(_file_name, "a path", {"type": "string"})] | None = None
     tokens_from: Annotated[dict[str, Count], Meta(min_length=1)] | None = None
-    epochs: Weights | None = None
-    max_epochs: Weights | None = None
+    epochs: Epochs | None = None
+    max_epochs: Epochs | None = None
     sequence_length: SequenceLength | None = None
 
 
@@ -101,7 +103,7 @@ class StageSpec:
 class _Context:
     """What stages are read against: where they stand, sources and groups by name."""
 
-    values: ManifestValues
+    values: Values
     sources: Sequence[str]
     groups: Groups
 
@@ -118,7 +120,7 @@ class _Context:
 
 
 def read_groups(
-    values: ManifestValues, groups: Groups, sources: Sequence[str]
+    values: Values, groups: Groups, sources: Sequence[str]
 ) -> Mapping[str, Mapping[str, Fraction]]:
     """Return the weights of the members of each group.
 
@@ -147,7 +149,7 @@ def read_groups(
 
 
 def read_stages(
-    values: ManifestValues,
+    values: Values,
     stages: Sequence[StageKeys],
     sequence_length: int,
     sources: Sequence[str],
@@ -235,7 +237,7 @@ def _stage(context: _Context, path: KeyPath, keys: StageKeys, longest: int) -> S
     )
 
 
-def _length(values: ManifestValues, path: KeyPath, length: int | None, longest: int) -> int | None:
+def _length(values: Values, path: KeyPath, length: int | None, longest: int) -> int | None:
     """Return the sequence length of a stage, None where it is the mixture's own."""
     if length is not None and longest % length:
         near = next(n for n in range(min(length, longest), 0, -1) if longest % n == 0)
@@ -268,18 +270,15 @@ def _tokens_from(
 def _by_epochs(
     context: _Context, path: KeyPath, numbers: Mapping[str, Fraction] | None
 ) -> dict[str, Fraction]:
-    """Return a positive number for each source; a group's number is that of each of its sources."""
+    """Return a number for each source; a group's number is that of each of its sources."""
     found: dict[str, Fraction] = {}
     context.known(path, numbers or ())
     for name, number in (numbers or {}).items():
-        line = context.values.where((*path, name))
-        if number <= 0:
-            raise UsageError(f"{path[-1]} of {name!r} must be more than 0", where=line)
         for source in sources_of(name, context.groups):
             if source in found:
                 raise UsageError(
                     f"source {source!r} is reached twice",
-                    where=line,
+                    where=context.values.where((*path, name)),
                     fix=f"remove {name!r} here, or the other one",
                 )
             found[source] = number
@@ -300,7 +299,7 @@ def _weights_file(
             where=f"{printable(file)} (from {context.values.where(path)})",
             fix="check the path; it starts from the manifest's folder",
         ) from None
-    content = ManifestValues.of(load(raw, file))
+    content = values_of(load(raw, file))
     weights = weights_of(content)
     _check_weights(replace(context, values=content), (), weights)
     return weights, (os.path.basename(name), hashlib.sha256(raw).hexdigest())
@@ -308,11 +307,6 @@ def _weights_file(
 
 def _check_weights(context: _Context, path: KeyPath, weights: Mapping[str, Fraction]) -> None:
     context.known(path, weights)
-    for name, weight in weights.items():
-        if weight < 0:
-            raise UsageError(
-                f"the weight of {name!r} is negative", where=context.values.where((*path, name))
-            )
     if not any(weights.values()):
         raise UsageError(
             "the weights sum to 0: no source can be drawn",

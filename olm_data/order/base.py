@@ -83,7 +83,7 @@ class OrderKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return None
 
     @abstractmethod
-    def compile(self, sources: Sequence[SourceSize], seed: int) -> Order:
+    def compile(self, sources: Sequence[SourceSize]) -> Order:
         """Return the order of these sources.
 
         Raises:
@@ -105,7 +105,7 @@ class Order(OrderKeys, frozen=True):
     keys: ClassVar[type[OrderKeys] | None] = None
     partial_cache: ClassVar[bool] = False
 
-    def compile(self, sources: Sequence[SourceSize], seed: int) -> Order:
+    def compile(self, sources: Sequence[SourceSize]) -> Order:
         """Return the order of these sources."""
         return self
 
@@ -133,7 +133,7 @@ class Order(OrderKeys, frozen=True):
         """Return how many rows an epoch of each source has, of `rows` int64 [sources]."""
         return rows
 
-    def fits(self, rows: Sequence[int], seed: int) -> bool:
+    def fits(self, rows: Sequence[int]) -> bool:
         """Whether this can be the order of sources with so many rows each."""
         return True
 

@@ -64,9 +64,9 @@ class OlmoCore(Order, frozen=True):
                 fix="import the files of the run as one source, in the order of its paths",
             )
 
-    def compile(self, sources: Sequence[SourceSize], seed: int) -> Order:
+    def compile(self, sources: Sequence[SourceSize]) -> Order:
         """Return the order, if the source has a batch."""
-        if not self.fits([source.rows for source in sources], seed):
+        if not self.fits([source.rows for source in sources]):
             raise UsageError(
                 f"the source has {sources[0].rows:,} rows, not 1 batch of {self.batch_rows:,} to "
                 f"{MOST_ROWS:,}",
@@ -91,7 +91,7 @@ class OlmoCore(Order, frozen=True):
         """Return how many rows an epoch of each source has: whole batches."""
         return rows // self.batch_rows * self.batch_rows
 
-    def fits(self, rows: Sequence[int], seed: int) -> bool:
+    def fits(self, rows: Sequence[int]) -> bool:
         """Whether there is one source, of whole chunks and at least a batch."""
         return (
             len(rows) == 1
@@ -99,7 +99,6 @@ class OlmoCore(Order, frozen=True):
             and self.chunk_rows >= 1
             and 1 <= self.batch_rows <= rows[0]
             and rows[0] % self.chunk_rows == 0
-            and seed >= 0
         )
 
     def _look_up(

@@ -8,10 +8,6 @@ none. Pure.
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from olm_data.order.base import Order, OrderKeys
 from olm_data.order.olmo_core import OlmoCore
 from olm_data.order.shuffled import Shuffled
@@ -37,25 +33,6 @@ def manifest_orders() -> dict[str, type[OrderKeys]]:
     return {name: order.keys or order for name, order in ORDERS.items()}
 
 
-def to_lock(order: Order) -> dict[str, Any]:
-    """Return the keys of a lock that stand for an order."""
-    return {} if isinstance(order, DEFAULT) else {_key(order.name): msgspec.to_builtins(order)}
-
-
-def from_lock(content: dict[str, Any]) -> Order:
-    """Return the order of a lock, and take its key out of `content`.
-
-    Raises:
-        msgspec.ValidationError: the value does not fit, or there are two orders.
-    """
-    found = [order for order in ORDERS.values() if _key(order.name) in content]
-    if len(found) > 1:
-        names = ", ".join(order.name for order in found)
-        raise msgspec.ValidationError(f"a lock has one order, not {names}")
-    if not found:
-        return DEFAULT()
-    return msgspec.convert(content.pop(_key(found[0].name)), found[0])
-
-
-def _key(name: str) -> str:
-    return name.replace("-", "_")
+def lock_keys() -> dict[str, type[Order]]:
+    """Return the orders by the keys under which locks hold them."""
+    return {name.replace("-", "_"): order for name, order in ORDERS.items()}

@@ -13,6 +13,7 @@ tests/olm_data/order/golden freeze it. A change here is a new order version.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from olm_data.order.shuffled import Shuffled
 from olm_data.order.slots import SlotTable, slot_table
 
 VERSION = "prp1"
+SAMPLE = 1 << 16
+"""Rows of a long run whose origin is digested."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Schedule:
         stages: Sequence[Stage],
         order: Order = Shuffled(),  # noqa: B008 - frozen
     ) -> None:
-        if not order.fits([rows for _, rows in sources], seed):
+        if not order.fits([rows for _, rows in sources]):
             raise ValueError(f"order {order.name} does not fit these sources")
         self.seed, self.order = seed, order
         self.names = tuple(name for name, _ in sources)
@@ -226,3 +229,31 @@ def rows_by_source(stage: Stage, table: SlotTable) -> tuple[int, ...]:
     blocks, rest = divmod(stage.rows, len(table.source))
     before = table.before(rest).tolist()
     return tuple(blocks * count + part for count, part in zip(stage.counts, before, strict=True))
+
+
+def sample_rows(rows: int) -> np.ndarray:
+    """Return int64[m]: all of `rows` rows, or, of more than 2^16, a quarter of 2^16 at each end
+    and the rest evenly between."""
+    if rows <= SAMPLE:
+        return np.arange(rows, dtype=np.int64)
+    end, middle = SAMPLE // 4, SAMPLE // 2
+    step = (rows - 2 * end) // middle
+    between = end + step * np.arange(middle, dtype=np.int64)
+    return np.concatenate([np.arange(end), between, np.arange(rows - end, rows)])
+
+
+def schedule_sha256(schedule: Schedule, rows: np.ndarray) -> str:
+    """Return the sha256 of where `rows` (int64[m]) come from.
+
+    Digested: the names of the sources that are drawn, each after its length in bytes, then for all
+    rows, as little-endian int64, the index among these names, the epoch, and the row of the source.
+    """
+    found = schedule.locate(rows)
+    drawn, index = np.unique(found.source, return_inverse=True)
+    digest = hashlib.sha256()
+    for source in drawn.tolist():
+        name = schedule.names[source].encode()
+        digest.update(len(name).to_bytes(8, "little") + name)
+    for column in (index, found.epoch, found.row):
+        digest.update(np.ascontiguousarray(column, dtype="<i8").tobytes())
+    return digest.hexdigest()

@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from olm_data.errors import UsageError
 from olm_data.order.skip import KeptRows
@@ -36,38 +35,6 @@ def order_digest(lock_digest: str, rows: NDArray[np.int64]) -> str:
     the skipped rows alone.
     """
     return hashlib.sha256(lock_digest.encode() + rows.astype("<i8").tobytes()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSizeChange:
-    """An entry of a batch-size schedule: from when on steps have another size.
-
-    Attributes:
-        global_batch_size: tokens of one step over all ranks from then on.
-        from_tokens: the first step that begins at or after this many tokens of the run has it.
-        from_step: this step has it, counted from 1 as in the log; one of the two is given.
-
-    Raises:
-        UsageError: neither or both are given, or the entry would be the run's first size.
-    """
-
-    global_batch_size: int
-    from_tokens: int | None = None
-    from_step: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.from_tokens is None) == (self.from_step is None):
-            raise UsageError(
-                "a change of the batch size begins at from_tokens or at from_step",
-                fix="give one of the two",
-            )
-        early = self.from_tokens is not None and self.from_tokens < 1
-        if early or (self.from_step is not None and self.from_step < 2):
-            raise UsageError(
-                "the first step has data_loader.global_batch_size already",
-                fix="let the schedule begin with the first change: from_step 2 or later, or "
-                "from_tokens above 0",
-            )
 
 
 @dataclass(frozen=True)
@@ -96,8 +63,7 @@ class StepSizes:
             raise UsageError(
                 "the changes of the batch size are not one after another: they come to steps "
                 + ", ".join(f"{step + 1:,}" for step in firsts),
-                fix="order data_loader.batch_size_schedule, and leave at least one step between "
-                "two changes",
+                fix="order the schedule, and leave at least one step between two changes",
             )
         different = tuple(
             entry for n, entry in enumerate(self.sizes_from) if not n or entry[1] != sizes[n - 1]
@@ -109,34 +75,21 @@ class StepSizes:
         """Return steps of one size."""
         return cls(((0, size),))
 
-    @classmethod
-    def scheduled(cls, size: int, changes: Iterable[BatchSizeChange]) -> StepSizes:
-        """Return steps of `size` tokens up to the first of `changes`, and so on.
+    def then(self, first: int, size: int) -> StepSizes:
+        """Return these sizes up to step `first`, counted from 0, and `size` from there on.
 
         Raises:
-            UsageError: a size below 1, or changes that are not in order.
+            UsageError: a size below 1, or a step that is not after those of the last change.
         """
-        sizes = cls.constant(size)
-        for change in changes:
-            if change.from_step is not None:
-                first = change.from_step - 1
-            else:
-                first = sizes.steps_to(change.from_tokens or 0)
-            sizes = cls((*sizes.sizes_from, (first, change.global_batch_size)))
-        return sizes
+        return StepSizes((*self.sizes_from, (first, size)))
 
     @property
     def changes(self) -> tuple[tuple[int, int], ...]:
-        """The sizes after the first one: (first step that has it, counted from 1, size)."""
-        return tuple((first + 1, size) for first, size in self.sizes_from[1:])
+        """The sizes after the first one: (first step that has it, counted from 1, size).
 
-    def record(self) -> dict[str, Any]:
-        """Return what a checkpoint and `starts.jsonl` hold; `recorded` reads it.
-
-        A run of one size has no `batch_size_changes`.
+        A checkpoint and `starts.jsonl` hold `size(0)` and these; `recorded` reads them.
         """
-        changes = {"batch_size_changes": self.changes} if self.changes else {}
-        return {"global_batch_size": self.size(0), **changes}
+        return tuple((first + 1, size) for first, size in self.sizes_from[1:])
 
     @classmethod
     def recorded(cls, size: int, changes: Iterable[Sequence[int]]) -> StepSizes:
@@ -212,7 +165,7 @@ class StepSizes:
         Raises:
             UsageError: one of them is no multiple of the length.
         """
-        names = ("global_batch_size", "global_batch_size of batch_size_schedule")
+        names = ("global_batch_size", "one of the batch_sizes")
         return StepSizes(
             tuple(
                 (first, rows_of_tokens(names[bool(first)], size, length))
@@ -270,7 +223,7 @@ class Steps:
         first, stop = self.sizes.before(step), self.sizes.before(step + 1)
         return self.kept.rows(np.arange(first, stop, dtype=np.int64))
 
-    def step_of(self, rows: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def step_of(self, rows: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the step int64 [m] of global rows [m], and their positions in it, int64 [m].
 
         The step is `SKIPPED` or `LEFT_OVER` for a row that no step has.

@@ -52,7 +52,7 @@ class WindowedKeys(OrderKeys, frozen=True):
                 fix="write packing: concat or packing: document, or leave order out",
             )
 
-    def compile(self, sources: Sequence[SourceSize], seed: int) -> Windowed:
+    def compile(self, sources: Sequence[SourceSize]) -> Windowed:
         """Return the order with the chunks of each source."""
         chunks = []
         for source in sources:
@@ -85,7 +85,7 @@ class Windowed(Order, frozen=True):
         """Return where rows stand in an epoch."""
         return unpermute_windowed(rows, epochs.rows, *self._sizes(epochs), epochs.keys())
 
-    def fits(self, rows: Sequence[int], seed: int) -> bool:
+    def fits(self, rows: Sequence[int]) -> bool:
         """Whether each source has chunks of 1 to all its rows."""
         return (
             len(self.chunk_rows) == len(rows)

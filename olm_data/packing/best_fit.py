@@ -78,7 +78,7 @@ def pack_best_fit(
 
     Args:
         starts, lengths: int64 [d], first token and number of tokens of each document.
-        key: decides which documents of equal length meet which others.
+        key: decides which documents of equal length share a row with which others.
         min_tail: remainders of a cut document with fewer tokens are dropped.
         cost: is added to.
     """
@@ -166,7 +166,7 @@ def best_fit(lengths: Int64, ties: Uint64, sequence_length: int) -> Rows:
     Args:
         lengths: int64 [p], tokens of each piece, 1 .. S; p is at most `MOST_PIECES`.
         ties: uint64 [p], decides the order among pieces of equal length (its highest bits, then
-            the piece's number), so that which document meets which does not follow the source.
+            the piece's number), so that which documents share a row does not follow the source.
         sequence_length: S.
     """
     if len(lengths) > MOST_PIECES:

@@ -8,11 +8,10 @@ Packs as `mix` does, so the numbers are those of the rows that would be trained 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 
@@ -27,8 +26,7 @@ ROW_DOCUMENTS = 32
 """Documents a row from which on the histogram counts together."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What one packing of one dataset at one sequence length comes to.
 
     Attributes:
@@ -64,10 +62,6 @@ class Comparison:
     context: float
     attention_saved: float
     histogram: tuple[int, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the comparison as a JSON object."""
-        return asdict(self)
 
 
 def compare(

@@ -50,7 +50,7 @@ class StreamRows:
     sequence_length: int
 
     def pieces(self, row: int) -> list[tuple[int, int]]:
-        """Return (first token, tokens) of a row: one piece, of all documents that it meets."""
+        """Return (first token, tokens) of a row: one piece, whatever documents it holds."""
         return [(row * self.sequence_length, self.sequence_length + 1)]
 
     def rows_with(self, start: int, stop: int) -> Int64:
@@ -72,10 +72,35 @@ class Concat(Packing, frozen=True):
         sequence_length: int,
         cost: PackingCost,
     ) -> Iterator[PackedRows]:
-        """Yield the rows of the stream of the documents."""
-        packer = StreamPacker(sequence_length, cost)
-        for starts, lengths in documents:
-            yield from packer.pack(starts, lengths)
+        """Yield the rows that the stream has with each window and had not before."""
+        size, rows_before = sequence_length, cost.rows
+        starts = lengths = np.zeros(0, np.int64)
+        begun = False  # whether the first document at hand is the rest of one in earlier rows
+        for more_starts, more_lengths in documents:
+            starts = np.concatenate([starts, more_starts[more_lengths > 0]])
+            lengths = np.concatenate([lengths, more_lengths[more_lengths > 0]])
+            ends = np.cumsum(lengths)
+            rows = rows_in(int(lengths.sum()), size)
+            if not rows:
+                continue
+            for row in range(0, rows, base.PART):
+                yield _rows(starts, lengths, ends, row, min(row + base.PART, rows), size)
+            used = rows * size
+            cost.rows += rows
+            cost.tokens += used
+            first = ends - lengths
+            apart = (first < used) & (first // size != (ends - 1) // size)
+            apart[0] &= not begun
+            cost.cut_long += int((apart & (lengths > size)).sum())
+            cost.cut_short += int((apart & (lengths <= size)).sum())
+            # from here on: token `used`, the last label so far, is the first input that follows
+            at = int(np.searchsorted(ends, used, side="right"))
+            gone = used - int(first[at])
+            begun = gone > 0
+            starts, lengths = starts[at:].copy(), lengths[at:].copy()
+            starts[0] += gone
+            lengths[0] -= gone
+        cost.dropped += int(lengths.sum()) - (cost.rows > rows_before)
 
     def none_because(self, sequence_length: int) -> str:
         """Return how long a row is."""
@@ -85,61 +110,14 @@ class Concat(Packing, frozen=True):
         )
 
 
-class StreamPacker:
-    """Packs chosen documents as one stream, row r from its token r * S, across windows.
-
-    What is left at the end and fills no row is dropped.
-    """
-
-    def __init__(self, sequence_length: int, cost: PackingCost) -> None:
-        self._length, self._cost, self._past = sequence_length, cost, 0
-        self._starts: Int64 = np.zeros(0, np.int64)
-        self._lengths: Int64 = np.zeros(0, np.int64)
-
-    def pack(self, starts: Int64, lengths: Int64) -> Iterator[PackedRows]:
-        """Yield the rows that the stream has now and had not before."""
-        starts = np.concatenate([self._starts, starts[lengths > 0]])
-        lengths = np.concatenate([self._lengths, lengths[lengths > 0]])
-        size, ends = self._length, np.cumsum(lengths)
-        total = int(ends[-1]) if len(ends) else 0
-        rows = max(0, (total - 1) // size)
-        for row in range(0, rows, base.PART):
-            yield self._rows(starts, lengths, ends, row, min(row + base.PART, rows))
-        self._count_cuts(lengths, ends, rows * size)
-        self._keep(starts, lengths, ends, rows * size)
-        self._cost.rows += rows
-        self._cost.tokens += rows * size
-        self._cost.dropped = total - (rows * size + 1 if rows else 0)
-
-    def _rows(self, starts: Int64, lengths: Int64, ends: Int64, i: int, j: int) -> PackedRows:
-        """Return rows i .. j-1 of what is at hand; neighbours share the token on their border."""
-        size = self._length
-        low = np.arange(i, j, dtype=np.int64) * size
-        first = np.searchsorted(ends, low, side="right")
-        last = np.searchsorted(ends, low + size, side="right")
-        counts = last - first + 1
-        document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-        before = (ends - lengths)[document]
-        begin = np.maximum(np.repeat(low, counts), before)
-        stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
-        return PackedRows(starts[document] + begin - before, stop - begin, counts)
-
-    def _count_cuts(self, lengths: Int64, ends: Int64, used: int) -> None:
-        """Count the documents that begin in these rows and go on in another row than they begin."""
-        begin = ends - lengths
-        fresh = (begin >= 0) & (begin < used)
-        if self._past and len(fresh):
-            fresh[0] = False  # the rest of a document that began in earlier rows
-        size = self._length
-        apart = fresh & (begin // size != (ends - 1) // size)
-        self._cost.cut_long += int((apart & (lengths > size)).sum())
-        self._cost.cut_short += int((apart & (lengths <= size)).sum())
-
-    def _keep(self, starts: Int64, lengths: Int64, ends: Int64, used: int) -> None:
-        at = int(np.searchsorted(ends, used, side="right"))
-        self._starts, self._lengths = starts[at:].copy(), lengths[at:].copy()
-        if at < len(starts):
-            gone = used - int(ends[at] - lengths[at])
-            self._starts[0] += gone
-            self._lengths[0] -= gone
-            self._past = gone
+def _rows(starts: Int64, lengths: Int64, ends: Int64, i: int, j: int, size: int) -> PackedRows:
+    """Return rows i .. j-1 of some documents; neighbours share the token on their border."""
+    low = np.arange(i, j, dtype=np.int64) * size
+    first = np.searchsorted(ends, low, side="right")
+    last = np.searchsorted(ends, low + size, side="right")
+    counts = last - first + 1
+    document = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    before = (ends - lengths)[document]
+    begin = np.maximum(np.repeat(low, counts), before)
+    stop = np.minimum(np.repeat(low + size + 1, counts), ends[document])
+    return PackedRows(starts[document] + begin - before, stop - begin, counts)

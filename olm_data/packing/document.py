@@ -26,17 +26,10 @@ class Document(Packing, frozen=True):
     ) -> Iterator[PackedRows]:
         """Yield the rows of the documents, in order."""
         for starts, lengths in documents:
-            yield from pack_documents(starts, lengths, sequence_length, cost=cost)
-
-
-def pack_documents(
-    starts: Int64, lengths: Int64, sequence_length: int, *, cost: PackingCost
-) -> Iterator[PackedRows]:
-    """Give each document rows of its own, padded; one longer than a row goes on in the next."""
-    counts = -(-lengths // sequence_length)
-    rows, tokens = int(counts.sum()), int(lengths.sum())
-    cost.rows += rows
-    cost.tokens += tokens
-    cost.padding += rows * sequence_length - tokens
-    cost.cut_long += int((lengths > sequence_length).sum())
-    yield from cut_documents(starts, lengths, counts, sequence_length)
+            counts = -(-lengths // sequence_length)
+            rows, tokens = int(counts.sum()), int(lengths.sum())
+            cost.rows += rows
+            cost.tokens += tokens
+            cost.padding += rows * sequence_length - tokens
+            cost.cut_long += int((lengths > sequence_length).sum())
+            yield from cut_documents(starts, lengths, counts, sequence_length)

@@ -35,7 +35,11 @@ _COPIED = 4 << 20  # bytes
 _LOOKED_AT = 1 << 22  # pieces
 
 STARTS, LENGTHS, ENDS = "starts.npy", "lengths.npy", "ends.npy"
-FILES: dict[str, Any] = {STARTS: np.uint64, LENGTHS: np.uint32, ENDS: np.uint64}
+FILES: dict[str, np.dtype[Any]] = {
+    STARTS: np.dtype("<u8"),
+    LENGTHS: np.dtype("<u4"),
+    ENDS: np.dtype("<u8"),
+}
 
 
 class PlanInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +78,9 @@ class RowPlan:
         ends: uint64 [rows], pieces up to and with each row.
     """
 
-    def __init__(self, starts: NDArray[Any], lengths: NDArray[Any], ends: NDArray[Any]) -> None:
+    def __init__(
+        self, starts: NDArray[np.uint64], lengths: NDArray[np.uint32], ends: NDArray[np.uint64]
+    ) -> None:
         self.starts, self.lengths, self.ends = starts, lengths, ends
         self.rows = len(ends)
 
@@ -126,7 +132,7 @@ class RowPlan:
             for name, dtype in FILES.items():
                 count = rows if name == ENDS else pieces
                 try:
-                    header = npy_header(np.dtype(dtype), count)
+                    header = npy_header(dtype, count)
                     size, wanted = store.size(name), file_sizes(rows, pieces)[name]
                     if size != wanted:
                         raise ValueError(
@@ -135,7 +141,7 @@ class RowPlan:
                     seen = _copy(store, name, folder / name) if store.remote else None
                     data = mapped_bytes(Store(folder) if store.remote else store, name)
                     if len(data) != wanted or bytes(data[: len(header)]) != header:
-                        raise ValueError(f"it is not an array of {count:,} {np.dtype(dtype)}")
+                        raise ValueError(f"it is not an array of {count:,} {dtype}")
                     array = data[len(header) :].view(dtype)
                     if seen is None and verify != "off":
                         seen = store.sha256(name)
@@ -161,10 +167,7 @@ class RowPlan:
 def file_sizes(rows: int, pieces: int) -> dict[str, int]:
     """Return the bytes of each file of a plan with so many rows and pieces, by name."""
     counts = {name: rows if name == ENDS else pieces for name in FILES}
-    return {
-        name: HEADER_BYTES + count * np.dtype(FILES[name]).itemsize
-        for name, count in counts.items()
-    }
+    return {name: HEADER_BYTES + count * FILES[name].itemsize for name, count in counts.items()}
 
 
 def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
@@ -184,14 +187,14 @@ def write(folder: Path, parts: Iterable[PackedRows]) -> tuple[int, int]:
         for file in files:
             file.write(bytes(HEADER_BYTES))
         for part in parts:
-            starts.write(part.starts.astype("<u8").tobytes())
-            lengths.write(part.lengths.astype("<u4").tobytes())
-            ends.write((np.cumsum(part.counts) + pieces).astype("<u8").tobytes())
+            starts.write(part.starts.astype(FILES[STARTS]).tobytes())
+            lengths.write(part.lengths.astype(FILES[LENGTHS]).tobytes())
+            ends.write((np.cumsum(part.counts) + pieces).astype(FILES[ENDS]).tobytes())
             rows += len(part.counts)
             pieces += len(part.starts)
         for file, dtype, count in zip(files, FILES.values(), (pieces, pieces, rows), strict=True):
             file.seek(0)
-            file.write(npy_header(np.dtype(dtype), count))
+            file.write(npy_header(dtype, count))
             file.flush()
             os.fsync(file.fileno())
     return rows, pieces

@@ -26,7 +26,7 @@ _AT_ONCE = 1 << 20  # documents of a shard looked at together
 
 
 def documents(
-    dataset: Dataset, window: int = WINDOW, scan: ViewScan | None = None
+    dataset: Dataset, window: int, scan: ViewScan | None = None
 ) -> Iterator[tuple[Int64, Int64]]:
     """Yield (first tokens, lengths), int64 [d] each, of all documents, window by window.
 
@@ -85,7 +85,7 @@ def write_plan(
 
     def watched() -> Iterator[PackedRows]:
         nonlocal most
-        for part in packing.pack(dataset, documents(dataset, scan=scan), sequence_length, cost):
+        for part in packing.pack(dataset, documents(dataset, WINDOW, scan), sequence_length, cost):
             most = max(most, int(part.counts.max(initial=0)))
             yield part
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.counts import scaled
-from olm_data.mixture.explain import tree
+from olm_data.mixture.explain import TreeNode, tree
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest_stages import manifest_stages
+from olm_data.mixture.lock_format import manifest_stages
 from olm_data.page import COLOURS, colours, joined, note, part, section, svg, table
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def tree_section(lock: Lock) -> str:
     """Return the groups and sources of each stage with the shares wanted, compiled and drawn."""
     parts = []
     for stage in tree(lock):
-        nodes = list(_nodes(stage["members"]))
-        title = f"{stage['name']}: {stage['tokens']:,} tokens"
+        nodes = list(_nodes(stage.members))
+        title = f"{stage.name}: {stage.tokens:,} tokens"
         lines = [_line(lock, depth, node) for depth, node in nodes[:TREE_NODES]]
         parts.append(part("stage", title, lines))
         if len(nodes) > TREE_NODES:
@@ -52,23 +52,23 @@ def tree_section(lock: Lock) -> str:
     return section("Mixture", joined(parts))
 
 
-def _nodes(members: Sequence[dict[str, Any]], depth: int = 0) -> Iterator[tuple[int, Any]]:
+def _nodes(members: Sequence[TreeNode], depth: int = 0) -> Iterator[tuple[int, TreeNode]]:
     """Walk a tree from above: (depth, node) pairs."""
     for node in members:
         yield depth, node
-        yield from _nodes(node.get("members", ()), depth + 1)
+        yield from _nodes(node.members or (), depth + 1)
 
 
-def _line(lock: Lock, depth: int, node: dict[str, Any]) -> dict[str, Any]:
-    keys = ("share_wanted", "share_compiled", "share_got")
+def _line(lock: Lock, depth: int, node: TreeNode) -> dict[str, Any]:
+    shares = (node.share_wanted, node.share_compiled, node.share_got)
     return {
         "depth": depth,
-        "name": node["name"],
-        "group": "epochs" not in node,
-        "colour": source_colour(lock, node["name"]),
-        "shares": [100 * float(node[key]) for key in keys],
-        "tokens": f"{node['rows'] * lock.sequence_length:,}",
-        "epochs": f"{node['epochs']:.4f}" if "epochs" in node else "",
+        "name": node.name,
+        "group": node.epochs is None,
+        "colour": source_colour(lock, node.name),
+        "shares": [100 * share for share in shares],
+        "tokens": f"{node.rows * lock.sequence_length:,}",
+        "epochs": f"{node.epochs:.4f}" if node.epochs is not None else "",
     }
 
 
@@ -134,14 +134,14 @@ def epochs_section(lock: Lock) -> str:
     )  # [stages, sources]
 
     def draw(axes: Axes) -> None:
-        place = np.arange(len(names))
+        heights = np.arange(len(names))
         left = np.zeros(len(names))
         for colour, stage, seen in zip(colours(), stages, epochs, strict=False):
-            axes.barh(place, seen, 0.6, left, color=colour, label=stage.name)
+            axes.barh(heights, seen, 0.6, left, color=colour, label=stage.name)
             left += seen
-        for y, limit in zip(place, limits, strict=True):
+        for y, limit in zip(heights, limits, strict=True):
             axes.plot([limit, limit], [y - 0.4, y + 0.4], color="#888", linewidth=1.5)
-        axes.set_yticks(place, names)
+        axes.set_yticks(heights, names)
         axes.invert_yaxis()
         axes.set_xlabel("epochs (grey mark: max_epochs)")
         axes.grid(visible=False, axis="y")

@@ -94,13 +94,13 @@ def _row(view: RowView) -> Markup:
         size = piece.stop - piece.start
         name = piece.id or f"document {piece.document}"
         part_of = "" if size == piece.tokens else f", of {piece.tokens:,}"
-        place = f"{piece.input}, {piece.position_kind} {piece.position:,}"
+        origin = f"{piece.input}, {piece.position_kind} {piece.position:,}"
         pieces.append(
             {
                 "name": name,
                 "size": size,
                 "colour": COLOURS[i % len(COLOURS)],
-                "head": f"{name} \u00b7 {size:,} tokens{part_of} \u00b7 {place}",
+                "head": f"{name} \u00b7 {size:,} tokens{part_of} \u00b7 {origin}",
                 "text": _shortened(piece.text) if i < SHOWN_PIECES else None,
             }
         )

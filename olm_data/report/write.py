@@ -1,7 +1,8 @@
 """The verb behind `olm-data report`: one HTML page about what was asked, got, and trained.
 
-    lock + datasets -> mixture.py, stages.py, documents.py, rows.py --+--> sections -> one page
-    run folder      -> run.py ----------------------------------------+
+    lock + datasets -> mixture.py, documents.py, rows.py --+--> sections -> one page
+    run folders     -> training.py ------------------------+
+                    -> frozen.py: what `olm-train watch` shows, at one moment
 
 Reads JSON, arrays and the run's logs; never torch, never the network but for data that lies there.
 """
@@ -12,17 +13,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from olm_data.mixture.lock import Lock
-from olm_data.page import note, write_page
+from olm_data.page import note, run_script, write_page
 from olm_data.report.documents import length_section
+from olm_data.report.frozen import frozen
+from olm_data.report.ledger import ledger_section
 from olm_data.report.mixture import epochs_section, stages_section, tree_section
 from olm_data.report.rows import packing_section, rows_section
-from olm_data.report.run import (
+from olm_data.report.training import (
     TrainedRun,
     headline,
+    held_out_section,
     runs_section,
     sample_section,
+    samples_section,
     speed_section,
-    training_section,
+    tasks_section,
 )
 from olm_data.storage.places import refuse_no_file
 
@@ -60,13 +65,25 @@ def write_report(
     ]
     # what a reader of a run's report looks for first
     if runs:
-        trained = [runs_section(runs), training_section(runs), speed_section(runs)]
+        trained = [runs_section(runs), held_out_section(runs)]
+        trained += [tasks_section(runs), speed_section(runs)]
+        pairs = zip(runs, folders, strict=True)
+        trained += [ledger_section(run.name, Path(folder)) for run, folder in pairs]
         remarks = [_other_lock(lock, run) for run in runs]
         remarks += [note(remark) for run in runs for remark in run.log.notes]
-        sections = [*trained, *map(sample_section, runs), *remarks, *sections]
+        sections = [
+            *trained,
+            *map(samples_section, runs),
+            *map(sample_section, runs),
+            *remarks,
+            *sections,
+        ]
     name = ", ".join(run.name for run in runs) or Path(lock_path).name
     facts = headline(runs[0]) if len(runs) == 1 else []
-    return write_page(output, f"olm report: {name}", [*facts, *_facts(lock)], sections)
+    data = frozen([Path(folder) for folder in folders], lock_path) if folders else ""
+    script = run_script(data=data) if data else None
+    title = f"olm report: {name}"
+    return write_page(output, title, [*facts, *_facts(lock)], sections, script=script)
 
 
 def _name_apart(runs: Sequence[TrainedRun], folders: Sequence[str]) -> None:

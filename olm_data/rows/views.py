@@ -8,12 +8,13 @@ Reads through `Dataset`, so what is shown has been verified. Never: print, or dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
+from olm_data.bounded_json import JsonObject
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
@@ -22,8 +23,7 @@ from olm_data.packing.row_plan import RowPlan
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentView:
+class DocumentView(msgspec.Struct, frozen=True, kw_only=True):
     """A document, or the piece of one that a row holds.
 
     Attributes:
@@ -38,7 +38,6 @@ class DocumentView:
         text: their text; a character cut at a row's edge is U+FFFD.
         bos, eos: whether the piece begins with BOS / ends with EOS (not in `text`).
         columns: kept columns.
-        spec: the tokenizer, for showing where tokens begin; not part of the JSON.
     """
 
     document: int
@@ -55,19 +54,14 @@ class DocumentView:
     text: str
     bos: bool
     eos: bool
-    columns: dict[str, Any]
-    spec: TokenizerSpec = field(repr=False, compare=False)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the view as a JSON object."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "spec"}
+    columns: JsonObject
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowView:
+class RowView(msgspec.Struct, frozen=True, kw_only=True):
     """A row: `sequence_length` tokens and the one after them, cut into pieces of documents.
 
     Attributes:
+        row_of_step, rank, micro_batch: where a step has the row; left out where no step is shown.
         row: number of the row in the run (lock) or in the dataset.
         stage, source, epoch: where the schedule places it; None for a dataset's own rows.
         view: which documents of the source are drawn on, None for all.
@@ -77,6 +71,9 @@ class RowView:
         pieces: documents in it, in order, and cut where a shorter row of its stage ends.
     """
 
+    row_of_step: int | UnsetType = UNSET
+    rank: int | UnsetType = UNSET
+    micro_batch: int | UnsetType = UNSET
     row: int
     stage: str | None
     source: str | None
@@ -87,16 +84,8 @@ class RowView:
     sequence_length: int
     pieces: list[DocumentView]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the view as a JSON object."""
-        names = (f.name for f in fields(self) if f.name != "pieces")
-        pieces = [piece.to_json() for piece in self.pieces]
-        return {name: getattr(self, name) for name in names} | {"pieces": pieces}
 
-
-def view_document(
-    dataset: Dataset, spec: TokenizerSpec, number: int, *, most_tokens: int | None = None
-) -> DocumentView:
+def view_document(dataset: Dataset, number: int, *, most_tokens: int | None = None) -> DocumentView:
     """Return document `number` of a dataset, or its first `most_tokens` tokens.
 
     Raises:
@@ -109,47 +98,63 @@ def view_document(
             fix=f"documents are numbered from 0 to {dataset.documents - 1:,}",
         )
     low, high = dataset.document_span(number)
-    return view_part(dataset, spec, number, 0, min(high - low, most_tokens or high - low))
+    return view_part(dataset, number, 0, min(high - low, most_tokens or high - low))
 
 
-def view_row(dataset: Dataset, spec: TokenizerSpec, row: int, sequence_length: int) -> RowView:
-    """Return row `row` of a dataset's own stream.
+class DatasetRows:
+    """The rows that a dataset's own stream of tokens is cut into.
 
-    Raises:
-        UsageError: there is no such row.
+    Attributes:
+        dataset: as given.
+        total: how many rows of `sequence_length` tokens there are.
     """
-    rows = rows_in(dataset.tokens, sequence_length)
-    if not 0 <= row < rows:
-        raise UsageError(
-            f"there is no row {row} of {sequence_length:,} tokens",
-            where=dataset.store.root,
-            fix=f"rows are numbered from 0 to {rows - 1:,}" if rows else "use a shorter row",
+
+    def __init__(self, dataset: Dataset, sequence_length: int) -> None:
+        self.dataset, self._length = dataset, sequence_length
+        self.total = rows_in(dataset.tokens, sequence_length)
+
+    def tokenizer_of(self, source: str | None) -> TokenizerSpec:
+        """Return the dataset's tokenizer: its rows have no source."""
+        return self.dataset.tokenizer
+
+    def view(self, row: int) -> RowView:
+        """Return row `row` of the stream.
+
+        Raises:
+            UsageError: there is no such row.
+        """
+        if not 0 <= row < self.total:
+            fix = f"rows are numbered from 0 to {self.total - 1:,}"
+            raise UsageError(
+                f"there is no row {row} of {self._length:,} tokens",
+                where=self.dataset.store.root,
+                fix=fix if self.total else "use a shorter row",
+            )
+        first, stop = row_span(row, self._length)
+        return RowView(
+            row=row,
+            stage=None,
+            source=None,
+            epoch=None,
+            view=None,
+            source_row=row,
+            first_token=first,
+            sequence_length=self._length,
+            pieces=_pieces(self.dataset, first, stop),
         )
-    first, stop = row_span(row, sequence_length)
-    return RowView(
-        row=row,
-        stage=None,
-        source=None,
-        epoch=None,
-        view=None,
-        source_row=row,
-        first_token=first,
-        sequence_length=sequence_length,
-        pieces=_pieces(dataset, spec, first, stop),
-    )
 
 
 class LockRows:
     """The rows of the run a lock describes; opens each source when a row of it is first shown.
 
-    Args:
-        lock: the lock.
+    Attributes:
+        lock, schedule: the lock, and its order.
+        total: rows of the run.
     """
 
     def __init__(self, lock: Lock) -> None:
-        self.lock, self.schedule = lock, lock.schedule()
+        self.lock, self.schedule, self.total = lock, lock.schedule(), lock.total_rows
         self._sources: dict[int, tuple[Dataset, RowPlan | StreamRows]] = {}
-        self._specs: dict[int, TokenizerSpec] = {}
 
     def source(self, index: int) -> tuple[Dataset, RowPlan | StreamRows]:
         """Return the dataset of source `index`, and which tokens its rows hold."""
@@ -157,11 +162,10 @@ class LockRows:
             self._sources[index] = self.lock.open_dataset(index), self.lock.open_rows(index)
         return self._sources[index]
 
-    def spec(self, index: int) -> TokenizerSpec:
-        """Return the tokenizer of source `index`."""
-        if index not in self._specs:
-            self._specs[index] = self.source(index)[0].tokenizer
-        return self._specs[index]
+    def tokenizer_of(self, source: str | None) -> TokenizerSpec:
+        """Return the tokenizer of a source by its name."""
+        names = [item.name for item in self.lock.sources]
+        return self.source(names.index(str(source)))[0].tokenizer
 
     def view(self, row: int) -> RowView:
         """Return row `row` of the run.
@@ -170,15 +174,13 @@ class LockRows:
             UsageError: there is no such row.
         """
         lock = self.lock
-        if not 0 <= row < lock.total_rows:
+        if not 0 <= row < self.total:
             raise UsageError(
-                f"there is no row {row}",
-                fix=f"rows are numbered from 0 to {lock.total_rows - 1:,}",
+                f"there is no row {row}", fix=f"rows are numbered from 0 to {self.total - 1:,}"
             )
         origin = self.schedule.locate(np.array([row], np.int64))
         source, source_row = int(origin.source[0]), int(origin.row[0])
         dataset, rows = self.source(source)
-        spec = self.spec(source)
         pieces = rows.pieces(source_row)
         length = lock.sequence_lengths[int(origin.stage[0])]
         kept = lock.sources[source].view
@@ -194,7 +196,7 @@ class LockRows:
             pieces=[
                 piece
                 for first, size in _cut(pieces, length, lock.sequence_length)
-                for piece in _pieces(dataset, spec, first, first + size)
+                for piece in _pieces(dataset, first, first + size)
             ],
         )
 
@@ -214,19 +216,17 @@ def _cut(pieces: list[tuple[int, int]], length: int, longest: int) -> list[tuple
     return cut
 
 
-def _pieces(dataset: Dataset, spec: TokenizerSpec, first: int, stop: int) -> list[DocumentView]:
+def _pieces(dataset: Dataset, first: int, stop: int) -> list[DocumentView]:
     views = []
     number = dataset.document_at(first)
     cuts = [first, *dataset.ends_between(first, stop).tolist(), stop]
     for index, (low, high) in enumerate(pairwise(cuts)):
         start, _ = dataset.document_span(number + index)
-        views.append(view_part(dataset, spec, number + index, low - start, high - start))
+        views.append(view_part(dataset, number + index, low - start, high - start))
     return views
 
 
-def view_part(
-    dataset: Dataset, spec: TokenizerSpec, number: int, start: int, stop: int
-) -> DocumentView:
+def view_part(dataset: Dataset, number: int, start: int, stop: int) -> DocumentView:
     """Return tokens [start, stop) of a document; no other token is read."""
     origin, rules = dataset.origin(number), dataset.manifest.tokenizer
     first, last = dataset.document_span(number)
@@ -245,9 +245,8 @@ def view_part(
         tokens=last - first,
         text_bytes=origin.text_bytes,
         ids=ids.tolist(),
-        text=spec.decode(ids[int(bos) : len(ids) - int(eos)]),
+        text=dataset.tokenizer.decode(ids[int(bos) : len(ids) - int(eos)]),
         bos=bos,
         eos=eos,
         columns=origin.columns,
-        spec=spec,
     )

@@ -16,7 +16,13 @@ MOST_SHOWN = 3
 
 
 def incomplete(
-    metrics: Path, steps: Sequence[int], log: Path, begun: Sequence[int], end: int | None = None
+    metrics: Path,
+    steps: Sequence[int],
+    log: Path,
+    begun: Sequence[int],
+    end: int | None = None,
+    *,
+    own: bool = True,
 ) -> list[str]:
     """Return remarks on what should be in a log and is not, or is there twice.
 
@@ -26,7 +32,13 @@ def incomplete(
         log: `starts.jsonl`.
         begun: the step of the checkpoint that each start went on from.
         end: the last step there should be; None: the last one there is.
+        own: whether the steps up to `end` were trained in this folder.
     """
+    if end and own and not steps and not begun:
+        return [
+            f"{metrics} and {log.name} are missing or empty: what was trained up to step {end:,}, "
+            "and rows that were left out, are not known"
+        ]
     notes = []
     if steps and not begun:
         notes.append(

@@ -12,9 +12,10 @@ weights of those steps are gone. How many it removed is in its own line. So `met
 history of the weights, each step in it once, and `starts.jsonl` that of the machine.
 
 Numbers are written so that reading them gives the same float64 back; NaN and infinity are null. A
-line without `version` has version 1. A last line without its end is one that is being written, or
-was when the machine failed: it is left out, and `notes` say so, as they do of lines that are
-missing or stand twice. Never: read a log as a whole, or a line without a limit.
+line without `version` has version 1; a step of data from no mixture lock has version 2, no rows and
+no order. A last line without its end was being written when the machine failed: it is left out, and
+`notes` say so, as they do of lines that are missing or stand twice. Never: read a log as a whole,
+or a line without a limit.
 """
 
 from __future__ import annotations
@@ -29,21 +30,18 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from olm_data.bounded_json import MalformedJson, Size, decode, decode_object
-from olm_data.errors import UsageError, ValidationError, printable
+from olm_data.bounded_json import JsonObject, MalformedJson, Size, decode_object
+from olm_data.errors import UsageError, printable
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes
-from olm_data.regular_files import open_regular
 from olm_data.run_log.gaps import incomplete
+from olm_data.run_log.lines import append_line, lines, malformed_log, read_lines, replace_file
 from olm_data.run_log.metric_names import STEP_SKIPPED, TOKENS
-from olm_data.storage.disk import io_errors, write_durable
+from olm_data.storage.disk import io_errors
 
 METRICS, STARTS = "metrics.jsonl", "starts.jsonl"
 COUNTED = (TOKENS, STEP_SKIPPED)
 """Metrics that say what became of the rows of a step."""
-
-MAX_LINE = 16 << 20
-"""Bytes of a line."""
 
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
 """Seconds since 1970, UTC; 0.0 in logs without."""
@@ -57,8 +55,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         step: its number, from 1.
         time: when the line was made.
-        tokens: tokens trained on so far.
-        rows: half-open range of global rows.
+        tokens: tokens trained on so far; 0 where the data loader counts no tokens.
+        rows: half-open range of global rows; (0, 0) without a lock.
+        epoch: pass over data that come from no lock, from 1.
         skipped: ranges inside `rows` that were left out, sorted and merged.
         order: digest of the rows, see `olm_data.order.steps`; None in logs without.
         metrics: by name; in the file they stand beside the fields above.
@@ -67,16 +66,18 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     step: Size
     time: Time = 0.0
-    tokens: Size
-    rows: tuple[Size, Size]
+    tokens: Size = 0
+    rows: tuple[Size, Size] = (0, 0)
+    epoch: Size = 1
     skipped: tuple[Range, ...] = ()
     order: str | None = None
     metrics: Values = {}  # msgspec gives each its own
-    version: Literal[1] = 1
+    version: Literal[1, 2] = 1
     line: int = 0
 
     def __post_init__(self) -> None:
-        if not self.rows[0] < self.rows[1]:
+        locked = self.rows[0] < self.rows[1] and self.epoch == 1
+        if not (locked if self.version == 1 else self.rows == (0, 0) and self.order is None):
             raise ValueError("step, tokens and rows are not what a run writes")
         if self.skipped and clip_ranges(merge_ranges(self.skipped), *self.rows) != self.skipped:
             raise ValueError("skipped rows are not among those of the step")
@@ -108,16 +109,15 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: Literal[1] = 1
 
 
-class Start(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
+class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A start of a run, one line of `starts.jsonl`.
 
     Attributes:
         step: steps done before, by the checkpoint it went on from; 0 for a new run.
         rewound: logged steps beyond that, whose weights are lost and which are trained again.
-        lock: digest of the mixture.
-        global_batch_size: tokens of a step, of the first one where the size changes.
+        lock: digest of the mixture; "" where the data come from none.
+        global_batch_size: tokens of a step (instances where the data loader counts those), of the
+            first one where the size changes.
         batch_size_changes: later sizes: (first step, counted from 1, tokens).
         world_size: ranks.
         skip: ranges of global rows left out, in the past and in the future of the run.
@@ -144,7 +144,7 @@ class Start(
     command: str = ""
     device: str = ""
     parameters: int = 0
-    config: dict[str, Any] = {}  # msgspec gives each its own
+    config: JsonObject = {}  # msgspec gives each its own
     changes: tuple[str, ...] = ()
     version: Literal[1] = 1
 
@@ -152,6 +152,10 @@ class Start(
     def batch_sizes(self) -> StepSizes:
         """Tokens of each step."""
         return StepSizes.recorded(self.global_batch_size, self.batch_size_changes)
+
+
+class _Line(Start, frozen=True, kw_only=True, omit_defaults=True):
+    """A start as it is written: what has its default is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +187,10 @@ class RunLog:
         """
         folder, notes = Path(folder), list[str]()
         starts = read_starts(folder, notes)
-        lines = list(read_metrics(folder, notes, metrics=metrics))
-        steps = [line for line in lines if isinstance(line, Step)]
+        entries = list(read_metrics(folder, notes, metrics=metrics))
+        steps = [entry for entry in entries if isinstance(entry, Step)]
         notes += _gaps(folder, starts, [step.step for step in steps])
-        evaluations = [line for line in lines if isinstance(line, Evaluation)]
+        evaluations = [entry for entry in entries if isinstance(entry, Evaluation)]
         return cls(folder=folder, starts=starts, steps=steps, evaluations=evaluations, notes=notes)
 
 
@@ -203,8 +207,8 @@ def read_metrics(
         ValidationError: a line is not what a run writes.
     """
     path = folder / METRICS
-    for number, line in _lines(path, notes):
-        yield _decode(path, number, line, metrics)
+    for number, line in lines(path, notes):
+        yield decode_line(path, number, line, metrics)
 
 
 def read_starts(folder: Path, notes: list[str] | None = None) -> list[Start]:
@@ -216,26 +220,21 @@ def read_starts(folder: Path, notes: list[str] | None = None) -> list[Start]:
     Raises:
         ValidationError: a line is not what a run writes.
     """
-    path, starts = folder / STARTS, []
-    for number, line in _lines(path, notes):
-        try:
-            starts.append(decode(line, Start))
-        except MalformedJson as error:
-            raise malformed_log(path, f"line {number}: {error}") from None
-    return starts
+    return read_lines(folder / STARTS, Start, notes)
 
 
 def append_start(folder: Path, start: Start) -> None:
     """Add a line to `starts.jsonl`, atomically; a last line that is cut off goes."""
-    before = [line for _, line in _lines(folder / STARTS)]
-    _replace(folder / STARTS, b"".join(before) + msgspec.json.encode(start) + b"\n")
+    line = msgspec.convert(start, _Line, from_attributes=True)
+    append_line(folder / STARTS, msgspec.json.encode(line))
 
 
-def keep_until(folder: Path, step: int | None) -> tuple[int, list[str]]:
+def keep_until(folder: Path, step: int | None, *, own: bool = True) -> tuple[int, list[str]]:
     """Remove the lines of steps beyond `step`, and a last line that is cut off, atomically.
 
     Args:
         step: of the checkpoint that the run goes on from; None: a new run, all lines go.
+        own: whether that checkpoint is of this folder, whose log then has its steps.
 
     Returns:
         How many steps were removed, and remarks on lines that should be there and are not.
@@ -246,16 +245,16 @@ def keep_until(folder: Path, step: int | None) -> tuple[int, list[str]]:
     path, notes = folder / METRICS, list[str]()
     kept, numbers, removed = [], [], 0
     starts = read_starts(folder, notes)
-    for number, line in _lines(path, notes):
-        entry = _decode(path, number, line, ())
+    for number, line in lines(path, notes):
+        entry = decode_line(path, number, line, ())
         if step is not None and entry.step <= step:
             kept.append(line)
             numbers += [entry.step] if isinstance(entry, Step) else []
         else:
             removed += isinstance(entry, Step)
     if path.exists():
-        _replace(path, b"".join(kept))
-    return removed, [] if step is None else notes + _gaps(folder, starts, numbers, step)
+        replace_file(path, b"".join(kept))
+    return removed, [] if step is None else notes + _gaps(folder, starts, numbers, step, own=own)
 
 
 class MetricsWriter:
@@ -308,30 +307,31 @@ class MetricsWriter:
         self._pending = b""
 
 
-def malformed_log(path: Path, why: str) -> ValidationError:
-    """Return the error for a file of a run that is not what a run writes."""
-    return ValidationError(
-        "a file of the run is malformed", where=str(path), why=why, fix="restore it from a copy"
-    )
-
-
 _FIELDS = tuple(name for name in Step.__struct_fields__ if name not in ("metrics", "line"))
 
 
-def _decode(path: Path, number: int, line: bytes, metrics: Collection[str]) -> Step | Evaluation:
+def decode_line(
+    path: Path, number: int, line: bytes, metrics: Collection[str] | None
+) -> Step | Evaluation:
+    """Return what a line of `metrics.jsonl` says; `metrics` None: keep all of them.
+
+    Raises:
+        ValidationError: it is not what a run writes.
+    """
     try:
         plain = decode_object(line)
         if "eval" in plain:
             return msgspec.convert(plain, Evaluation)
         fields = {name: plain[name] for name in _FIELDS if name in plain}
-        values = {name: plain[name] for name in metrics if name in plain}
+        names = plain.keys() - set(_FIELDS) if metrics is None else metrics
+        values = {name: plain[name] for name in names if name in plain}
         return msgspec.convert({**fields, "metrics": values, "line": number}, Step)
     except (MalformedJson, msgspec.ValidationError) as error:
         raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
 
 
 def _encode(line: Step | Evaluation) -> bytes:
-    plain: dict[str, Any] = msgspec.to_builtins(line)
+    plain: JsonObject = msgspec.to_builtins(line)
     metrics = plain.pop("metrics", {})
     if taken := metrics.keys() & {*_FIELDS, "eval"}:
         raise UsageError(
@@ -350,35 +350,13 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines(path: Path, notes: list[str] | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the number, from 1, and the bytes of each whole line of a log; none without a file.
-
-    Raises:
-        ValidationError: it is no regular file, or a line is longer than any that is written.
-    """
-    if not path.exists():
-        return
-    with open_regular(path) as file:
-        number = 0
-        while line := file.readline(MAX_LINE):
-            number += 1
-            if line.endswith(b"\n"):
-                yield number, line
-            elif len(line) == MAX_LINE:
-                raise malformed_log(path, f"line {number} is longer than {MAX_LINE:,} bytes")
-            elif notes is not None:
-                notes.append(
-                    f"the last line of {path} is cut off after {len(line):,} bytes and left out: "
-                    "it was being written"
-                )
-
-
-def _gaps(folder: Path, starts: list[Start], steps: list[int], end: int | None = None) -> list[str]:
+def _gaps(
+    folder: Path,
+    starts: list[Start],
+    steps: list[int],
+    end: int | None = None,
+    *,
+    own: bool = True,
+) -> list[str]:
     begun = [start.step for start in starts]
-    return incomplete(folder / METRICS, steps, folder / STARTS, begun, end)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    write_durable(temporary, data)
-    os.replace(temporary, path)
+    return incomplete(folder / METRICS, steps, folder / STARTS, begun, end, own=own)

@@ -109,10 +109,14 @@ class StoredJob(Job, Protocol):
     Attributes:
         output: where it is stored and its tasks' commit records go; absolute.
         identity: differs between jobs that write other bytes.
+        own_parts: it names classes of somebody's own, which its workers import.
     """
 
     @property
     def output(self) -> str: ...
+
+    @property
+    def own_parts(self) -> bool: ...
 
     @property
     def identity(self) -> str: ...
@@ -125,8 +129,7 @@ class StoredJob(Job, Protocol):
 
 
 class Runner(Protocol):
-    """Runs tasks. Implementations: `local.LocalRunner`, `local.InlineRunner`, `slurm.SlurmRunner`,
-    `ray.RayRunner`."""
+    """Runs tasks: `local.LocalRunner`, `slurm.SlurmRunner`, `ray.RayRunner`."""
 
     def ready(self, job: Job, workers: int, total: int) -> AbstractContextManager[None]:
         """Get up to `workers` workers ready for a job that will probably be run, while the caller

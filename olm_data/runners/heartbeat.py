@@ -9,14 +9,12 @@ folder when all tasks are done. Never: digested, or waited for by work.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -43,60 +41,76 @@ STALE_SECONDS = 60.0
 
 
 _Counts = Annotated[list[Size], msgspec.Meta(min_length=len(Count), max_length=len(Count))]
-_Task = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,7}$")]
+_State = Literal["running", "done", "failed", "interrupted"]
+_Task = Annotated[int, msgspec.Meta(ge=0, lt=10**7)]
 
 
-class _Error(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """What `error_parts` makes of an error."""
+class StoredError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An error in a heartbeat: its kind among `olm_data.errors`, "" for others, and its parts."""
 
     kind: str
     what: str
-    where: str | msgspec.UnsetType | None = msgspec.UNSET
-    why: str | msgspec.UnsetType | None = msgspec.UNSET
-    fix: str | msgspec.UnsetType | None = msgspec.UNSET
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> StoredError:
+        """Return what is stored of an error."""
+        if not isinstance(error, OlmError):
+            return cls("", redacted(f"{type(error).__name__}: {error}"))
+        public = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+        return cls(public.__name__, error.what, error.where, error.why, error.fix)
+
+    def restored(self) -> Exception:
+        """Return an error with the same message and exit code."""
+        kind = getattr(errors, self.kind, None) if self.kind else None
+        if isinstance(kind, type) and issubclass(kind, OlmError):
+            return kind(self.what, where=self.where, why=self.why, fix=self.fix)
+        return RuntimeError(self.what)
 
 
-class _Stored(msgspec.Struct, forbid_unknown_fields=True):
-    """The keys of a heartbeat's file."""
+class Beat(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="format",
+    tag="olm-heartbeat",
+):
+    """One heartbeat: the content of its file, but for `name`.
 
-    format: Literal["olm-heartbeat"]
+    Attributes:
+        host, pid: where its process runs.
+        started, time: wall clock seconds since 1970, by its own clock.
+        state: running, done, failed or interrupted.
+        done: ranges of the tasks it has done, as `spell_ranges` spells them.
+        running: task -> its counts so far, one for each `Count`.
+        counts: sums over all its tasks, the running ones included.
+        error: what ended it, if an error did.
+        name: of the worker, as its file is called; `parent` is the command itself.
+    """
+
     version: Literal[1]
     host: str
     pid: Size
     started: float
     time: float
-    state: Literal["running", "done", "failed", "interrupted"]
+    state: _State
     done: str
     running: dict[_Task, _Counts]
     counts: _Counts
-    error: _Error | None
+    error: StoredError | None
+    name: str = ""
 
+    def tasks_done(self) -> list[int]:
+        """Return the tasks it has done, ascending.
 
-@dataclass(frozen=True, kw_only=True)
-class Beat:
-    """One heartbeat, as read.
-
-    Attributes:
-        name: of the worker; `parent` is the command itself.
-        host, pid: where it runs.
-        started, time: wall clock seconds since 1970, by its own clock.
-        state: running, done, failed or interrupted.
-        done: tasks it has done.
-        running: task -> its counts so far, int64 [len(Count)].
-        counts: sums over all its tasks, the running ones included; int64 [len(Count)].
-        error: parts of the error that ended it (`error_from`), or None.
-    """
-
-    name: str
-    host: str
-    pid: int
-    started: float
-    time: float
-    state: str
-    done: list[int]
-    running: dict[int, np.ndarray]
-    counts: np.ndarray
-    error: dict[str, Any] | None
+        Raises:
+            UsageError: `done` spells none.
+        """
+        return parse_tasks(self.done) if self.done else []
 
     def age(self, now: float) -> float:
         """Seconds since it was written, by the clocks of writer and reader."""
@@ -144,7 +158,7 @@ class Heartbeat:
             if self._name != PARENT:  # which now removes the whole folder
                 self._write("done")
         elif isinstance(error, Exception):
-            self._write("failed", error_parts(error))
+            self._write("failed", StoredError.of(error))
         else:
             self._write("interrupted")
 
@@ -184,7 +198,7 @@ class Heartbeat:
         while not stop.wait(max(0.0, self._due - time.monotonic())):
             self._write("running")
 
-    def _write(self, state: str, error: dict[str, Any] | None = None) -> None:
+    def _write(self, state: _State, error: StoredError | None = None) -> None:
         try:
             self._put(state, error)
         except LeaseLostError:  # the folder is another command's now
@@ -194,23 +208,22 @@ class Heartbeat:
                 self._note(f"cannot write heartbeats, `olm-data status` will not know: {failure}")
             self._failed = True
 
-    def _put(self, state: str, error: dict[str, Any] | None = None) -> None:
+    def _put(self, state: _State, error: StoredError | None = None) -> None:
         self._due = time.monotonic() + BEAT_SECONDS
         self._check()
-        content = {
-            "format": "olm-heartbeat",
-            "version": 1,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": self._started,
-            "time": time.time(),
-            "state": state,
-            "done": spell_ranges(sorted(self._done.copy())),
-            "running": {str(task): row.tolist() for task, row in self._running.items()},
-            "counts": summed(np.vstack([self._past, self._counts])).tolist(),
-            "error": error,
-        }
-        self._store.put(f"{self._name}.json", json.dumps(content).encode())
+        beat = Beat(
+            version=1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=self._started,
+            time=time.time(),
+            state=state,
+            done=spell_ranges(sorted(self._done.copy())),
+            running={task: row.tolist() for task, row in self._running.items()},
+            counts=summed(np.vstack([self._past, self._counts])).tolist(),
+            error=error,
+        )
+        self._store.put(f"{self._name}.json", msgspec.json.encode(beat))
 
 
 class _Watched(Runner):
@@ -257,19 +270,9 @@ def read_beats(output: Store, prefix: str = "", skip: Collection[str] = ()) -> l
 
 def _read_beat(store: Store, name: str) -> Beat | None:
     try:
-        stored = decode(read_json(store, name, limit=MAX_SMALL), _Stored)
-        return Beat(
-            name=name.removesuffix(".json"),
-            host=stored.host,
-            pid=stored.pid,
-            started=stored.started,
-            time=stored.time,
-            state=stored.state,
-            done=parse_tasks(stored.done) if stored.done else [],
-            running={int(k): np.array(v, np.int64) for k, v in stored.running.items()},
-            counts=np.array(stored.counts, np.int64),
-            error=None if stored.error is None else msgspec.to_builtins(stored.error),
-        )
+        beat = decode(read_json(store, name, limit=MAX_SMALL), Beat)
+        beat.tasks_done()
+        return msgspec.structs.replace(beat, name=name.removesuffix(".json"))
     except (FileNotFoundError, MalformedJson, UsageError, ValidationError):
         return None  # replaced or removed meanwhile, or no heartbeat: only a hint is missing
 
@@ -280,21 +283,3 @@ def forget_ended(output: Store) -> None:
     for beat in read_beats(output):
         if not beat.alive(now):
             output.child(RUN).delete(f"{beat.name}.json")
-
-
-def error_parts(error: Exception) -> dict[str, Any]:
-    """Return an error as JSON values."""
-    if isinstance(error, OlmError):
-        parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-        public = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
-        return {"kind": public.__name__, **parts}
-    return {"kind": "", "what": redacted(f"{type(error).__name__}: {error}")}
-
-
-def error_from(parts: dict[str, Any]) -> Exception:
-    """Return the error that `error_parts` described, with the same exit code."""
-    kind = getattr(errors, parts["kind"], None) if parts["kind"] else None
-    if isinstance(kind, type) and issubclass(kind, OlmError):
-        rest = {name: parts.get(name) for name in ("where", "why", "fix")}
-        return kind(parts["what"], **rest)
-    return RuntimeError(parts["what"])

@@ -33,27 +33,13 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Count, Done, Job, Note, Rest, Runner, Watch, whole
+from olm_data.runners.base import Count, Done, Job, Note, Rest, Runner, Watch
 from olm_data.runners.fork_server import short_sockets
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
 
 TICK_SECONDS = 0.25
 """How often the parent looks at the counts while it waits for results."""
-
-
-class InlineRunner(Runner):
-    """Runs the tasks one after the other in this process: for tests, profilers and debuggers."""
-
-    def run(
-        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
-    ) -> None:
-        """See `base.Runner.run`."""
-        counts = np.zeros((total, len(Count)), np.int64)
-        for task in tasks:
-            reporter = Reporter(counts[task])
-            done(task, whole(job.run(task, reporter)))
-            watch(counts, [])
 
 
 class LocalRunner(Runner):
@@ -143,10 +129,26 @@ class LocalRunner(Runner):
         raise ResourceError(
             f"a worker died {deaths} times on the same input ({how}{memory})",
             where=where,
-            why="SIGKILL from outside is usually the kernel ending a process for want of memory",
-            fix="run again with fewer --workers, or on a machine with more memory; "
-            "finished shards are kept",
+            **_reason(worker.process.exitcode),
         )
+
+
+def _reason(code: int | None) -> dict[str, str]:
+    """Return `why` and `fix` for the end of a worker, no more than its exit code tells."""
+    kept = "; finished shards are kept"
+    if code == -signal.SIGKILL:
+        why = "SIGKILL from outside is usually the kernel ending a process for want of memory"
+        fix = "run again with fewer --workers, or on a machine with more memory"
+    elif code is not None and code < 0:
+        why = "a signal ended it: a crash in native code, or somebody sent it"
+        fix = "run it again; if it dies on the same input, take that input out and report it"
+    else:
+        why = "it ended by itself; what it said is above"
+        fix = (
+            "correct what is named there; a script of yours that calls olm_data starts its work "
+            "below `if __name__ == '__main__':`"
+        )
+    return {"why": why, "fix": fix + kept}
 
 
 class _Crew:

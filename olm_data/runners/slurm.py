@@ -35,7 +35,7 @@ from olm_data.errors import (
 from olm_data.regular_files import MAX_SMALL, open_regular
 from olm_data.runners import slurm_commands as slurm
 from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
-from olm_data.runners.heartbeat import RUN, Beat, error_from, read_beats
+from olm_data.runners.heartbeat import RUN, Beat, read_beats
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 
@@ -126,7 +126,9 @@ class SlurmRunner(Runner):
             *("--open-mode=append", "--requeue"),
             *self.options,
         ]
-        array = slurm.submit(batch_script(job.output, listed, elements), options)
+        array = slurm.submit(
+            batch_script(job.output, listed, elements, trust=job.own_parts), options
+        )
         note(
             f"Slurm job {array}: {len(tasks):,} tasks in {elements:,} elements, "
             f"at most {min(self.workers, elements):,} at a time; logs in {self.logs}"
@@ -214,10 +216,12 @@ class _Following:
         for beat in read_beats(self._store, prefix, skip=final):
             self._beats[beat.name, beat.started] = beat
         self._count()
-        self._collect(sorted({t for beat in self._beats.values() for t in beat.done} & self.left))
+        self._collect(
+            sorted({t for beat in self._beats.values() for t in beat.tasks_done()} & self.left)
+        )
         for beat in self._beats.values():
             if beat.state == "failed" and beat.error is not None and beat.name.startswith(prefix):
-                self.error = error_from(beat.error)
+                self.error = beat.error.restored()
                 if isinstance(self.error, _FINAL):
                     raise self.error
         return sorted(
@@ -237,13 +241,13 @@ class _Following:
         self._counts[:] = 0
         current = {(beat.name, beat.started) for beat in self._latest()}
         for key, beat in self._beats.items():
-            finished = beat.counts.copy()
+            finished = np.array(beat.counts)
             for task, row in beat.running.items():
                 finished[: Count.PEAK_KIB] -= row[: Count.PEAK_KIB]
                 if key in current and beat.state == "running":
                     self._counts[task] = row
             if beat.done:
-                self._counts[beat.done[0]] += finished
+                self._counts[beat.tasks_done()[0]] += finished
 
     def _collect(self, tasks: Sequence[int]) -> None:
         """Take the results of those tasks whose commit records are there."""
@@ -282,11 +286,16 @@ def _earlier(name: str, output: str) -> str | None:
     return found.get(name)
 
 
-def batch_script(output: str, listed: str, elements: int) -> str:
-    """Return the script of each element. `exec`: Slurm's signals must reach the worker itself."""
+def batch_script(output: str, listed: str, elements: int, *, trust: bool = False) -> str:
+    """Return the script of each element. `exec`: Slurm's signals must reach the worker itself.
+
+    Args:
+        trust: the job names classes of the user's own, who began the run.
+    """
     words = [
         *(sys.executable, "-m", "olm_data.cli", "work", output),
         *("--tasks", f"@{listed}"),
+        *(["--trust"] if trust else []),
     ]
     return (
         "#!/bin/sh\n"

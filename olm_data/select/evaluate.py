@@ -11,7 +11,7 @@ rows make it false?"), so unknown counts as "no" everywhere. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil, floor, inf
 from typing import Any
 
@@ -55,7 +55,9 @@ _ARROW_TYPES = {
 _EXACT = 1 << 53  # integers up to here are doubles too
 
 
-def matches(node: Node, columns: Mapping[str, Any], rows: int) -> NDArray[np.bool_]:
+def matches(
+    node: Node, columns: Mapping[str, pa.Array | Sequence[Any]], rows: int
+) -> NDArray[np.bool_]:
     """Return bool [rows]: the expression is true.
 
     Args:

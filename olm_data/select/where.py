@@ -190,7 +190,10 @@ def parse(text: str) -> Node:
         raise _refused(text, "a column named like _0_ stands in backticks")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a doubtful escape or `3is` is an error here
+            # a doubtful escape or `3is` is an error here; other warnings may come from elsewhere,
+            # such as of a file that the garbage collector closes meanwhile
+            for kind in (SyntaxWarning, DeprecationWarning):
+                warnings.simplefilter("error", kind)
             tree = ast.parse(plain.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         said = error.msg if isinstance(error, SyntaxError) else str(error)

@@ -9,19 +9,16 @@ texts are searched for, and where a document is seen is the inverse of the order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+import msgspec
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, printable, suggest
-from olm_data.mixture.lock import Lock
-from olm_data.order.steps import LEFT_OVER, SKIPPED
 from olm_data.rows.views import DocumentView, LockRows, view_part
 from olm_data.show.find import Hit, Watch, find_id, find_text
 from olm_data.show.sightings import Sighting, sightings
 from olm_data.show.steps import Batches
-from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 FIRST_DOCUMENTS, FIRST_HITS = 3, 5
 AROUND = 48
@@ -50,39 +47,17 @@ class Query:
     full: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentSightings:
-    """A document of a mixture and the rows that see it.
+class DocumentSightings(msgspec.Struct, frozen=True, kw_only=True):
+    """A document of a mixture, and the rows of the run that see it, ascending.
 
     Attributes:
         source: name of its source.
         document: its beginning, or what is around the text searched for.
-        hit: tokens [start, stop) of it that hold the text searched for, or None.
-        sightings: rows of the run that see it, ascending.
-        steps: of each of them: `step`, `state`, `row_of_step`, `rank`, `micro_batch` as far as
-            known; empty where no batch size is known.
     """
 
     source: str
     document: DocumentView
-    hit: tuple[int, int] | None
     sightings: list[Sighting]
-    steps: list[dict[str, Any]]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
-        seen = [
-            {**sighting.to_json(), **step, "holds_text": self.holds(sighting)}
-            if self.hit
-            else {**sighting.to_json(), **step}
-            for sighting, step in zip(self.sightings, self.steps, strict=True)
-        ]
-        return {"source": self.source, "document": self.document.to_json(), "sightings": seen}
-
-    def holds(self, sighting: Sighting) -> bool:
-        """Whether the row of a sighting holds some of the text that was searched for."""
-        assert self.hit is not None
-        return sighting.start < self.hit[1] and self.hit[0] < sighting.stop
 
 
 def show_documents(
@@ -99,12 +74,11 @@ def show_documents(
     hits = _hits(dataset, query, watch)
     if not hits:
         raise _nothing(query, dataset.store.root)
-    spec = dataset.tokenizer
-    return [_view(dataset, spec, hit, query.full, None) for hit in hits]
+    return [_view(dataset, hit, query.full, None) for hit in hits]
 
 
 def show_sightings(
-    lock: Lock,
+    rows: LockRows,
     query: Query,
     batches: Batches | None = None,
     *,
@@ -121,8 +95,7 @@ def show_sightings(
     Raises:
         UsageError: there is no such document or source.
     """
-    rows = LockRows(lock)
-    names = [item.name for item in lock.sources]
+    names = [item.name for item in rows.lock.sources]
     if source is not None and source not in names:
         raise UsageError(f"the lock has no source {source!r}", fix=suggest(source, names))
     if query.id is None and query.text is None:
@@ -168,7 +141,7 @@ def _hits(dataset: Dataset, query: Query, watch: Watch | None) -> list[Hit]:
         if not query.text:
             raise UsageError("nothing to search for", fix="name a text that documents hold")
         most = query.most or FIRST_HITS
-        return find_text(dataset, dataset.tokenizer, query.text, most=most, watch=watch)
+        return find_text(dataset, query.text, most=most, watch=watch)
     first, most = 0, query.most or FIRST_DOCUMENTS
     if query.address is not None:
         first, most = document_number(dataset, query.address), query.most or 1
@@ -225,9 +198,7 @@ def _nothing(query: Query, where: str) -> UsageError:
     )
 
 
-def _view(
-    dataset: Dataset, spec: TokenizerSpec, hit: Hit, full: bool, most: int | None
-) -> DocumentView:
+def _view(dataset: Dataset, hit: Hit, full: bool, most: int | None) -> DocumentView:
     """View a document: around the hit, else its first `most` tokens; all of it where asked for."""
     low, high = dataset.document_span(hit.document)
     start, stop = 0, high - low
@@ -235,40 +206,15 @@ def _view(
         start, stop = max(0, hit.start - AROUND), min(stop, hit.stop + AROUND)
     elif most is not None and not full:
         stop = min(stop, most)
-    return view_part(dataset, spec, hit.document, start, stop)
+    return view_part(dataset, hit.document, start, stop)
 
 
 def _sighted(
     rows: LockRows, batches: Batches | None, index: int, hit: Hit, full: bool
 ) -> DocumentSightings:
-    dataset, source_rows = rows.source(index)
-    seen = sightings(
-        rows.lock, rows.schedule, index, source_rows, *dataset.document_span(hit.document)
-    )
+    span = (hit.start, hit.stop) if hit.stop else None
     return DocumentSightings(
         source=rows.lock.sources[index].name,
-        document=_view(dataset, rows.spec(index), hit, full, SIGHTED_TOKENS),
-        hit=(hit.start, hit.stop) if hit.stop else None,
-        sightings=seen,
-        steps=_steps(batches, [sighting.row for sighting in seen]),
+        document=_view(rows.source(index)[0], hit, full, SIGHTED_TOKENS),
+        sightings=sightings(rows, batches, index, hit.document, span),
     )
-
-
-def _steps(batches: Batches | None, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the step, from 1, of each row and its place in it, or why no step has it."""
-    if batches is None or not rows:
-        return [{} for _ in rows]
-    found: list[dict[str, Any]] = []
-    for number, place in zip(*map(list, batches.steps.step_of(rows)), strict=True):
-        if number in (SKIPPED, LEFT_OVER):
-            state = "skipped" if number == SKIPPED else "in no whole step"
-            found.append({"step": None, "state": state})
-            continue
-        step = int(number) + 1
-        became = batches.state(step)
-        found.append(
-            {"step": step}
-            | ({} if became is None else {"state": became})
-            | {"row_of_step": int(place), **batches.who(step, int(place))}
-        )
-    return found

@@ -62,19 +62,16 @@ def find_id(dataset: Dataset, wanted: str, *, most: int, watch: Watch | None = N
     return list(islice(_in_order(dataset, search, watch), most))
 
 
-def find_text(
-    dataset: Dataset, spec: TokenizerSpec, text: str, *, most: int, watch: Watch | None = None
-) -> list[Hit]:
+def find_text(dataset: Dataset, text: str, *, most: int, watch: Watch | None = None) -> list[Hit]:
     """Return the first `most` documents that hold `text`, with its first place in each.
 
     Args:
-        spec: the dataset's tokenizer.
         text: not empty; found as it is, upper and lower case differ.
     """
     assert text
     if not is_unicode(text):
         return []  # texts are UTF-8, too
-    rules = dataset.manifest.tokenizer
+    rules, spec = dataset.manifest.tokenizer, dataset.tokenizer
     table = token_bytes(spec)
     if table is not None:
         table = table.without(rules.delimiters)

@@ -1,4 +1,4 @@
-"""Documents and rows as lines for people, in colour or plain.
+"""Documents, rows, steps and sightings as lines for people, in colour or plain.
 
 Text is shown so that it cannot forge what is around it: control characters are escaped and each
 line of it stands behind a bar. In colour, tokens alternate between two backgrounds, special tokens
@@ -8,14 +8,24 @@ are red, and a string that was searched for is bold; colours are ANSI codes that
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec import UNSET
 
 from olm_data.errors import printable
 from olm_data.rows.views import DocumentView, RowView
+from olm_data.show.documents import DocumentSightings
+from olm_data.show.sightings import Sighting
+from olm_data.show.steps import TRAINED, Batches, StepView
 from olm_data.show.token_text import token_bytes, token_texts
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 SHOWN_IDS = 16
 SHOWN_TEXT = 1200
+SHOWN_OF_EACH = 240
+"""Characters of each document of a step."""
+
+SHOWN_SIGHTINGS = 20
 
 _HEAD, _SOFT, _SPECIAL = "1;36", "2", "1;97;41"
 _TOKENS = ("38;5;16;48;5;153", "38;5;16;48;5;223")  # dark letters on light blue, light orange
@@ -24,43 +34,100 @@ _FOUND = "1;38;5;16;48;5;226"  # on yellow
 
 def render(
     view: DocumentView | RowView,
+    tokenizer: TokenizerSpec | None = None,
     *,
     full: bool = False,
-    colour: bool = False,
     found: str = "",
     most: int = SHOWN_TEXT,
 ) -> str:
     """Return a view as lines.
 
     Args:
+        tokenizer: that of the view, to paint each token by ANSI codes; None: without colours.
         full: show all of the text; otherwise its first `most` characters.
-        colour: with ANSI colours.
-        found: a string to mark in the text, with `colour`.
+        found: a string to mark in the text, in colour.
     """
     if isinstance(view, DocumentView):
-        return _document(view, full, colour, found, most)
-    place = f"token {view.first_token:,}"
+        return _document(view, tokenizer, full, found, most)
+    colour = tokenizer is not None
+    origin = f"token {view.first_token:,}"
     if view.source is not None:
         kept = f" ({printable(view.view)})" if view.view else ""
-        place = (
+        origin = (
             f"stage {view.stage}, source {view.source}{kept}, epoch {view.epoch}, "
-            f"row {view.source_row:,} of the source, {place}"
+            f"row {view.source_row:,} of the source, {origin}"
         )
     count = sum(piece.stop - piece.start for piece in view.pieces)
     documents = len({piece.document for piece in view.pieces})
-    lines = [f"== row {view.row}: {place}; {count:,} tokens in {documents} documents"]
+    lines = [f"== row {view.row}: {origin}; {count:,} tokens in {documents} documents"]
     lines[0] = _painted(lines[0], _HEAD, colour)
     at = 0
     for piece in view.pieces:
         if at and at % view.sequence_length == 0:
             border = f"== trained as another row: {view.sequence_length:,} tokens at once"
             lines.append(_painted(border, _HEAD, colour))
-        lines.append(_document(piece, full, colour, found, most))
+        lines.append(_document(piece, tokenizer, full, found, most))
         at += piece.stop - piece.start
     return "\n".join(lines)
 
 
-def _document(view: DocumentView, full: bool, colour: bool, found: str, most: int) -> str:
+def step_lines(
+    batches: Batches, view: StepView, *, full: bool = False, colour: bool = False
+) -> Iterator[str]:
+    """Yield a step as lines, each row as soon as it is read."""
+    state = "" if view.state is None else f", {view.state}"
+    tokens = batches.batch_sizes.size(view.step - 1)
+    yield (
+        f"step {view.step:,} of {batches.steps.count:,}{state}: {view.rows_of_step:,} rows, "
+        f"{tokens:,} tokens"
+    )
+    for (stage, source), count in batches.sources(view.step).items():
+        yield f"  stage {printable(stage)}, source {printable(source)}: {count:,} rows"
+    yield f"  order {view.order}"
+    rest = view.rows_of_step
+    for row in view.rows:
+        yield f"\nrow {row.row_of_step} of the step{_rank(row)}"
+        tokenizer = batches.rows.tokenizer_of(row.source) if colour else None
+        yield render(row, tokenizer, full=full, most=SHOWN_OF_EACH)
+        rest -= 1
+    if rest:
+        yield f"\n{rest:,} more rows of this step"
+
+
+def document_lines(
+    found: DocumentSightings,
+    tokenizer: TokenizerSpec | None = None,
+    *,
+    text: str = "",
+    full: bool = False,
+) -> Iterator[str]:
+    """Yield a document and the rows that see it as lines; arguments as of `render`."""
+    address = f"{found.source}:{found.document.document}"
+    yield f"source {printable(found.source)}, address {printable(address)}"
+    yield render(found.document, tokenizer, full=full, found=text, most=SHOWN_OF_EACH)
+    if not found.sightings:
+        yield "   no row of the run sees it"
+        return
+    rows = len({sighting.row for sighting in found.sightings})
+    steps = {sighting.step for sighting in found.sightings if sighting.step}
+    trained = {sighting.step for sighting in found.sightings if sighting.state == TRAINED}
+    said = f"   seen in {rows:,} row{'s' * (rows != 1)} of the run"
+    if any(sighting.step is not UNSET for sighting in found.sightings):
+        said += f", {len(steps):,} step{'s' * (len(steps) != 1)}"
+    if any(sighting.state is not UNSET for sighting in found.sightings):
+        said += f", {len(trained):,} of them trained"
+    yield said + ":"
+    shown = len(found.sightings) if full else SHOWN_SIGHTINGS
+    for sighting in found.sightings[:shown]:
+        yield "   " + _sighting(sighting)
+    if len(found.sightings) > shown:
+        yield f"   ... {len(found.sightings) - shown:,} more (--full shows all)"
+
+
+def _document(
+    view: DocumentView, tokenizer: TokenizerSpec | None, full: bool, found: str, most: int
+) -> str:
+    colour = tokenizer is not None
     name = "" if view.id is None else f"  id {printable(view.id)}"
     part = ""
     if (view.start, view.stop) != (0, view.tokens):
@@ -77,7 +144,7 @@ def _document(view: DocumentView, full: bool, colour: bool, found: str, most: in
     shown = len(view.text) if full else min(len(view.text), most)
     if view.bos:
         head.append("   " + _painted("[BOS]", _SPECIAL, colour))
-    pieces = _coloured(view, shown, found) if colour else [(view.text[:shown], "")]
+    pieces = _coloured(view, tokenizer, shown, found) if tokenizer else [(view.text[:shown], "")]
     body = [f"   | {line}" for line in _lines(pieces)]
     if shown < len(view.text):
         body.append(f"   ... {len(view.text) - shown:,} more characters (--full shows all)")
@@ -98,12 +165,14 @@ def _ids(view: DocumentView, colour: bool) -> str:
     return f"   ids [{', '.join(ids)}{f', ... {rest:,} more' if rest > 0 else ''}]"
 
 
-def _coloured(view: DocumentView, shown: int, found: str) -> list[tuple[str, str]]:
+def _coloured(
+    view: DocumentView, tokenizer: TokenizerSpec, shown: int, found: str
+) -> list[tuple[str, str]]:
     """Return the first `shown` characters as (text, style) pieces, one or more a token."""
     body = view.ids[int(view.bos) : len(view.ids) - int(view.eos)]
     body = body[: 4 * shown]  # a token has a byte at least, a character has four at most
-    texts = token_texts(view.spec, body, token_bytes(view.spec))
-    special = set(view.spec.special_tokens.values())
+    texts = token_texts(tokenizer, body, token_bytes(tokenizer))
+    special = set(tokenizer.special_tokens.values())
     marks = [m.span() for m in re.finditer(re.escape(found), view.text)] if found else []
     pieces: list[tuple[str, str]] = []
     at = 0
@@ -137,3 +206,28 @@ def _lines(pieces: Sequence[tuple[str, str]]) -> list[str]:
 
 def _painted(text: str, style: str, colour: bool) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if colour and text else text
+
+
+def _sighting(seen: Sighting) -> str:
+    when = ""
+    if seen.step is not UNSET:
+        when = f"step {seen.step:,}" if seen.step else "no step"
+        when += "" if seen.state is UNSET else f" ({seen.state})"
+        when += "" if seen.row_of_step is UNSET else f", row {seen.row_of_step} of it{_rank(seen)}"
+        when += ": "
+    first, end = seen.parts
+    parts = f" (shorter rows {first} to {end - 1})" if end > first + 1 else ""
+    parts = f" (shorter row {first})" if first and not parts else parts
+    holds = ""
+    if seen.holds_text is not UNSET:
+        holds = "; holds the text" if seen.holds_text else "; not the text"
+    return (
+        f"{when}stage {printable(seen.stage)}, epoch {seen.epoch}, row {seen.row:,}: "
+        f"tokens {seen.start:,} to {seen.stop:,} of the document, from token {seen.offset:,} of "
+        f"the row{parts}{holds}"
+    )
+
+
+def _rank(row: RowView | Sighting) -> str:
+    rank = "" if row.rank is UNSET else f", rank {row.rank}"
+    return rank + ("" if row.micro_batch is UNSET else f", micro-batch {row.micro_batch}")

@@ -9,85 +9,124 @@ label. Never: read tokens.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
+import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
-from olm_data.mixture.lock import Lock
-from olm_data.order.schedule import Schedule
-from olm_data.packing.concat import StreamRows
-from olm_data.packing.row_plan import RowPlan
+from olm_data.order.steps import LEFT_OVER, SKIPPED
+from olm_data.rows.views import LockRows
+from olm_data.show.steps import Batches
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sighting:
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the run that sees a document.
 
     Attributes:
         row: global row.
-        stage, epoch: where the schedule places it; the epoch is the source's.
+        stage, epoch: where the schedule has it; the epoch is the source's.
         source_row: number of the row in its source.
-        place: token of the row, from 0, where the document begins in it.
+        offset: token of the row, from 0, where the document begins in it.
         parts: which of the shorter rows it is in, half-open, where the stage trains the row as
             several (phases); (0, 1) elsewhere.
         start, stop: tokens of the document that the row holds, [start, stop).
+        step: the step, from 1, that has the row; None where none has; left out, as all of the
+            following, where it is not known.
+        state: what became of the step, or why no step has the row.
+        row_of_step, rank, micro_batch: where the step has it.
+        holds_text: whether the row holds some of the text that was searched for.
     """
 
     row: int
     stage: str
     epoch: int
     source_row: int
-    place: int
+    offset: int = msgspec.field(name="place")
     parts: tuple[int, int]
     start: int
     stop: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sighting as a JSON object."""
-        return asdict(self)
+    step: int | UnsetType | None = UNSET
+    state: str | UnsetType = UNSET
+    row_of_step: int | UnsetType = UNSET
+    rank: int | UnsetType = UNSET
+    micro_batch: int | UnsetType = UNSET
+    holds_text: bool | UnsetType = UNSET
 
 
 def sightings(
-    lock: Lock, schedule: Schedule, source: int, rows: RowPlan | StreamRows, start: int, stop: int
+    rows: LockRows, batches: Batches | None, source: int, document: int, hit: tuple[int, int] | None
 ) -> list[Sighting]:
-    """Return the rows of the run that see tokens [start, stop) of a source, ascending.
+    """Return the rows of the run that see a document, ascending.
 
     Args:
-        schedule: the lock's.
-        source: index of the source.
-        rows: which tokens its rows hold.
+        batches: for the steps; None: rows only.
+        source: index of the document's source.
+        hit: tokens [start, stop) of it that hold a text searched for.
     """
+    dataset, source_rows = rows.source(source)
+    begin, end = dataset.document_span(document)
+    lock = rows.lock
     length = lock.sequence_length
-    pieces: dict[int, list[tuple[int, int, int]]] = {}  # row -> (place, first, last token)
-    for row in rows.rows_with(start, stop).tolist():
-        place = 0
-        for first, size in rows.pieces(row):
-            low, high = max(first, start), min(first + size, stop)
-            if low < high and place + low - first < length:
-                pieces.setdefault(row, []).append((place + low - first, low, high))
-            place += size
-    names = [stage.name for stage in lock.stages]
-    found, which = schedule.sightings(source, np.array(list(pieces), np.int64))
-    origin = schedule.locate(found)
-    seen = zip(found.tolist(), which.tolist(), origin.stage, origin.epoch.tolist(), strict=True)
+    pieces: dict[int, list[tuple[int, int, int]]] = {}  # row -> (offset, first, last token)
+    for number in source_rows.rows_with(begin, end).tolist():
+        offset = 0
+        for first, size in source_rows.pieces(number):
+            low, high = max(first, begin), min(first + size, end)
+            if low < high and offset + low - first < length:
+                pieces.setdefault(number, []).append((offset + low - first, low, high))
+            offset += size
+    found, which = rows.schedule.sightings(source, np.array(list(pieces), np.int64))
+    origin = rows.schedule.locate(found)
+    seen = zip(
+        *(found.tolist(), which.tolist(), origin.stage.tolist(), origin.epoch.tolist()),
+        _steps(batches, found),
+        strict=True,
+    )
     return [
         Sighting(
             row=row,
-            stage=names[int(stage)],
+            stage=lock.stages[stage].name,
             epoch=epoch,
             source_row=source_row,
-            place=place,
-            parts=_parts(place, high - low, lock.sequence_lengths[int(stage)], length),
-            start=low - start,
-            stop=high - start,
+            offset=offset,
+            parts=_parts(offset, high - low, lock.sequence_lengths[stage], length),
+            start=low - begin,
+            stop=high - begin,
+            step=step,
+            state=state,
+            row_of_step=position,
+            rank=rank,
+            micro_batch=microbatch,
+            holds_text=UNSET if hit is None else low - begin < hit[1] and hit[0] < high - begin,
         )
-        for row, source_row, stage, epoch in seen
-        for place, low, high in pieces[source_row]
+        for row, source_row, stage, epoch, (step, state, position, rank, microbatch) in seen
+        for offset, low, high in pieces[source_row]
     ]
 
 
-def _parts(place: int, size: int, shorter: int, longest: int) -> tuple[int, int]:
-    """Return which rows of `shorter` tokens hold `size` tokens from `place` on of a longest row."""
-    last = min(place + size, longest) - 1
-    return place // shorter, last // shorter + 1
+_Known = int | UnsetType
+_InStep = tuple[_Known | None, str | UnsetType, _Known, _Known, _Known]
+"""Step, state, row of the step, rank, micro-batch of a row, as far as they are known."""
+
+
+def _steps(batches: Batches | None, rows: np.ndarray) -> Iterable[_InStep]:
+    if batches is None or not len(rows):
+        return [(UNSET,) * 5] * len(rows)
+    found: list[_InStep] = []
+    numbers, positions = batches.steps.step_of(rows)
+    for number, position in zip(numbers.tolist(), positions.tolist(), strict=True):
+        if number in (SKIPPED, LEFT_OVER):
+            state = "skipped" if number == SKIPPED else "in no whole step"
+            found.append((None, state, UNSET, UNSET, UNSET))
+        else:
+            step, became = number + 1, batches.state(number + 1)
+            state_known = UNSET if became is None else became
+            found.append((step, state_known, position, *batches.rank_of(step, position)))
+    return found
+
+
+def _parts(offset: int, size: int, shorter: int, longest: int) -> tuple[int, int]:
+    """Return which rows of `shorter` tokens hold `size` tokens of a longest row at `offset`."""
+    last = min(offset + size, longest) - 1
+    return offset // shorter, last // shorter + 1

@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.sources.base import DocumentBatch
-from olm_data.sources.columns import (
-    require_decidable,
-    require_text,
-    table_batches,
-    used_columns,
-)
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
 from olm_data.sources.files import open_binary, reading
+from olm_data.sources.formats import whole_file
 from olm_data.sources.limits import Expansion
-from olm_data.sources.nested import flat_schema, stored_name
+from olm_data.sources.nested import stored_name
 
 _BYTES = {
     pa.string(): pa.binary(),
@@ -44,9 +40,9 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
         InputError: it is no Arrow file, is truncated, or has no such text column.
     """
     if "://" in input.url:
-        return [Unit(input=index, start=0, stop=1, bytes=max(input.bytes, 1))]
+        return whole_file(index, input)
     with _open(input) as (found, batches), reading(input):
-        require_text(_flat(found, input, options).names, input, options)
+        table_schema(found, input, options)
         firsts = accumulate((len(batch) for batch in batches), initial=0)
         count = sum(1 for first in firsts if input.until is None or first <= input.until)
         count -= input.until is None  # the last sum is the number of rows, no batch's first
@@ -59,32 +55,30 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     ]
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of the unit's record batches.
 
     Raises:
         InputError: the file is damaged or has no such text column.
     """
-    whole = "://" in input.url
+    input, whole = scan.input, "://" in scan.input.url
     row, unpacked, text = 0, Expansion(input), Expansion(input)
     with _open(input) as (found, batches):
-        flat = _flat(found, input, options)
-        require_text(flat.names, input, options)
-        require_decidable(flat, input, options)
+        table_schema(found, input, scan.options)
         number = 0
-        while whole or number < unit.stop:
+        while whole or number < scan.unit.stop:
             with reading(input):
                 batch = next(batches, None)
-            if batch is None or (input.until is not None and row > input.until):
+            if batch is None or scan.is_past(row):
                 break
-            if whole or number >= unit.start:
+            if whole or number >= scan.unit.start:
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 with reading(input):
-                    _validate(batch, options)
+                    _validate(batch, scan.options)
                 unpacked.add(batch.nbytes, input.bytes)
-                for found_batch in table_batches(batch, positions, unit.input, input, options):
-                    text.add(len(found_batch.data), input.bytes)
-                    yield found_batch
+                for documents in table_batches(scan, batch, positions):
+                    text.add(len(documents.data), input.bytes)
+                    yield documents
             row += len(batch)
             number += 1
 
@@ -113,14 +107,10 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column if kind is None else column.view(kind)
 
 
-def _flat(found: pa.Schema, input: InputFile, options: ReadOptions) -> pa.Schema:
-    return flat_schema(found, input.path, used_columns(options))
-
-
-def schema(input: InputFile) -> pa.Schema:
-    """Return the file's schema."""
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Return the columns of a file. Raises as `table_schema`."""
     with _open(input) as (found, _):
-        return found
+        return kinds_of(table_schema(found, input, options))
 
 
 @contextmanager
@@ -140,7 +130,7 @@ def _open(input: InputFile) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch
             yield reader.schema, iter(reader)
 
 
-def _require_end(raw: Any, input: InputFile) -> None:
+def _require_end(raw: IO[bytes], input: InputFile) -> None:
     raw.seek(max(input.bytes - 8, 0))
     if raw.read(8) != _END_OF_STREAM:
         raise InputError(

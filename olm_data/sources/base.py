@@ -13,18 +13,47 @@ user asked to leave out (see `account.SKIP_REASONS`) is counted by input and rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from olm_data.dataset.inputs import InputFile, ReadOptions
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.select.selection import IdSet
 from olm_data.sources.passed import Passed
 
+ColumnKinds = dict[str, set[str]]
+"""Columns, in order, and the types (of `KEEP_TYPES`) that their values can be kept as."""
+
+TextOf = Callable[[Mapping[str, Any]], str | None]
+"""Takes the text out of a row; None: it has none."""
+
 RAW_BYTES = 1 << 20
 """Bytes of a bad record that are kept for the quarantine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """One unit to read: of which input, and what to take from its records."""
+
+    input: InputFile
+    unit: Unit
+    options: ReadOptions
+
+    @property
+    def index(self) -> int:
+        """Index of the input in the plan's list."""
+        return self.unit.input
+
+    def is_past(self, position: int) -> bool:
+        """Whether a record lies after the last one to read (`InputFile.until`)."""
+        return self.input.until is not None and position > self.input.until
+
+    def drop(self, reason: str, position: int, detail: str = "", record: bytes = b"") -> Drop:
+        """Return the drop of a record of this unit."""
+        return Drop.of(reason, self.index, position, detail, record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +110,17 @@ class DocumentBatch:
     rows_in: int = 0
     skipped: Mapping[tuple[int, str], int] = field(default_factory=dict)
     replaced: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def without_documents(cls, **fields: Any) -> DocumentBatch:
+        """Return a batch that only accounts for records."""
+        return cls(
+            data=np.empty(0, np.uint8),
+            offsets=np.zeros(1, np.int64),
+            inputs=np.empty(0, np.int32),
+            positions=np.empty(0, np.int64),
+            **fields,
+        )
 
     @property
     def documents(self) -> int:

@@ -21,11 +21,9 @@ import pyarrow.compute as pc
 
 from olm_data.arrow_values import as_mask, as_numpy
 from olm_data.dataset.account import unaccounted
-from olm_data.dataset.choices import OnInvalid
 from olm_data.errors import InputError
-from olm_data.sources import values
-from olm_data.sources.base import DocumentBatch, Drop
-from olm_data.sources.limits import MAX_BATCH_BYTES
+from olm_data.sources.base import DocumentBatch, Drop, Scan
+from olm_data.sources.values import is_text
 
 _DROP_BYTES = 200  # about what a drop takes in memory, without the record itself
 
@@ -35,79 +33,74 @@ _MAY_BE_SPACE[[*range(0x09, 0x0E), *range(0x1C, 0x21), 0xC2, 0xE1, 0xE2, 0xE3]] 
 
 
 def from_column(
+    scan: Scan,
     column: pa.Array,
     *,
-    input_index: int,
     positions: np.ndarray,
     ids: pa.Array | None,
     keep: pa.RecordBatch | None,
-    where: str,
-    batch_bytes: int,
-    on_invalid: OnInvalid,
-    filtered: int = 0,
+    filtered: int,
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of one text column, in order.
 
     Args:
         column: the text, of any string or binary type, nulls allowed; d values.
-        input_index: index of the input in the plan's list.
-        positions: int64[d].
-        ids, keep: as in `DocumentBatch`, d rows.
-        where: the input, for messages.
-        batch_bytes, on_invalid: see `ReadOptions`.
+        positions, ids, keep: as in `DocumentBatch`, d rows.
         filtered: see `from_buffers`.
 
     Raises:
         InputError: the column holds something else than text.
     """
-    if len(column) > 1 and values.decoded_bytes(column) > MAX_BATCH_BYTES:
-        half = len(column) // 2
-        for part, left_out in ((slice(0, half), filtered), (slice(half, None), 0)):
-            yield from from_column(
-                column[part],
-                input_index=input_index,
-                positions=positions[part],
-                ids=None if ids is None else ids[part],
-                keep=None if keep is None else keep[part],
-                where=where,
-                batch_bytes=batch_bytes,
-                on_invalid=on_invalid,
-                filtered=left_out,
-            )
-        return
-    text = _as_large_binary(column, where)
+    text = _as_large_binary(column, scan.input.path)
     present = as_numpy(text.is_valid())
-    drops = [Drop("no_text", input_index, int(p), "the text is null") for p in positions[~present]]
+    drops = [scan.drop("no_text", int(p), "the text is null") for p in positions[~present]]
     rows_in = len(text) + filtered
     if drops:
         text, ids, keep = _filtered(present, text, ids, keep)
         positions = positions[present]
     yield from from_buffers(
+        scan,
         *_buffers(text),
-        input_index=input_index,
         positions=positions,
         ids=ids,
         keep=keep,
         dropped=drops,
         rows_in=rows_in,
-        batch_bytes=batch_bytes,
-        on_invalid=on_invalid,
         filtered=filtered,
     )
 
 
+def from_texts(
+    scan: Scan, texts: Sequence[str | None], *, first: int, ids: pa.Array | None = None
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of texts that a function made, in order; None: it has no text.
+
+    Args:
+        first: position of the first one, those that follow count on.
+        ids: as in `DocumentBatch`.
+    """
+    # a lone surrogate is then no UTF-8, and counted as such
+    data = [None if text is None else text.encode(errors="surrogatepass") for text in texts]
+    yield from from_column(
+        scan,
+        pa.array(data, pa.large_binary()),
+        positions=np.arange(first, first + len(data), dtype=np.int64),
+        ids=ids,
+        keep=None,
+        filtered=0,
+    )
+
+
 def from_buffers(
+    scan: Scan,
     data: np.ndarray,
     offsets: np.ndarray,
     *,
-    input_index: int,
     positions: np.ndarray,
     ids: pa.Array | None,
     keep: pa.RecordBatch | None,
-    dropped: Sequence[Drop],
     rows_in: int,
-    batch_bytes: int,
-    on_invalid: OnInvalid,
+    dropped: Sequence[Drop] = (),
     filtered: int = 0,
     decoded: bool = False,
     replaced: int = 0,
@@ -118,7 +111,6 @@ def from_buffers(
         data, offsets, positions, ids, keep, rows_in: as in `DocumentBatch`.
         dropped: records of this stretch already left out of `offsets`; they count in `rows_in`.
         filtered: records of this stretch that do not match `--where`; they count in `rows_in`.
-        batch_bytes, on_invalid: see `ReadOptions`.
         decoded: the text was made from strings, so it is UTF-8 for certain.
         replaced: records of this stretch in whose text U+FFFD was put already.
 
@@ -126,7 +118,7 @@ def from_buffers(
         ValidationError: the numbers of records do not add up.
     """
     bad = {} if decoded else _not_utf8(data, offsets)
-    if bad and on_invalid == "replace":
+    if bad and scan.options.on_invalid == "replace":
         data, offsets = _mended(data, offsets, bad)
         replaced, bad = replaced + len(bad), {}
     text = _large_binary(data, offsets)
@@ -136,10 +128,10 @@ def from_buffers(
     if bad or empty.any():
         good = ~empty
         for k in np.flatnonzero(empty).tolist():
-            drops.append(Drop("empty", input_index, int(positions[k])))
+            drops.append(scan.drop("empty", int(positions[k])))
         for k, detail in bad.items():
             raw = data[offsets[k] : offsets[k + 1]].tobytes()
-            drops.append(Drop.of("invalid_utf8", input_index, int(positions[k]), detail, raw))
+            drops.append(scan.drop("invalid_utf8", int(positions[k]), detail, raw))
             good[k] = False
         text, ids, keep = _filtered(good, text, ids, keep)
         positions = positions[good]
@@ -150,41 +142,36 @@ def from_buffers(
         raise unaccounted(
             f"{rows_in:,} records read, but {documents:,} documents, {len(drops):,} drops and "
             f"{filtered:,} filtered",
-            f"input {input_index}",
+            f"input {scan.index}",
         )
-    first = 0
+    first, size = 0, scan.options.batch_bytes
     while first < documents or drops or rows_in or filtered:
-        stop = int(np.searchsorted(offsets, offsets[first] + batch_bytes, side="right")) - 1
+        stop = int(np.searchsorted(offsets, offsets[first] + size, side="right")) - 1
         stop = min(max(stop, first + 1), documents)
         part = slice(first, stop)
         # All drops of this stretch go with its first batch, and so do their rows.
-        skipped = {(input_index, "filtered"): filtered} if filtered else {}
+        skipped = {(scan.index, "filtered"): filtered} if filtered else {}
         yield DocumentBatch(
             data=data[offsets[first] : offsets[stop]],
             offsets=offsets[first : stop + 1] - offsets[first],
-            inputs=np.full(stop - first, input_index, dtype=np.int32),
+            inputs=np.full(stop - first, scan.index, dtype=np.int32),
             positions=np.ascontiguousarray(positions[part]),
             ids=None if ids is None else ids[part],
             keep=None if keep is None else keep[part],
             dropped=tuple(drops),
             rows_in=stop - first + len(drops) + filtered,
             skipped=skipped,
-            replaced={input_index: replaced} if replaced else {},
+            replaced={scan.index: replaced} if replaced else {},
         )
         replaced = 0
         first, drops, rows_in, filtered = stop, [], 0, 0
 
 
-def skipped_batch(input_index: int, rows: int) -> DocumentBatch:
-    """Return a batch of no documents that counts `rows` records as filtered."""
-    return DocumentBatch(
-        data=np.empty(0, np.uint8),
-        offsets=np.zeros(1, np.int64),
-        inputs=np.empty(0, np.int32),
-        positions=np.empty(0, np.int64),
-        rows_in=rows,
-        skipped={(input_index, "filtered"): rows},
-    )
+def joined(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Return texts as buffers: uint8[n] and int64[d + 1]."""
+    offsets = np.zeros(len(texts) + 1, dtype=np.int64)
+    np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)), out=offsets[1:])
+    return np.frombuffer(b"".join(texts), dtype=np.uint8), offsets
 
 
 def choose(batch: DocumentBatch, chosen: np.ndarray, reason: str) -> DocumentBatch:
@@ -230,13 +217,13 @@ def merge(batches: Iterable[DocumentBatch], batch_bytes: int) -> Iterator[Docume
     for batch in batches:
         more = len(batch.data) + sum(_DROP_BYTES + len(drop.raw) for drop in batch.dropped)
         if waiting and size + more > batch_bytes:
-            yield _joined(waiting)
+            yield _as_one(waiting)
             size = 0
         waiting.append(batch)
         size += more
         del batch
     if waiting:
-        yield _joined(waiting)
+        yield _as_one(waiting)
 
 
 def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
@@ -247,7 +234,7 @@ def _as_large_binary(column: pa.Array, where: str) -> pa.Array:
     kind = column.type
     if pa.types.is_null(kind):
         return pa.nulls(len(column), pa.large_binary())
-    if not values.is_text(kind):
+    if not is_text(kind):
         raise InputError(
             f"the text column is of type {kind}, not text", where=where, fix="see --text-column"
         )
@@ -305,8 +292,7 @@ def _mended(
     texts = [data[a:b].tobytes() for a, b in pairwise(offsets.tolist())]
     for k in bad:
         texts[k] = texts[k].decode(errors="replace").encode()
-    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-    return np.frombuffer(b"".join(texts), np.uint8), np.concatenate([[0], np.cumsum(sizes)])
+    return joined(texts)
 
 
 def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
@@ -322,7 +308,7 @@ def _blank(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     return blank
 
 
-def _joined(waiting: list[DocumentBatch]) -> DocumentBatch:
+def _as_one(waiting: list[DocumentBatch]) -> DocumentBatch:
     """Return the batches as one, and empty the list."""
     batches = waiting.copy()
     waiting.clear()

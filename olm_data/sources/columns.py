@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,11 @@ from olm_data.dataset.inputs import InputFile, ReadOptions, keep_type
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import check_types, matches
 from olm_data.select.where import columns
-from olm_data.sources.base import DocumentBatch
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import from_column
-from olm_data.sources.nested import flat_table
-from olm_data.sources.values import as_ids, as_kept, batch_of
+from olm_data.sources.limits import MAX_BATCH_BYTES
+from olm_data.sources.nested import flat_schema, flat_table
+from olm_data.sources.values import as_kept, decoded_bytes, kept_columns, kind_of
 
 
 def used_columns(options: ReadOptions) -> list[str]:
@@ -26,38 +27,56 @@ def used_columns(options: ReadOptions) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def require_text(names: Sequence[str], input: InputFile, options: ReadOptions) -> None:
-    """Refuse a table without the text column.
+def table_schema(
+    found: pa.Schema, input: InputFile, options: ReadOptions, *, typed: bool = True
+) -> pa.Schema:
+    """Return a table's schema with the fields of its structs as columns, if it can be read.
+
+    Args:
+        typed: False for a table of texts, whose values are compared as what they spell.
 
     Raises:
-        InputError: names the columns there are.
+        InputError: there is no text column (names those there are), a column that is read is there
+            twice, or is of a type that `options.where` cannot decide.
     """
-    if options.text_column not in names:
-        known = [printable(name) for name in names[:40]]
+    schema = flat_schema(found, input.path, used_columns(options))
+    if options.text_column not in schema.names:
+        known = [printable(name) for name in schema.names[:40]]
         raise InputError(
             f"there is no column {options.text_column!r} for the text",
             where=input.path,
             why=f"its columns are: {', '.join(known)}",
             fix=f"say --text-column COLUMN ({suggest(options.text_column, known)})",
         )
+    if typed and options.condition is not None:
+        check_types(options.condition, schema, input.path)
+    return schema
+
+
+def kinds_of(schema: pa.Schema) -> ColumnKinds:
+    """Return the type to keep each column as."""
+    return {field.name: {kind_of(field.type)} for field in schema}
 
 
 def table_batches(
-    table: pa.RecordBatch,
-    positions: np.ndarray,
-    index: int,
-    input: InputFile,
-    options: ReadOptions,
-    chosen: np.ndarray | None = None,
+    scan: Scan, table: pa.RecordBatch, positions: np.ndarray, chosen: np.ndarray | None = None
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of a record batch; columns it does not have are null.
 
     Args:
-        positions: int64[rows]; rows past `input.until` are left out.
-        index: index of the input in the plan's list.
+        positions: int64[rows]; rows after the last one to read are left out.
         chosen: bool[rows], where `options.where` is true, if it is known already.
     """
+    input, options = scan.input, scan.options
     table = flat_table(table, used_columns(options))
+    text = table.column(options.text_column)
+    if len(text) > 1 and decoded_bytes(text) > MAX_BATCH_BYTES:
+        half = len(text) // 2
+        for part in (slice(0, half), slice(half, None)):
+            yield from table_batches(
+                scan, table[part], positions[part], None if chosen is None else chosen[part]
+            )
+        return
     names = table.schema.names
     if input.until is not None and len(positions) and positions[-1] > input.until:
         rows = int(np.searchsorted(positions, input.until, side="right"))
@@ -70,27 +89,16 @@ def table_batches(
     if chosen is not None and filtered:
         table, positions = table.filter(as_mask(chosen)), positions[chosen]
 
-    def column(name: str, kind: pa.DataType) -> pa.Array:
-        return table.column(name) if name in names else pa.nulls(len(table), kind)
+    def column(name: str, kind: str) -> pa.Array:
+        found = table.column(name) if name in names else pa.nulls(len(table), keep_type(kind))
+        return as_kept(found, kind, name, input.path)
 
-    ids = keep = None
-    if options.id_column is not None:
-        ids = as_ids(column(options.id_column, pa.string()), input.path)
-    if options.keep:
-        kept = [
-            as_kept(column(name, keep_type(kind)), kind, name, input.path)
-            for name, kind in options.keep
-        ]
-        keep = batch_of(input, options, kept)
     yield from from_column(
+        scan,
         table.column(options.text_column),
-        input_index=index,
         positions=positions,
-        ids=ids,
-        keep=keep,
-        where=input.path,
-        batch_bytes=options.batch_bytes,
-        on_invalid=options.on_invalid,
+        ids=None if options.id_column is None else column(options.id_column, "string"),
+        keep=kept_columns(options, column),
         filtered=filtered,
     )
 
@@ -101,13 +109,3 @@ def chosen_rows(table: pa.RecordBatch, options: ReadOptions) -> np.ndarray:
     table = flat_table(table, columns(options.condition))
     wanted = [name for name in columns(options.condition) if name in table.schema.names]
     return matches(options.condition, {name: table.column(name) for name in wanted}, len(table))
-
-
-def require_decidable(schema: pa.Schema, input: InputFile, options: ReadOptions) -> None:
-    """Refuse a table whose columns are of types that `options.where` cannot decide.
-
-    Raises:
-        InputError: names the column and its type.
-    """
-    if options.condition is not None:
-        check_types(options.condition, schema, input.path)

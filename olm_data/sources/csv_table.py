@@ -24,12 +24,11 @@ from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, printable
 from olm_data.select.evaluate import matches
 from olm_data.select.where import leaves, wanted_kinds
-from olm_data.sources.base import DocumentBatch, Drop
-from olm_data.sources.columns import require_text, table_batches, used_columns
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
+from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream, reading
-from olm_data.sources.formats import CODECS, codec_of
-from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
-from olm_data.sources.nested import flat_schema
+from olm_data.sources.formats import CODECS, whole_file
 
 MOST_ROW = 8 << 20
 """Bytes of one row: a quote that is not closed must not take the memory."""
@@ -42,45 +41,41 @@ _TRUTHS = {"true": True, "false": False}
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
     """A table is one unit; an empty file is none."""
-    if not input.bytes:
-        return []
-    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
-    return [Unit(input=index, start=0, stop=1, bytes=size)]
+    return whole_file(index, input) if input.bytes else []
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of a table.
 
     Raises:
         InputError: the file is damaged, has no such text column, or a quote is never closed.
     """
-    with _open(input, options) as table:
-        require_text(table.names, input, options)
-        flat_schema(table.schema(), input.path, used_columns(options))  # no name twice
+    with _open(scan.input, scan.options) as table:
+        table_schema(table.schema(), scan.input, scan.options, typed=False)
         rows: list[list[str]] = []
         positions: list[int] = []
         size = 0
         for position, row, length in table.rows():
-            if input.until is not None and position > input.until:
+            if scan.is_past(position):
                 break
+            if not isinstance(row, str):
+                rows.append(row)
+                positions.append(position)
+                size += length
+                if size < scan.options.batch_bytes:
+                    continue
+            yield from _batches(scan, table, rows, positions)
+            rows, positions, size = [], [], 0
             if isinstance(row, str):
-                yield from _batches(table, rows, positions, unit.input, input, options)
-                rows, positions, size = [], [], 0
-                yield _dropped(Drop.of("malformed", unit.input, position, row, table.raw()))
-                continue
-            rows.append(row)
-            positions.append(position)
-            size += length
-            if size >= options.batch_bytes:
-                yield from _batches(table, rows, positions, unit.input, input, options)
-                rows, positions, size = [], [], 0
-        yield from _batches(table, rows, positions, unit.input, input, options)
+                drop = scan.drop("malformed", position, row, table.raw())
+                yield DocumentBatch.without_documents(dropped=(drop,), rows_in=1)
+        yield from _batches(scan, table, rows, positions)
 
 
-def schema(input: InputFile, options: ReadOptions) -> pa.Schema:
-    """Return the columns of the header, all of them text."""
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Return the columns of the header, all of them text. Raises as `table_schema`."""
     with _open(input, options) as table:
-        return table.schema()
+        return kinds_of(table_schema(table.schema(), input, options, typed=False))
 
 
 class _Table:
@@ -90,7 +85,7 @@ class _Table:
         names: the columns.
     """
 
-    def __init__(self, stream: Any, input: InputFile, delimiter: str) -> None:
+    def __init__(self, stream: ByteStream, input: InputFile, delimiter: str) -> None:
         self._input = input
         self._lines = _Lines(stream, input)
         self._reader = csv.reader(self._lines, delimiter=delimiter, strict=True)
@@ -155,7 +150,7 @@ class _Lines:
         at_end: the last line was given.
     """
 
-    def __init__(self, stream: Any, input: InputFile) -> None:
+    def __init__(self, stream: ByteStream, input: InputFile) -> None:
         buffered = io.BufferedReader(_Raw(stream), _PIECE)
         # newline="": a lone carriage return ends a line, too, and none is changed
         self._text = io.TextIOWrapper(buffered, "utf-8", errors="surrogateescape", newline="")
@@ -202,7 +197,7 @@ class _Lines:
 class _Raw(io.RawIOBase):
     """A stream with `read(n)` only, for `io.BufferedReader`."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         super().__init__()
         self._stream = stream
 
@@ -228,16 +223,12 @@ def _delimiter(name: str) -> str:
 
 
 def _batches(
-    table: _Table,
-    rows: list[list[str]],
-    positions: list[int],
-    index: int,
-    input: InputFile,
-    options: ReadOptions,
+    scan: Scan, table: _Table, rows: list[list[str]], positions: list[int]
 ) -> Iterator[DocumentBatch]:
     """Yield the documents of whole rows."""
     if not rows:
         return
+    options = scan.options
     used = used_columns(options)
     place = {name: k for k, name in enumerate(table.names) if name in used}
     kinds = dict(options.keep)
@@ -259,8 +250,7 @@ def _batches(
         }
         chosen = matches(options.condition, tested, len(rows))
     batch = pa.RecordBatch.from_pydict(arrays)
-    numbers = np.array(positions, np.int64)
-    yield from table_batches(batch, numbers, index, input, options, chosen)
+    yield from table_batches(scan, batch, np.array(positions, np.int64), chosen)
 
 
 def _as_compared(value: str, kinds: frozenset[str]) -> Any:
@@ -276,17 +266,6 @@ def _as_compared(value: str, kinds: frozenset[str]) -> Any:
     if "bool" in kinds:
         return _TRUTHS.get(value.lower(), value)
     return value
-
-
-def _dropped(drop: Drop) -> DocumentBatch:
-    return DocumentBatch(
-        data=np.empty(0, np.uint8),
-        offsets=np.zeros(1, np.int64),
-        inputs=np.empty(0, np.int32),
-        positions=np.empty(0, np.int64),
-        dropped=(drop,),
-        rows_in=1,
-    )
 
 
 def _encoded(text: str) -> bytes:

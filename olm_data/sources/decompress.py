@@ -13,7 +13,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import pyarrow as pa
 
@@ -25,11 +25,19 @@ _GZIP = 16 + zlib.MAX_WBITS
 _DEFECTS = (lzma.LZMAError, zlib.error, OSError, EOFError)
 
 
+class ByteStream(Protocol):
+    """What can be read once, from the start."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return up to `size` bytes; nothing at the end."""
+        ...
+
+
 class DecompressionError(Exception):
     """A compressed file is truncated or damaged, or asks for too much memory."""
 
 
-def decompressed(file: IO[bytes], codec: str) -> Any:
+def decompressed(file: IO[bytes], codec: str) -> ByteStream:
     """Return the content of a compressed file as a stream with `read(n)`.
 
     Args:
@@ -41,7 +49,8 @@ def decompressed(file: IO[bytes], codec: str) -> Any:
         return _Stream(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_WINDOW), padding=4)
     if codec == "bz2":
         return _Stream(file, bz2.BZ2Decompressor)
-    return pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+    stream: ByteStream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
+    return stream
 
 
 class _GzipDecompressor:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, OlmError, StorageError, said_by
-from olm_data.sources import remote_files
-from olm_data.sources.decompress import DecompressionError, decompressed
+from olm_data.sources import own, remote_files
+from olm_data.sources.decompress import ByteStream, DecompressionError, decompressed
 from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import Bounded
-from olm_data.storage.hub import hub_filesystem, is_connection
+from olm_data.storage.failures import is_connection
+from olm_data.storage.hub import hub_filesystem
 
 _DAMAGE = (
     pa.ArrowInvalid,
@@ -33,6 +34,8 @@ _DAMAGE = (
 
 def current_revision(input: InputFile) -> str:
     """Return what `input.revision` would be if the file were listed now ("" where it is gone)."""
+    if input.format == "own":
+        return own.current_revision(input)
     if input.format == "hub" or input.url.startswith("hf://"):
         return input.revision  # pinned to a commit
     if "://" not in input.url:
@@ -69,7 +72,7 @@ def open_binary(input: InputFile, *, ahead: bool = True) -> IO[bytes]:
 
 
 @contextlib.contextmanager
-def open_stream(input: InputFile) -> Iterator[Any]:
+def open_stream(input: InputFile) -> Iterator[ByteStream]:
     """Open an input decompressed, to be read once from the start with `.read(n)`.
 
     gzip, zstd, xz and bzip2, several frames too; a frame that wants a window above 128 MiB is

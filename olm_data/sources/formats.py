@@ -1,6 +1,6 @@
 """What a file's name tells: its format, its compression, and how places in it are counted.
 
-    name -> format_of, codec_of -> describe -> InputFile
+    name -> format_of, codec_of -> describe -> InputFile -> whole_file -> Unit
 
 Never: opens a file.
 """
@@ -11,7 +11,7 @@ import posixpath
 
 import msgspec
 
-from olm_data.dataset.inputs import Format, InputFile, PositionKind
+from olm_data.dataset.inputs import Format, InputFile, PositionKind, Unit
 from olm_data.errors import InputError, printable
 
 FORMATS: dict[str, Format] = {
@@ -29,6 +29,7 @@ FORMATS: dict[str, Format] = {
 }
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bz2"}
 KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV and text"
+TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 _STREAMED = frozenset({"jsonl", "csv", "txt"})
 POSITIONS: dict[Format, PositionKind] = {
     "jsonl": "byte",
@@ -82,3 +83,9 @@ def describe(url: str, size: int, revision: str) -> InputFile:
     return InputFile(
         path=url, url=url, bytes=size, revision=revision, format=kind, position=position
     )
+
+
+def whole_file(index: int, input: InputFile) -> list[Unit]:
+    """Return the one unit of an input that is read as a whole."""
+    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
+    return [Unit(input=index, start=0, stop=1, bytes=max(size, 1))]

@@ -19,9 +19,9 @@ import pyarrow as pa
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, UsageError, said_by
 from olm_data.extras import needs
-from olm_data.sources.base import DocumentBatch
-from olm_data.sources.columns import require_decidable, require_text, table_batches, used_columns
-from olm_data.sources.nested import flat_schema
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan, TextOf
+from olm_data.sources.buffers import from_texts
+from olm_data.sources.columns import kinds_of, table_batches, table_schema
 from olm_data.storage.hub import dataset_commit, hub_errors
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
@@ -75,7 +75,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     return [Unit(input=index, start=0, stop=1, bytes=input.bytes or UNKNOWN_BYTES)]
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of a shard.
 
     Raises:
@@ -83,23 +83,45 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         StorageError: the hub cannot be reached.
     """
     row = 0
-    for table in _tables(input):
-        if input.until is not None and row > input.until:
+    for table in _tables(scan.input):
+        if scan.is_past(row):
             return
-        flat = flat_schema(table.schema, input.path, used_columns(options))
-        require_text(flat.names, input, options)
-        require_decidable(flat, input, options)
+        table_schema(table.schema, scan.input, scan.options)
         for batch in table.combine_chunks().to_batches():
             positions = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
-            yield from table_batches(batch, positions, unit.input, input, options)
+            yield from table_batches(scan, batch, positions)
 
 
-def schema(input: InputFile) -> pa.Schema:
-    """Return the schema of the shard's rows."""
+def read_texts(
+    input: InputFile,
+    unit: Unit,
+    options: ReadOptions,
+    text_of: TextOf,
+) -> Iterator[DocumentBatch]:
+    """Yield the documents of a shard whose text a function takes out of each row.
+
+    Raises:
+        InputError: it gives something else than a string or None; or as `read`.
+    """
+    row = 0
     for table in _tables(input):
-        return table.schema
-    return pa.schema([])
+        texts = [text_of(values) for values in table.to_pylist()]
+        for n, text in enumerate(texts, row):
+            if not isinstance(text, str | None):
+                raise InputError(
+                    f"the text of a row is of type {type(text).__name__}, not a string",
+                    where=f"{input.path}, row {n:,}",
+                    fix="let text_fn return the text, or None where there is none",
+                )
+        yield from from_texts(Scan(input, unit, options), texts, first=row)
+        row += len(texts)
+
+
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Return the columns of a shard's rows. Raises as `table_schema`."""
+    found = next((table.schema for table in _tables(input)), pa.schema([]))
+    return kinds_of(table_schema(found, input, options))
 
 
 def _tables(input: InputFile) -> Iterator[pa.Table]:

@@ -1,15 +1,19 @@
 """Input files in dataset repositories of the hub: what a URL names, pinned to a commit.
 
-hf://datasets/ORG/NAME/PATH -> pinned -> one_or_all -> name -> info -> revision, shown_path
+hf://datasets/ORG/NAME/PATH -> pinned -> listed -> (URL, bytes, revision), ...
+                                         shown_path: a file's name in manifests and messages
 """
 
 from __future__ import annotations
 
+import glob
 from dataclasses import replace
-from typing import Any
 
+from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError
-from olm_data.storage.hub import dataset_commit
+from olm_data.sources.files import reading
+from olm_data.sources.remote_files import Listed
+from olm_data.storage.hub import dataset_commit, hub_filesystem
 
 
 def shown_path(url: str) -> str:
@@ -21,32 +25,57 @@ def shown_path(url: str) -> str:
     return "/".join(parts)
 
 
-def one_or_all(fs: Any, path: str) -> tuple[dict[str, Any], bool]:
-    """Return name -> info of one remote file, or of all below a folder; and whether it is one."""
-    try:
-        info = fs.info(path)
-    except FileNotFoundError:
-        return {}, False
-    if info["type"] != "directory":
-        return {path: info}, False
-    return fs.find(path, detail=True), True
+def pinned(url: str) -> str:
+    """Return an `hf://` URL with the repository's revision as a commit.
 
-
-def revision(info: dict[str, Any]) -> str:
-    """Return what changes when the file does: its content's digest, and its size."""
-    tag = info.get("blob_id") or info.get("oid")
-    return f"{str(tag).strip(chr(34))}-{info.get('size')}"
-
-
-def pinned(fs: Any, url: str) -> str:
-    """Return an `hf://` URL with the repository's revision as a commit."""
-    try:
-        place = fs.resolve_path(url)
-    except (FileNotFoundError, NotImplementedError, ValueError) as error:
-        raise InputError(
-            "there is no such hub repository", where=url, fix="hf://datasets/ORG/NAME/PATH"
-        ) from error
-    if place.repo_type != "dataset":
-        raise UsageError("only dataset repositories are inputs", where=url)
-    commit = dataset_commit(place.repo_id, place.revision)
+    Raises:
+        InputError: there is no such repository.
+        UsageError: it holds no dataset.
+        StorageError: the hub cannot be reached.
+    """
+    with reading(_input(url)):
+        try:
+            place = hub_filesystem().resolve_path(url)
+        except (FileNotFoundError, NotImplementedError, ValueError) as error:
+            raise InputError(
+                "there is no such hub repository", where=url, fix="hf://datasets/ORG/NAME/PATH"
+            ) from error
+        if place.repo_type != "dataset":
+            raise UsageError("only dataset repositories are inputs", where=url)
+        commit = dataset_commit(place.repo_id, place.revision)
     return f"hf://{replace(place, revision=commit, _raw_revision=None).unresolve()}"
+
+
+def listed(url: str) -> list[Listed]:
+    """Return the file of a pinned URL, or those below a folder or that match a pattern.
+
+    The URL of a folder that matches a pattern ends with "/".
+
+    Raises:
+        StorageError: the hub cannot be reached.
+    """
+    fs, path = hub_filesystem(), url.removeprefix("hf://").rstrip("/")
+    with reading(_input(url)):
+        if glob.has_magic(path):
+            found = fs.glob(path, detail=True)
+        else:
+            # Not fs.exists or fs.isdir: they take a store that does not answer for "no".
+            try:
+                info = fs.info(path)
+            except FileNotFoundError:
+                return []
+            is_folder = info["type"] == "directory"
+            found = fs.find(path, detail=True) if is_folder else {path: info}
+    result = []
+    for name, info in found.items():
+        end = "" if info["type"] == "file" else "/"
+        size = info.get("size")
+        # what changes when the file does: its content's digest, and its size
+        tag = str(info.get("blob_id") or info.get("oid")).strip('"')
+        result.append(Listed(f"hf://{name}{end}", int(size or 0), f"{tag}-{size}"))
+    return result
+
+
+def _input(url: str) -> InputFile:
+    """Return what errors name before there are files."""
+    return InputFile(path=url, url=url, bytes=0, revision="", format="txt", position="byte")

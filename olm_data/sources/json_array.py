@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.sources.base import DocumentBatch
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream, reading
-from olm_data.sources.formats import codec_of
-from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE, FieldSeen, Records, check_records
+from olm_data.sources.formats import whole_file
+from olm_data.sources.json_records import Records, field_kinds, require_text
 from olm_data.sources.limits import check_record
 
 _CHUNK = 1 << 20
@@ -45,26 +45,25 @@ def is_array(input: InputFile) -> bool:
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
     """An array is one unit."""
-    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
-    return [Unit(input=index, start=0, stop=1, bytes=max(size, 1))]
+    return whole_file(index, input)
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of an array.
 
     Raises:
         InputError: the array is damaged, or no record has such a text field.
     """
-    records = Records(input, unit.input, options)
+    records = Records(scan)
     documents = number = size = 0
     held: list[bytes] = []
-    for element in _elements(input):
-        if input.until is not None and number + len(held) > input.until:
+    for element in _elements(scan.input):
+        if scan.is_past(number + len(held)):
             break
         held.append(element)
         size += len(element)
         del element
-        if size >= options.batch_bytes:
+        if size >= scan.options.batch_bytes:
             for batch in _decoded(records, held, number):
                 documents += batch.documents
                 yield batch
@@ -73,15 +72,15 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
         documents += batch.documents
         yield batch
     if number + len(held) and not documents:
-        check(input, options)
+        require_text(_head(scan.input), scan.input, scan.options)
 
 
-def check(input: InputFile, options: ReadOptions) -> dict[str, FieldSeen]:
-    """Return the fields of the first records; see `jsonl.check`.
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Return the fields of the first records. Raises as `json_records.field_kinds`."""
+    return field_kinds(_head(input), input, options)
 
-    Raises:
-        InputError: none has the text field; names the fields there are.
-    """
+
+def _head(input: InputFile) -> list[bytes]:
     head: list[bytes] = []
     size = 0
     for element in _elements(input):
@@ -89,7 +88,7 @@ def check(input: InputFile, options: ReadOptions) -> dict[str, FieldSeen]:
         size += len(element)
         if size > _CHUNK or len(head) == _HEAD_RECORDS:
             break
-    return check_records(head, input, options)
+    return head
 
 
 def _decoded(records: Records, held: list[bytes], number: int) -> Iterator[DocumentBatch]:
@@ -117,7 +116,7 @@ class _Splitter:
         self._depth = 0
         self._first = True  # no element was seen
 
-    def split(self, stream: Any) -> Iterator[bytes]:
+    def split(self, stream: ByteStream) -> Iterator[bytes]:
         """Yield the elements of a stream."""
         buffer, at = b"", 0  # at: where the search goes on
         begin: int | None = None  # where the element at hand begins, once inside the array

@@ -10,10 +10,11 @@ of the readers, not options: what exceeds them can be unpacked by hand first.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import IO
 
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError
+from olm_data.sources.decompress import ByteStream
 
 MAX_RATIO = 500
 """Bytes of text that a stored byte may become."""
@@ -61,17 +62,17 @@ class Bounded:
         stored: the file below it, with `tell`.
     """
 
-    def __init__(self, stream: Any, stored: Any, input: InputFile) -> None:
+    def __init__(self, stream: ByteStream, stored: IO[bytes], input: InputFile) -> None:
         self._stream, self._stored = stream, stored
         self._expansion = Expansion(input)
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         """Return up to `size` bytes; nothing at the end.
 
         Raises:
             InputError: see `Expansion.add`.
         """
-        data: bytes = self._stream.read(size)
+        data = self._stream.read(size)
         self._expansion.add(len(data), self._stored.tell())
         return data
 

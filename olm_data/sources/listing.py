@@ -33,11 +33,10 @@ from olm_data.errors import (
 from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, remote_files
-from olm_data.sources.files import local_revision, reading
+from olm_data.sources.files import local_revision
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
 from olm_data.sources.json_array import is_array
 from olm_data.sources.passed import Passed
-from olm_data.storage.hub import hub_filesystem
 from olm_data.threads import in_order
 
 # Files of a `datasets` folder that describe it and hold no documents.
@@ -90,7 +89,7 @@ def list_files(arguments: Sequence[str]) -> Listing:
             listing = _local_files(argument.removeprefix("file://"))
         else:
             refuse_secrets(argument)
-            listing = _hub_files(argument) if scheme == "hf" else _remote_files(argument)
+            listing = _remote_files(argument)
         found += listing.files
         passed += listing.passed
     seen: set[str] = set()
@@ -318,20 +317,33 @@ def _local_file(name: str) -> InputFile:
 
 
 def _remote_files(argument: str) -> Listing:
-    found = {item.url: item for item in remote_files.listed(argument)}
-    if not found:
-        raise InputError("there is no such file", where=printable(argument))
-    passed: list[Passed] = []
-    chosen, above = list(found), argument
+    hub = argument.startswith("hf://")
+    if hub:
+        argument = hub_files.pinned(argument)
+    listed = hub_files.listed if hub else remote_files.listed
+    found = {item.url: item for item in sorted(listed(argument))}
+    chosen = [url for url in found if not url.endswith("/")]
+    passed = [
+        Passed(url, "folder")
+        for url in found
+        if url.endswith("/") and not any(other.startswith(url) for other in chosen)
+    ]
+    above = argument
     if glob.has_magic(argument):
         chosen = _with_known_names(chosen, passed, argument)
         above = re.split(r"[*?\[]", argument)[0]
-    elif chosen != [argument]:  # a folder
+    elif chosen and chosen != [argument.rstrip("/")]:  # a folder
         chosen = _remote_folder(chosen, passed, argument)
+    if not chosen:
+        raise InputError("there is no such file", where=printable(argument))
     above = posixpath.dirname(above.rstrip("/"))
+
+    def shown(url: str) -> str:
+        return hub_files.shown_path(url) if hub else posixpath.relpath(url, above)
+
     return Listing(
         tuple(describe(*found[url]) for url in chosen),
-        tuple(replace(item, path=posixpath.relpath(item.path, above)) for item in passed),
+        tuple(replace(item, path=shown(item.path)) for item in passed),
     )
 
 
@@ -345,38 +357,6 @@ def _remote_folder(names: list[str], passed: list[Passed], folder: str) -> list[
         else:
             shown.append(name)
     return _data_files(shown, passed, folder)
-
-
-def _hub_files(argument: str) -> Listing:
-    place = InputFile(
-        path=argument, url=argument, bytes=0, revision="", format="txt", position="byte"
-    )
-    with reading(place):
-        fs = hub_filesystem()
-        argument = hub_files.pinned(fs, argument)
-        path = argument.partition("://")[2].rstrip("/")
-        passed: list[Passed] = []
-        # Not fs.exists or fs.isdir: they take a store that does not answer for "no".
-        if glob.has_magic(path):
-            infos = fs.glob(path, detail=True)
-            files = [name for name, info in infos.items() if info["type"] == "file"]
-            for name in infos.keys() - set(files):
-                if not any(other.startswith(f"{name}/") for other in files):
-                    passed.append(Passed(f"{name}/", "folder"))
-            files = _with_known_names(files, passed, path)
-        else:
-            infos, folder = hub_files.one_or_all(fs, path)
-            files = [name for name, info in infos.items() if info["type"] == "file"]
-            files = _remote_folder(files, passed, path) if folder else files
-        if not files:
-            raise InputError("there is no such file", where=printable(argument))
-        return Listing(
-            tuple(
-                describe(f"hf://{name}", int(infos[name]["size"]), hub_files.revision(infos[name]))
-                for name in sorted(files)
-            ),
-            tuple(replace(item, path=hub_files.shown_path(f"hf://{item.path}")) for item in passed),
-        )
 
 
 def _named_from_common_root(files: list[InputFile]) -> list[InputFile]:

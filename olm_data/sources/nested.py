@@ -9,13 +9,14 @@ A column whose own name holds the dots comes first. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data.bounded_json import JsonObject
 from olm_data.errors import InputError, printable
 
 MISSING = msgspec.UNSET
@@ -23,7 +24,7 @@ MOST_DEPTH, MOST_FIELDS = 8, 1000
 """How deep, and how many fields, are listed; deeper ones can be named all the same."""
 
 
-def value_of(record: Mapping[str, Any], name: str) -> Any:
+def value_of(record: JsonObject, name: str) -> Any:
     """Return the value of a JSON object's field, or `MISSING`."""
     if name in record:
         return record[name]
@@ -40,7 +41,7 @@ def value_below(value: Any, parts: Iterable[str]) -> Any:
     return value
 
 
-def flattened(record: Mapping[str, Any], prefix: str = "", depth: int = 1) -> Iterator[Any]:
+def flattened(record: JsonObject, prefix: str = "", depth: int = 1) -> Iterator[Any]:
     """Yield (name, value) of an object's fields, each followed by those inside it."""
     for name, value in record.items():
         yield prefix + name, value

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,18 +21,10 @@ from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
-from olm_data.sources.base import DocumentBatch
-from olm_data.sources.buffers import skipped_batch
-from olm_data.sources.columns import (
-    chosen_rows,
-    require_decidable,
-    require_text,
-    table_batches,
-    used_columns,
-)
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.columns import chosen_rows, kinds_of, table_batches, table_schema
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
-from olm_data.sources.nested import flat_schema
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -42,7 +34,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
         InputError: it is no parquet file, or has no such text column.
     """
     with _open(input) as file:
-        require_text(_schema(file, input, options).names, input, options)
+        table_schema(file.schema_arrow, input, options)
         sizes = _text_bytes(file, options.text_column)
         firsts = accumulate(_group_rows(file), initial=0)
         if input.until is not None:
@@ -61,20 +53,19 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     return result
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of the unit's row groups.
 
     Raises:
         InputError: the file is damaged or has no such text column.
     """
+    input, unit, options = scan.input, scan.unit, scan.options
     expansion, stored = Expansion(input), 0
     with open_binary(input, ahead=False) as raw:
         file = _parquet(input, raw)
-        found = _schema(file, input, options)
-        require_text(found.names, input, options)
-        require_decidable(found, input, options)
+        found = table_schema(file.schema_arrow, input, options)
         wanted = options.text_column, options.id_column, *(name for name, _ in options.keep)
-        columns = [name for name in dict.fromkeys(wanted) if name in found.names]
+        names = [name for name in dict.fromkeys(wanted) if name in found.names]
         sizes = _text_bytes(file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
         possible = None
@@ -83,7 +74,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 possible = matching_groups(options.condition, file.metadata, found)
         for group in range(unit.start, unit.stop):
             rows = file.metadata.row_group(group).num_rows
-            if input.until is not None and row > input.until:
+            if scan.is_past(row):
                 break
             chosen = None
             if possible is not None:
@@ -92,7 +83,8 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 if not chosen.any():
                     past = 0 if input.until is None else max(row + rows - 1 - input.until, 0)
                     row += rows
-                    yield skipped_batch(unit.input, rows - past)
+                    skipped = {(scan.index, "filtered"): rows - past}
+                    yield DocumentBatch.without_documents(rows_in=rows - past, skipped=skipped)
                     continue
             start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
@@ -103,7 +95,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
             with reading(input, raw):
                 step = max(1, min(step, _rows_at_once(raw, chunk)))
             batches = file.iter_batches(
-                batch_size=step, row_groups=[group], columns=columns, use_threads=False
+                batch_size=step, row_groups=[group], columns=names, use_threads=False
             )
             while True:
                 with reading(input):
@@ -113,7 +105,7 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
-                for cut in table_batches(batch, positions, unit.input, input, options, here):
+                for cut in table_batches(scan, batch, positions, here):
                     expansion.add(len(cut.data), stored)
                     yield cut
             if row - start != rows:
@@ -124,14 +116,10 @@ def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[Documen
                 )
 
 
-def _schema(file: pq.ParquetFile, input: InputFile, options: ReadOptions) -> pa.Schema:
-    return flat_schema(file.schema_arrow, input.path, used_columns(options))
-
-
-def schema(input: InputFile) -> pa.Schema:
-    """Return the file's Arrow schema."""
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Return the columns of a file. Raises as `table_schema`."""
     with _open(input) as file:
-        return file.schema_arrow
+        return kinds_of(table_schema(file.schema_arrow, input, options))
 
 
 @contextmanager
@@ -140,7 +128,7 @@ def _open(input: InputFile) -> Iterator[pq.ParquetFile]:
         yield _parquet(input, raw)
 
 
-def _parquet(input: InputFile, raw: Any) -> pq.ParquetFile:
+def _parquet(input: InputFile, raw: IO[bytes]) -> pq.ParquetFile:
     with reading(input, raw):
         # A remote file is read in few large requests; a local one needs no look-ahead.
         file = pq.ParquetFile(raw, pre_buffer="://" in input.url)
@@ -148,7 +136,7 @@ def _parquet(input: InputFile, raw: Any) -> pq.ParquetFile:
         return file
 
 
-def _rows_at_once(raw: Any, chunk: Any) -> int:
+def _rows_at_once(raw: IO[bytes], chunk: Any) -> int:
     """Return how many rows of a column chunk can be decoded at a time in bounded memory.
 
     Each row may be the largest value of the dictionary, and the footer says nothing about values.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from olm_data.dataset.tools import NAMES_KEPT, PASSED_REASONS, PassedCount
 from olm_data.errors import InputError, printable
@@ -53,11 +52,6 @@ def passed_lines(counted: Mapping[str, PassedCount]) -> list[str]:
         names = ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
         lines.append(f"{found.count:,} {reason} ({PASSED_REASONS[reason]}): {names}")
     return lines
-
-
-def passed_json(counted: Mapping[str, PassedCount]) -> dict[str, Any]:
-    """Return it as a JSON object."""
-    return {name: {"count": item.count, "names": item.names} for name, item in counted.items()}
 
 
 def refuse_passed(passed: Iterable[Passed]) -> None:

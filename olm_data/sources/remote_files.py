@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from olm_data.errors import InputError, printable
-from olm_data.storage.buckets import open_bucket
+from olm_data.storage.bucket import open_bucket
+from olm_data.storage.file_part import Seekable
 from olm_data.storage.objects import Object, RemoteFailure
-from olm_data.storage.s3_body import Seekable
 
 BLOCK = 8 << 20  # bytes fetched at a time; two blocks are in memory
 

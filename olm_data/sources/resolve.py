@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import PurePosixPath
 from typing import cast
 
@@ -19,14 +20,12 @@ from olm_data.dataset.choices import OnInvalid, OnUnknown
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
-from olm_data.select.evaluate import check_types, mismatch
-from olm_data.select.where import Node, columns, leaves, parse, wanted_kinds
-from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, named, parquet, pylib
-from olm_data.sources.base import SourcePlan
-from olm_data.sources.columns import require_text
+from olm_data.select.where import columns, parse
+from olm_data.sources import hub, named, own, pylib
+from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
-from olm_data.sources.nested import flat_schema
-from olm_data.sources.values import common_kind, kind_of
+from olm_data.sources.readers import READERS
+from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
 
@@ -54,9 +53,10 @@ def resolve_source(
 
     Args:
         inputs: paths, globs, folders, `s3://` and `hf://` URLs; empty with `source`.
-        source: a name of the catalogue, `pylib`, or `hf:ORG/NAME[:CONFIG]`.
-        subset, root: for named sources and `pylib`.
-        split: for `hf:`; "train" by default.
+        source: a name of the catalogue, `pylib`, `hf:ORG/NAME[:CONFIG]`, or a class of one's own,
+            by its import path or the entry point of a package: it is imported.
+        subset, root: for named sources and `pylib`; of one's own, where it has such fields.
+        split: for `hf:`; "train" by default. Of one's own as well.
         text_column: None for the source's own, else "text".
         id_column: None for the source's own, else "id" where there is one; "none" for no ids.
         keep: columns to keep, each with a type or without: `score`, `score:double`; None for the
@@ -75,10 +75,12 @@ def resolve_source(
             "name either input files or a source" + (", not both" if inputs else ""),
             fix="olm-data tokenize INPUT... or olm-data tokenize --source NAME",
         )
+    path = _own_path(source)
+    hf = source is not None and source.startswith("hf:")
     allowed = {
-        "--subset": (subset, source is not None and not source.startswith("hf:")),
-        "--root": (root, source is not None and source != "pylib" and not source.startswith("hf:")),
-        "--split": (split, source is not None and source.startswith("hf:")),
+        "--subset": (subset, source is not None and not hf),
+        "--root": (root, source is not None and source != "pylib" and not hf),
+        "--split": (split, hf or path is not None),
     }
     for option, (value, fits) in allowed.items():
         if value is not None and not fits:
@@ -86,6 +88,12 @@ def resolve_source(
     text, identifier, kept = "text", None, []
     if source is None:
         listing, name = list_files(inputs), _name_of(inputs)
+    elif path is not None:
+        options = {"subset": subset, "root": root, "split": split}
+        listing = Listing(
+            own.list_inputs(path, {k: v for k, v in options.items() if v is not None})
+        )
+        name = _fit_name(f"{source}-{subset}" if subset else source)
     elif source == "pylib":
         subset = subset or pylib.SUBSETS[0]
         listing, name = pylib.list_inputs(subset), f"pylib-{subset}"
@@ -99,7 +107,7 @@ def resolve_source(
         subset, listing = named.list_inputs(source, subset, root)
         name, text, identifier = _fit_name(f"{source}-{subset}"), entry.text, entry.id
         kept = list(entry.keep)
-    options = _options(
+    read = _options(
         listing.files,
         text_column=text_column or text,
         id_column=id_column,
@@ -113,9 +121,16 @@ def resolve_source(
     return SourcePlan(
         name=name,
         inputs=listing.files,
-        options=msgspec.structs.replace(options, on_invalid=on_invalid, on_unknown=on_unknown),
+        options=msgspec.structs.replace(read, on_invalid=on_invalid, on_unknown=on_unknown),
         passed=listing.passed,
     )
+
+
+def _own_path(source: str | None) -> str | None:
+    """Return the import path that a source's name stands for; None: it is a name of ours."""
+    if source is None or source == "pylib" or source in named.CATALOGUE or source[:3] == "hf:":
+        return None
+    return own.own_path(source)
 
 
 @contextmanager
@@ -181,11 +196,11 @@ def _options(
                 fix="leave them out",
             )
         return ReadOptions(text_column=text_column, separator=separator)
-    condition = None if where is None else parse(where)
-    options = ReadOptions(text_column=text_column, delimiter=delimiter)
-    kinds = _kinds(files, options, condition)
-    if condition is not None:
-        for name in columns(condition):
+    condition = None if where is None else str(parse(where))
+    options = ReadOptions(text_column=text_column, delimiter=delimiter, where=condition)
+    kinds = _kinds(files, options)
+    if options.condition is not None:
+        for name in columns(options.condition):
             _require(name, kinds, "--where", table)
         if any(file.format == "txt" for file in files):
             raise UsageError(
@@ -229,48 +244,29 @@ def _options(
         keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
         separator=separator,
         delimiter=delimiter,
-        where=None if condition is None else str(condition),
+        where=condition,
     )
 
 
-def _kinds(
-    files: Sequence[InputFile], options: ReadOptions, condition: Node | None
-) -> dict[str, str]:
+def _kinds(files: Sequence[InputFile], options: ReadOptions) -> dict[str, str]:
     """Return column -> kept type: that of its values at the start of some of the files.
 
-    The first file is looked into first, and has to have the text and what the condition asks for.
+    The first file is looked into first, and has to have what the condition asks for.
     """
     tables = [file for file in files if file.format != "txt"]
     some = {file.format: file for file in reversed(tables)}  # the first of each format
     step = -(-len(tables) // HEADS)
     asked = list(dict.fromkeys([tables[0], *some.values(), *tables[::step]]))
-    found = _columns(tables[0], options, condition)
-    for more in in_order(lambda file: _columns(file, options, None), asked[1:], len(asked)):
+    found = _columns(tables[0], options)
+    rest = partial(_columns, options=msgspec.structs.replace(options, where=None))
+    for more in in_order(rest, asked[1:], len(asked)):
         for name, kinds in more.items():
             found.setdefault(name, set()).update(kinds)
     return {name: common_kind(kinds) for name, kinds in found.items()}
 
 
-def _columns(table: InputFile, options: ReadOptions, condition: Node | None) -> dict[str, set[str]]:
-    """Return column -> kept types of the values at the start of an input."""
-    if table.format in ("jsonl", "json"):
-        found = (jsonl if table.format == "jsonl" else json_array).check(table, options)
-        for leaf in () if condition is None else leaves(condition):
-            kinds = found[leaf.column].kinds if leaf.column in found else set()
-            if kinds and wanted_kinds(leaf) and not kinds & wanted_kinds(leaf):
-                held = " and ".join(sorted(f"{kind}s" for kind in kinds))
-                raise mismatch(leaf, f"{held} at the start of the file", table.path)
-        return {name: set(field.kept) for name, field in found.items()}
-    if table.format == "csv":
-        schema = csv_table.schema(table, options)
-    else:
-        schema = {"parquet": parquet, "arrow": arrow, "hub": hub}[table.format].schema(table)
-    tested = [] if condition is None else columns(condition)
-    schema = flat_schema(schema, table.path, [options.text_column, *tested])
-    require_text(schema.names, table, options)
-    if condition is not None and table.format != "csv":  # a CSV value is what it is compared with
-        check_types(condition, schema, table.path)
-    return {field.name: {kind_of(field.type)} for field in schema}
+def _columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    return READERS[input.format].columns(input, options)
 
 
 def _named_kind(item: str, kinds: Mapping[str, str]) -> tuple[str, str]:

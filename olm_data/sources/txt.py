@@ -11,20 +11,20 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from olm_data.arrow_values import strings
-from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
-from olm_data.sources.base import DocumentBatch
-from olm_data.sources.buffers import from_buffers
+from olm_data.dataset.inputs import InputFile, KeepType, ReadOptions, Unit, keep_type
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.buffers import from_buffers, joined
+from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream
-from olm_data.sources.formats import codec_of
-from olm_data.sources.jsonl import TEXT_PER_COMPRESSED_BYTE
+from olm_data.sources.formats import whole_file
 from olm_data.sources.limits import check_record
-from olm_data.sources.values import batch_of
+from olm_data.sources.values import kept_columns
 
 BLANK_LINES = "blank-lines"
 _BOM = b"\xef\xbb\xbf"
@@ -36,50 +36,49 @@ _SPACE = re.compile(rb"[ \t\r\f\v\n]*")
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
     """A text file is one unit."""
-    size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
-    return [Unit(input=index, start=0, stop=1, bytes=max(size, 1))]
+    return whole_file(index, input)
 
 
-def read(input: InputFile, unit: Unit, options: ReadOptions) -> Iterator[DocumentBatch]:
+def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
+    """Text has no columns."""
+    return {}
+
+
+def read(scan: Scan) -> Iterator[DocumentBatch]:
     """Yield the documents of a text file.
 
     Raises:
         InputError: the file is damaged.
     """
+    input, separator = scan.input, scan.options.separator
     with open_stream(input) as stream:
-        if options.separator is None:
+        if separator is None:
             pieces: Iterator[tuple[list[bytes], list[int]]] = iter([_whole(stream, input)])
         else:
-            pieces = _split(stream, input, options.separator)
+            pieces = _split(stream, input, separator)
         for texts, starts in pieces:
             if input.until is not None:
-                wanted = bisect_right(starts, input.until)
-                texts, starts = texts[:wanted], starts[:wanted]
+                count = bisect_right(starts, input.until)
+                texts, starts = texts[:count], starts[:count]
                 if not texts:
                     break
-            sizes = np.array([len(text) for text in texts], dtype=np.int64)
-            offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-            ids = keep = None
-            if options.separator is None:
-                ids = strings([input.path.removeprefix("pylib:")])
-            if options.keep:
-                kept = [pa.nulls(len(texts), field.type) for field in options.keep_schema or []]
-                keep = batch_of(input, options, kept)
+            data, offsets = joined(texts)
             yield from from_buffers(
-                np.frombuffer(b"".join(texts), dtype=np.uint8),
+                scan,
+                data,
                 offsets,
-                input_index=unit.input,
                 positions=np.array(starts, dtype=np.int64),
-                ids=ids,
-                keep=keep,
-                dropped=(),
+                ids=strings([input.path.removeprefix("pylib:")]) if separator is None else None,
+                keep=kept_columns(scan.options, partial(_nulls, len(texts))),
                 rows_in=len(texts),
-                batch_bytes=options.batch_bytes,
-                on_invalid=options.on_invalid,
             )
 
 
-def _whole(stream: Any, input: InputFile) -> tuple[list[bytes], list[int]]:
+def _nulls(rows: int, name: str, kind: KeepType) -> pa.Array:
+    return pa.nulls(rows, keep_type(kind))
+
+
+def _whole(stream: ByteStream, input: InputFile) -> tuple[list[bytes], list[int]]:
     chunks, size = [], 0
     while chunk := stream.read(_CHUNK):
         chunks.append(chunk)
@@ -90,7 +89,7 @@ def _whole(stream: Any, input: InputFile) -> tuple[list[bytes], list[int]]:
 
 
 def _split(
-    stream: Any, input: InputFile, separator: str
+    stream: ByteStream, input: InputFile, separator: str
 ) -> Iterator[tuple[list[bytes], list[int]]]:
     """Yield runs of documents and their byte offsets; what is between two separators is a document.
 

@@ -6,14 +6,14 @@ JSON values | Arrow column  ->  the kinds of `KEEP_TYPES`  ->  Arrow arrays
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from olm_data.arrow_values import strings
-from olm_data.dataset.inputs import InputFile, ReadOptions, keep_type
+from olm_data.dataset.inputs import KeepType, ReadOptions, keep_type
 from olm_data.errors import InputError, printable, quoted, said_by
 from olm_data.sources.limits import MAX_BATCH_BYTES
 
@@ -24,22 +24,14 @@ _FITTING: dict[str, tuple[type, ...]] = {
 }
 
 
-def as_ids(column: pa.Array, where: str) -> pa.Array:
-    """Return a column of ids as strings: numbers are spelled out, null stays null.
-
-    Raises:
-        InputError: the column is a list or struct, or holds broken text.
-    """
-    return _cast(column, "string", where, "id")
-
-
-def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
-    """Return a kept column as the Arrow type that `kind` names; see `KEEP_TYPES`.
-
-    Raises:
-        InputError: a value does not fit the type.
-    """
-    return _cast(column, kind, where, name)
+def kept_columns(
+    options: ReadOptions, column: Callable[[str, KeepType], pa.Array]
+) -> pa.RecordBatch | None:
+    """Return what `column(name, type)` gives for each kept column; None where nothing is kept."""
+    if not options.keep:
+        return None
+    columns = [column(name, kind) for name, kind in options.keep]
+    return pa.RecordBatch.from_arrays(columns, schema=options.keep_schema)
 
 
 def kind_of(kind: pa.DataType) -> str:
@@ -53,7 +45,7 @@ def kind_of(kind: pa.DataType) -> str:
     return "string"
 
 
-def kind_of_json(value: Any) -> str | None:
+def kind_of_json(value: object) -> str | None:
     """Return the kept type that holds a JSON value exactly; None for null."""
     if value is None:
         return None
@@ -83,14 +75,7 @@ def plain_values(values: list[Any], kind: str, name: str, where: str) -> pa.Arra
         wrong = next((v for v in values if v is not None and type(v) not in _FITTING[kind]), None)
         if wrong is not None:
             raise _no_fit(name, kind, where, ValueError(f"{quoted(wrong)} is none"))
-    return _cast(_array(values, kind, name, where), kind, where, name)
-
-
-def batch_of(input: InputFile, options: ReadOptions, columns: list[pa.Array]) -> pa.RecordBatch:
-    """Return the kept columns as a record batch of `options.keep_schema`."""
-    schema = options.keep_schema
-    assert schema is not None, f"nothing is kept of {input.path}"
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return as_kept(_array(values, kind, name, where), kind, name, where)
 
 
 def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
@@ -100,13 +85,20 @@ def _array(values: list[Any], kind: str, name: str, where: str) -> pa.Array:
         raise _no_fit(name, kind, where, error) from error
 
 
-def _spelled(value: Any) -> str | None:
+def _spelled(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _cast(column: pa.Array, kind: str, where: str, name: str) -> pa.Array:
+def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
+    """Return a column as the Arrow type that `kind` names; see `KEEP_TYPES`.
+
+    As strings, numbers are spelled out and lists and structs are JSON texts.
+
+    Raises:
+        InputError: a value does not fit the type.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if decoded_bytes(column) > MAX_BATCH_BYTES:

@@ -12,26 +12,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
+from olm_data.dataset.account import dropped_of
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import docs_schema
 from olm_data.dataset.tools import PassedCount
 from olm_data.rows.views import view_document
 from olm_data.runners.local import granted_cpus
-from olm_data.sources.passed import passed_json
 from olm_data.stats.sketch import Frequent, LogHistogram, Quantiles, TopK
 from olm_data.storage.scratch import abandoned, scratch
 from olm_data.threads import in_order
-from olm_data.tokenization.census import document_columns
-from olm_data.tokenization.drops import drops_of_inputs
-from olm_data.tokenization.duplicates import later_copies
+from olm_data.tokenization.duplicates import later_copies, stored_keys
+from olm_data.tokenization.task_results import accounts_of
 
 EXTREMES = 5
 EXTREME_BYTES = 200
@@ -43,20 +42,19 @@ LONGEST_VALUE = 200
 SHARES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 
 
-@dataclass
-class InputCount:
+class InputCount(msgspec.Struct, frozen=True, kw_only=True):
     """What one input file became."""
 
     path: str
     documents: int
     tokens: int
     text_bytes: int
-    held_out: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    held_out: int
+    dropped: dict[str, int]
+    tokens_per_byte: float
 
 
-@dataclass
-class ColumnCount:
+class ColumnCount(msgspec.Struct, frozen=True, kw_only=True):
     """A kept column.
 
     Attributes:
@@ -80,8 +78,7 @@ class ColumnCount:
     odd: int = 0
 
 
-@dataclass
-class Extreme:
+class Extreme(msgspec.Struct, frozen=True, kw_only=True):
     """A document at one end of tokens per byte; `text` is its beginning."""
 
     document: int
@@ -94,18 +91,27 @@ class Extreme:
     text: str
 
 
-@dataclass
-class Stats:
-    """All of it; see `to_json` for the form that is printed.
+class Bin(msgspec.Struct, frozen=True):
+    """The documents of `first` to `last` tokens."""
+
+    first: int
+    last: int
+    documents: int
+    tokens: int
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a dataset.
 
     Attributes:
-        histogram: (first, last, documents, tokens) of each bin of document length in tokens.
+        histogram: documents by length, in bins of equal ratio; `octaves` in wider ones.
         quantiles: share of documents -> length that so many have at most, within 1 %.
         inputs: the inputs with the most tokens, most first; `more` sums up the other ones.
         passed_over: what lay among the inputs and was not read, by reason.
         duplicates: documents equal to an earlier one, of all splits, and their bytes of text.
         few, many: documents with the fewest and the most tokens per byte of text, of those with at
             least `EXTREME_BYTES` bytes; BOS and EOS not counted.
+        tokens_per_byte: stored tokens a byte of text.
     """
 
     target: str
@@ -122,8 +128,8 @@ class Stats:
     shortest: int
     longest: int
     quantiles: dict[str, float]
-    histogram: list[tuple[int, int, int, int]]
-    octaves: list[tuple[int, int, int, int]]
+    histogram: list[Bin]
+    octaves: list[Bin]
     inputs: list[InputCount]
     inputs_all: int
     more: InputCount | None
@@ -133,23 +139,7 @@ class Stats:
     passed_over: dict[str, PassedCount]
     few: list[Extreme]
     many: list[Extreme]
-
-    @property
-    def tokens_per_byte(self) -> float:
-        """Stored tokens a byte of text."""
-        return self.tokens / max(self.text_bytes, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all of it as a JSON object."""
-        value = asdict(self)
-        bins = ("first", "last", "documents", "tokens")
-        for name in ("histogram", "octaves"):
-            value[name] = [dict(zip(bins, row, strict=True)) for row in value[name]]
-        for key in (value["inputs"], [value["more"]] if value["more"] else []):
-            for item in key:
-                item["tokens_per_byte"] = item["tokens"] / max(item["text_bytes"], 1)
-        value["passed_over"] = passed_json(self.passed_over)
-        return value | {"tokens_per_byte": self.tokens_per_byte}
+    tokens_per_byte: float
 
 
 class Tally:
@@ -217,21 +207,21 @@ class Tally:
 
     def columns(self) -> list[ColumnCount]:
         """Return what is known of the kept columns."""
-        found = []
-        for kept in self.keep:
-            column = ColumnCount(kept.name, str(kept.type), self.nulls[kept.name])
-            if kept.name in self.numbers:
-                numbers = self.numbers[kept.name]
-                column.odd = numbers.odd
-                if numbers.count:
-                    column.least, column.most = numbers.least, numbers.most
-                    column.middle = numbers.at(0.5)
-            else:
-                values = self.values[kept.name]
-                column.top, column.error = values.top(TOP_VALUES), values.error
-                column.distinct = values.distinct
-            found.append(column)
-        return found
+        return [self._column(kept.name, str(kept.type)) for kept in self.keep]
+
+    def _column(self, name: str, kind: str) -> ColumnCount:
+        known: dict[str, Any] = {"name": name, "kind": kind, "nulls": self.nulls[name]}
+        if name in self.values:
+            values = self.values[name]
+            return ColumnCount(
+                **known, top=values.top(TOP_VALUES), distinct=values.distinct, error=values.error
+            )
+        numbers = self.numbers[name]
+        known["odd"] = numbers.odd
+        if not numbers.count:
+            return ColumnCount(**known)
+        middle = numbers.at(0.5)
+        return ColumnCount(**known, least=numbers.least, middle=middle, most=numbers.most)
 
 
 def collect(
@@ -267,8 +257,8 @@ def collect(
         shortest=int(tally.quantiles.least) if totals.documents else 0,
         longest=int(tally.quantiles.most) if totals.documents else 0,
         quantiles={f"{share:g}": round(tally.quantiles.at(share), 1) for share in SHARES},
-        histogram=tally.lengths.bins(),
-        octaves=tally.lengths.bins(octaves=True),
+        histogram=[Bin(*row) for row in tally.lengths.bins()],
+        octaves=[Bin(*row) for row in tally.lengths.bins(octaves=True)],
         inputs=inputs,
         inputs_all=len(manifest.inputs),
         more=more,
@@ -278,6 +268,7 @@ def collect(
         duplicate_bytes=duplicate_bytes,
         few=_extremes(dataset, tally.few),
         many=_extremes(dataset, tally.many),
+        tokens_per_byte=totals.tokens / max(totals.text_bytes, 1),
     )
 
 
@@ -312,32 +303,26 @@ def _tally(dataset: Dataset, watch: Callable[[int, int], None] | None) -> Tally:
 
 def _inputs(dataset: Dataset, tally: Tally, top: int) -> tuple[list[InputCount], InputCount | None]:
     """Return the inputs with the most tokens, and the sum of the others."""
-    drops, held_out = drops_of_inputs(dataset)
-    rows = tally.of_inputs
+    accounts = accounts_of(dataset)
 
-    def count(index: int) -> InputCount:
-        documents, tokens, size = rows[index].tolist()
+    def count(name: str, indices: list[int]) -> InputCount:
+        documents, tokens, size = tally.of_inputs[indices].sum(axis=0).tolist()
+        found = [accounts[index] for index in indices if index in accounts]
         return InputCount(
-            dataset.manifest.inputs[index].path,
-            documents,
-            tokens,
-            size,
-            held_out[index],
-            dict(sorted(drops.get(index, {}).items())),
+            path=name,
+            documents=documents,
+            tokens=tokens,
+            text_bytes=size,
+            held_out=sum(account.held_out for account in found),
+            dropped=dict(sorted(dropped_of(found).items())),
+            tokens_per_byte=tokens / max(size, 1),
         )
 
-    order = np.lexsort((np.arange(len(rows)), -rows[:, 1])).tolist()
+    inputs = dataset.manifest.inputs
+    order = np.lexsort((np.arange(len(inputs)), -tally.of_inputs[:, 1])).tolist()
     rest = order[top:]
-    if not rest:
-        return [count(index) for index in order], None
-    dropped: Counter[str] = Counter()
-    for index in rest:
-        dropped.update(drops.get(index, {}))
-    documents, tokens, size = rows[rest].sum(axis=0).tolist()
-    held = sum(held_out[index] for index in rest)
-    name = f"{len(rest):,} more inputs"
-    more = InputCount(name, documents, tokens, size, held, dict(sorted(dropped.items())))
-    return [count(index) for index in order[:top]], more
+    shown = [count(inputs[index].path, [index]) for index in order[:top]]
+    return shown, count(f"{len(rest):,} more inputs", rest) if rest else None
 
 
 def _duplicates(dataset: Dataset) -> tuple[int, int]:
@@ -346,13 +331,10 @@ def _duplicates(dataset: Dataset) -> tuple[int, int]:
     if known is not None:
         return known.duplicates, known.duplicate_bytes
     shards = [(dataset.store, info) for info in dataset.manifest.shards]
-    keys = (
-        (columns["content_hash"], columns["text_bytes"]) for columns in document_columns(shards)
-    )
     copies = size = 0
     abandoned(remove=True)
     with scratch() as folder:
-        for numbers, sizes in later_copies(keys, dataset.documents, folder):
+        for numbers, sizes in later_copies(stored_keys(shards), dataset.documents, folder):
             copies += len(numbers)
             size += int(sizes.sum())
     return copies, size
@@ -361,20 +343,19 @@ def _duplicates(dataset: Dataset) -> tuple[int, int]:
 def _extremes(dataset: Dataset, top: TopK) -> list[Extreme]:
     if not top.items():
         return []
-    spec = dataset.tokenizer
     found = []
     for ratio, number in top.items():
-        view = view_document(dataset, spec, number, most_tokens=EXCERPT)
+        view = view_document(dataset, number, most_tokens=EXCERPT)
         found.append(
             Extreme(
-                number,
-                view.tokens,
-                view.text_bytes,
-                abs(ratio),
-                view.input,
-                view.position,
-                view.position_kind,
-                view.text.rstrip("\ufffd")[:EXCERPT],  # a character cut in two is no text
+                document=number,
+                tokens=view.tokens,
+                text_bytes=view.text_bytes,
+                tokens_per_byte=abs(ratio),
+                input=view.input,
+                position=view.position,
+                position_kind=view.position_kind,
+                text=view.text.rstrip("\ufffd")[:EXCERPT],  # a character cut in two is no text
             )
         )
     return found

@@ -10,7 +10,8 @@ from olm_data.errors import printable
 from olm_data.page import COLOURS, joined, note, part, section, svg, table, write_page
 from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
-from olm_data.stats.text import percent, shortened
+from olm_data.stats.text import percent
+from olm_data.tables import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,10 +54,10 @@ def _facts(stats: Stats) -> list[tuple[str, str]]:
 def _lengths(stats: Stats) -> str:
     if not stats.documents:
         return ""
-    edges = [low for low, *_ in stats.histogram] + [stats.histogram[-1][1] + 1]
+    edges = [b.first for b in stats.histogram] + [stats.histogram[-1].last + 1]
     # bins of equal width on the page, however few integers the first ones hold
-    of_documents = [100 * documents / stats.documents for _, _, documents, _ in stats.histogram]
-    of_tokens = [100 * tokens / stats.tokens for *_, tokens in stats.histogram]
+    of_documents = [100 * b.documents / stats.documents for b in stats.histogram]
+    of_tokens = [100 * b.tokens / stats.tokens for b in stats.histogram]
 
     def draw(axes: Axes) -> None:
         for share, colour, label in (
@@ -86,9 +87,9 @@ def _inputs(stats: Stats) -> str:
     items = [*stats.inputs, *([stats.more] if stats.more else [])]
 
     def draw(axes: Axes) -> None:
-        place = list(range(len(items)))
-        axes.barh(place, [item.tokens for item in items], 0.7, color=COLOURS[0])
-        axes.set_yticks(place, [shortened(printable(item.path), NAME) for item in items])
+        heights = list(range(len(items)))
+        axes.barh(heights, [item.tokens for item in items], 0.7, color=COLOURS[0])
+        axes.set_yticks(heights, [shortened(printable(item.path), NAME) for item in items])
         axes.invert_yaxis()
         axes.xaxis.set_major_formatter(lambda value, _: scaled(value))
         axes.set_xlabel("tokens")
@@ -100,7 +101,7 @@ def _inputs(stats: Stats) -> str:
             f"{item.documents:,}",
             f"{item.tokens:,}",
             percent(item.tokens, stats.tokens),
-            f"{item.tokens / max(item.text_bytes, 1):.4f}",
+            f"{item.tokens_per_byte:.4f}",
             f"{item.held_out:,}",
             f"{sum(item.dropped.values()):,}",
         ]
@@ -151,9 +152,9 @@ def _column(column: ColumnCount, documents: int) -> str:
     rows = [(printable(v), f"{n:,}", percent(n, documents)) for v, n in top]
 
     def draw(axes: Axes) -> None:
-        place = list(range(len(top)))
-        axes.barh(place, [100 * n / documents for _, n in top], 0.7, color=COLOURS[2])
-        axes.set_yticks(place, [shortened(printable(value), NAME) for value, _ in top])
+        heights = list(range(len(top)))
+        axes.barh(heights, [100 * n / documents for _, n in top], 0.7, color=COLOURS[2])
+        axes.set_yticks(heights, [shortened(printable(value), NAME) for value, _ in top])
         axes.invert_yaxis()
         axes.set_xlabel("share of documents, %")
         axes.grid(visible=False, axis="y")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-
-from rich.cells import cell_len, set_cell_size
 
 from olm_data.errors import printable
 from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
+from olm_data.tables import aligned, shortened_end
 
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 TEXT_TOP = 5
-LEAST_NAME, MOST_NAME = 12, 60
 
 
 def stats_lines(stats: Stats, width: int) -> list[str]:
@@ -44,42 +41,6 @@ def _wrapped(line: str, width: int, indent: int) -> list[str]:
         break_on_hyphens=False,
         drop_whitespace=True,
     )
-
-
-def columns(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Align rows of cells: the first column left and cut to what is left of the width.
-
-    The other columns stand at the right; the middle of a long name is left out.
-    """
-    if not rows:
-        return []
-    others = [max(len(row[k]) for row in rows) for k in range(1, len(rows[0]))]
-    longest = max(cell_len(row[0]) for row in rows)
-    room = width - sum(others) - 2 * len(others)
-    first = min(longest, max(LEAST_NAME, min(room, MOST_NAME)))
-    return [
-        "  ".join(
-            [
-                _padded(shortened(row[0], first), first),
-                *(cell.rjust(size) for cell, size in zip(row[1:], others, strict=True)),
-            ]
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _padded(text: str, width: int) -> str:
-    """Pad to a width in cells of a terminal, of which some characters take two."""
-    return text + " " * (width - cell_len(text))
-
-
-def shortened(text: str, width: int) -> str:
-    """Return text cut in its middle to at most `width` cells of a terminal."""
-    if cell_len(text) <= width:
-        return text
-    left = (width - 1) // 2
-    right = set_cell_size(text[::-1], width - 1 - left)[::-1]  # cells from the end
-    return f"{set_cell_size(text, left)}\u2026{right}"
 
 
 def bar(share: float, width: int) -> str:
@@ -126,15 +87,13 @@ def _all(stats: Stats) -> int:
 
 
 def _lengths(stats: Stats, width: int) -> list[str]:
-    spans = [f"{low:,}-{high:,}" if high > low else f"{low:,}" for low, high, *_ in stats.octaves]
-    counts = [f"{documents:,}" for _, _, documents, _ in stats.octaves]
-    left, right = max(map(len, spans)), max(map(len, counts))
-    room = max(8, min(60, width - left - right - 6))
-    most = max(documents for _, _, documents, _ in stats.octaves)
-    lines = [
-        f"  {span.rjust(left)}  {count.rjust(right)}  {bar(documents / most, room)}".rstrip()
-        for span, count, (_, _, documents, _) in zip(spans, counts, stats.octaves, strict=True)
-    ]
+    edges = [(f"{octave.first:,}", f"{octave.last:,}") for octave in stats.octaves]
+    spans = [low if low == high else f"{low}-{high}" for low, high in edges]
+    counts = [f"{octave.documents:,}" for octave in stats.octaves]
+    room = max(8, min(60, width - max(map(len, spans)) - max(map(len, counts)) - 6))
+    most = max(octave.documents for octave in stats.octaves)
+    bars = [bar(octave.documents / most, room) for octave in stats.octaves]
+    lines = aligned([("", *row) for row in zip(spans, counts, bars, strict=True)], left=(0, 3))
     shown = [("10 %", "0.1"), ("median", "0.5"), ("90 %", "0.9"), ("99 %", "0.99")]
     parts = [f"shortest {stats.shortest:,}"]
     parts += [f"{name} {stats.quantiles[key]:,.0f}" for name, key in shown]
@@ -157,7 +116,7 @@ def _inputs(stats: Stats, width: int) -> list[str]:
             f"{item.documents:,}",
             f"{item.tokens:,}",
             percent(item.tokens, stats.tokens),
-            f"{item.tokens / max(item.text_bytes, 1):.4f}",
+            f"{item.tokens_per_byte:.4f}",
             ", ".join(f"{count:,} {reason}" for reason, count in item.dropped.items()) or "-",
         )
 
@@ -168,7 +127,7 @@ def _inputs(stats: Stats, width: int) -> list[str]:
         rows = [cells[:-1] for cells in rows]
     if width < 80:  # a narrow terminal: counts only
         rows = [cells[:3] for cells in rows]
-    return columns(rows, width)
+    return aligned(rows, width)
 
 
 def _column(column: ColumnCount, documents: int, width: int) -> list[str]:
@@ -192,15 +151,10 @@ def _column(column: ColumnCount, documents: int, width: int) -> list[str]:
         for value, count in column.top[:TEXT_TOP]
         if column.distinct is not None or count > 1
     ]
-    return [f"{head}: {distinct}{about if rows else ''}", *columns(rows, width)]
+    return [f"{head}: {distinct}{about if rows else ''}", *aligned(rows, width)]
 
 
 def _extreme(extreme: Extreme, width: int) -> str:
     text = printable(" ".join(extreme.text.split()))
     line = f"  {extreme.tokens_per_byte:.3f}  document {extreme.document}  {text}"
     return shortened_end(line, width)
-
-
-def shortened_end(text: str, width: int) -> str:
-    """Return text cut at its end to at most `width` cells of a terminal."""
-    return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "\u2026"

@@ -8,6 +8,7 @@ AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOK
 from __future__ import annotations
 
 import os
+import uuid
 import weakref
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,14 +20,13 @@ from urllib.parse import parse_qsl
 from olm_data.extras import needs
 from olm_data.redaction import hold
 from olm_data.storage import service
-from olm_data.storage.bucket import WRITER, Condition, Got
-from olm_data.storage.guard import guarded, one_attempt
+from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
+from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
-from olm_data.storage.objects import Object
-from olm_data.storage.service import Refusal, Service, run
+from olm_data.storage.objects import Object, Upload
+from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
 
 BLOCK = 16 << 20  # bytes
-BLOCKS_AT_A_TIME = 4
 _WRITER = WRITER.replace("-", "_")  # a name of metadata is an identifier
 
 
@@ -36,6 +36,7 @@ class Azure(Service):
     settings = ("AZURE_", "FSSPEC_A")
     address = "AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME"
     login = "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_KEY or `az login`"
+    parts_at_a_time = 4
 
     def __init__(self, scheme: str) -> None:
         _hold_settings()
@@ -71,15 +72,27 @@ class Azure(Service):
         return True
 
     def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        size = path.stat().st_size
-        sent = self._fs._put_file(
-            str(path),
-            f"{bucket}/{key}",
-            max_concurrency=BLOCKS_AT_A_TIME,
-            validate_content=True,
-        )
-        self._run(sent, size)
+        with path.open("rb") as file:
+            blob, size = self._blob(bucket, key), path.stat().st_size
+            self._run(
+                blob.upload_blob(file, length=size, overwrite=True, validate_content=True), size
+            )
         return self.head(bucket, key).size == size
+
+    def begin(self, bucket: str, key: str, path: Path) -> str:
+        return uuid.uuid4().hex  # blocks need no beginning, only names of their own
+
+    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+        name, data = f"{upload.id}-{number:05d}", body.read()
+        blob = self._blob(bucket, upload.key)
+        self._run(blob.stage_block(name, data, len(data), validate_content=True), len(data))
+        return Part(name, proved=True)
+
+    def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
+        from azure.storage.blob import BlobBlock
+
+        blocks = [BlobBlock(block_id=name) for name in parts]
+        self._run(self._blob(bucket, upload.key).commit_block_list(blocks))
 
     def writer(self, bucket: str, key: str) -> str | None:
         found = self._run(self._blob(bucket, key).get_blob_properties()).metadata
@@ -97,8 +110,8 @@ class Azure(Service):
 
         return self._run(one())
 
-    def delete(self, bucket: str, key: str) -> None:
-        self._run(self._blob(bucket, key).delete_blob())
+    def delete(self, bucket: str, key: str, etag: str) -> None:
+        self._run(self._blob(bucket, key).delete_blob(**_same(etag)))
 
     def now(self, bucket: str) -> datetime:
         dates: list[str] = []
@@ -108,21 +121,6 @@ class Azure(Service):
         )
         self._run(asked)
         return parsedate_to_datetime(dates[0])
-
-    def refusal(self, error: Exception) -> Refusal | None:
-        from azure.core.exceptions import HttpResponseError
-
-        if isinstance(error, Refusal):
-            return error
-        if not isinstance(error, HttpResponseError) or not error.status_code:
-            return None
-        told = getattr(error, "error_code", None)
-        code = str(getattr(told, "value", told) or "")
-        headers = getattr(error.response, "headers", {})
-        lines = str(error.message).splitlines()
-        return Refusal(
-            error.status_code, code, lines[0] if lines else "", headers.get("x-ms-request-id", "")
-        )
 
     def close(self) -> None:
         run(self._fs.loop, self._fs.service_client.close())
@@ -135,14 +133,22 @@ class Azure(Service):
 
         try:
             return run(self._fs.loop, work, sends)
-        except known.ResourceNotFoundError as error:
-            raise FileNotFoundError("no such object") from error
+        except known.ResourceNotFoundError:
+            raise FileNotFoundError("no such object") from None
         except known.HttpResponseError as error:
-            code = self.refusal(error)
-            exists = code is not None and code.code == "BlobAlreadyExists"
-            if error.status_code == 412 or exists:
-                raise FileExistsError("a condition does not hold") from error
-            raise
+            if not error.status_code:
+                raise
+            raise _refusal(error) from None
+
+
+def _refusal(error: Any) -> Refusal:
+    told = getattr(error, "error_code", None)
+    code = str(getattr(told, "value", told) or "")
+    status = 412 if code == "BlobAlreadyExists" else error.status_code
+    message = str(error.message).partition("\n")[0]
+    return Refusal(
+        status, code, message, getattr(error.response, "headers", {}).get("x-ms-request-id", "")
+    )
 
 
 def _same(etag: str) -> dict[str, Any]:
@@ -221,7 +227,7 @@ def _file_system() -> Any:
                 max_chunk_get_size=BLOCK,
             )
 
-    made = Once(loop=service.event_loop(), use_listings_cache=False, skip_instance_cache=True)
+    made = Once(loop=event_loop(), use_listings_cache=False, skip_instance_cache=True)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # Closing at exit is `Azure.close`, in the process that opened.
         alive = finalizer.peek()

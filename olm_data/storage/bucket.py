@@ -1,72 +1,60 @@
 """Buckets of remote storage: each request bounded in time, tried again, verified, and explained.
 
-    Bucket.get | head | list                -> bytes, Object, ...
-    Bucket.put | upload | delete            -> what arrived is what was sent
+    open_bucket(url) -> Bucket -> the one loop of attempts -> Service of the scheme
+    Bucket.get | head | list     -> bytes, Object, ...
+    Bucket.put | delete          -> what arrived is what was sent; a file: `upload.upload`
 
 The clients make one attempt a request; the one retry loop is here, around request and body, so that
 a stalled store costs attempts x timeout and not the product of three loops. A request whose answer
-was lost may have been done: whoever creates looks before calling it a conflict.
+was lost may have been done: whoever creates or completes looks before calling it a failure.
 Never: an open-for-write handle, a credential in a message, another prefix than the caller's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
 import threading
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from olm_data.errors import StorageError
+from olm_data.errors import UsageError, refuse_secrets
+from olm_data.redaction import echoes
 from olm_data.regular_files import refuse_large
+from olm_data.storage import failures
 from olm_data.storage.objects import (
+    SCHEMES,
     Object,
     RemoteFailure,
     Upload,
+    other_bytes,
+    scheme_of,
+    split_url,
 )
 from olm_data.storage.retry import Backoff, retried
+from olm_data.storage.service import (
+    Condition,
+    CredentialEcho,
+    Got,
+    OversizedAnswer,
+    Refusal,
+    Service,
+)
+from olm_data.storage.services import service
 
 BACKOFF = Backoff()
 FIRST_CONTACT = Backoff(attempts=6, within=60)  # see `Bucket.hasty`
 PIECE = 8 << 20  # bytes of one ranged read
-WRITER = "olm-writer"
-"""Metadata of a created object: tells ours from a rival's of the same bytes."""
 
 T = TypeVar("T")
+Listed = TypeVar("Listed", Object, Upload)
 _log = logging.getLogger(__name__)
 
 
-class Got(NamedTuple):
-    """The answer to a ranged read: bytes, version, and size of the whole object."""
-
-    data: bytes
-    etag: str
-    size: int
-
-
-class Condition(NamedTuple):
-    """What must hold for a write.
-
-    Attributes:
-        replaces: the ETag of the version to take the place of; "" to create.
-        writer: goes with the object, as its metadata `WRITER`.
-    """
-
-    replaces: str
-    writer: str
-
-
-class Bucket(ABC):
+class Bucket:
     """The objects of one bucket.
-
-    A store says in `_head` to `_now` how one attempt is made, and in `_transient` to `_translated`
-    what an error of its client means.
 
     Args:
         scheme: of its URLs.
@@ -84,11 +72,15 @@ class Bucket(ABC):
         """Return `scheme://bucket/key`."""
         return f"{self.scheme}://{self.name}/{key}"
 
-    def attempts(
+    def endpoint(self) -> str:
+        """Return host and port that requests go to."""
+        return failures.endpoint(service(self.scheme))
+
+    def ask(
         self,
         operation: str,
         key: str,
-        attempt: Callable[[], T],
+        ask: Callable[[Service], T],
         *,
         stopped: threading.Event | None = None,
         backoff: Backoff | None = None,
@@ -98,33 +90,33 @@ class Bucket(ABC):
         Args:
             operation: what is done, for messages.
             key: object or prefix the request is about.
-            attempt: makes it once, and reads the answer's body.
+            ask: makes it once, and reads the answer's body.
             stopped: once set, no further attempt is made.
             backoff: the bounds, if not the usual ones.
 
         Raises:
             FileNotFoundError: no such object.
-            FileExistsError: a condition does not hold.
             RemoteFailure: the store refused, or failed too often; names key and request id.
         """
-        url, tries = self.url(key), [1]
+        here, url, tries = service(self.scheme), self.url(key), [1]
 
         def numbered(number: int) -> T:
             tries[0] = number
-            return attempt()
+            return ask(here)
 
         def again(error: Exception) -> bool:
-            return self._transient(error) and not (stopped is not None and stopped.is_set())
+            return failures.is_transient(error) and not (stopped is not None and stopped.is_set())
 
         def failed(error: Exception, number: int, seconds: float) -> None:
             if number > 1 or seconds > 5:  # a single hiccup is no news
-                _log.warning("%s: %s; trying again (%d)", url, self._said(error), number + 1)
+                said = failures.said(error)
+                _log.warning("%s: %s; trying again (%d)", url, said, number + 1)
 
         try:
             bounds = backoff or (FIRST_CONTACT if self.hasty else BACKOFF)
             return retried(numbered, bounds, again, failed), tries[0]
         except Exception as error:
-            problem = self._translated(error, url, operation, tries[0])
+            problem = failures.translated(here, error, url, operation, tries[0])
             if problem is None:  # not the store's doing
                 raise
         # Outside the handler: the client's own error repeats what the store sent, and whoever
@@ -134,7 +126,7 @@ class Bucket(ABC):
     def head(self, key: str) -> Object | None:
         """Return what is known of an object, or None where there is none."""
         try:
-            return self.attempts("head_object", key, partial(self._head, key))[0]
+            return self.ask("head_object", key, lambda here: here.head(self.name, key))[0]
         except FileNotFoundError:
             return None
 
@@ -161,11 +153,11 @@ class Bucket(ABC):
         parts: list[bytes] = []
         while stop is None or start < stop:
             end = start + PIECE if stop is None else min(stop, start + PIECE)
+
             try:
-                ask = partial(self._get, key, start, end, etag or "")
-                data, etag, size = self.attempts("get_object", key, ask)[0]
+                data, _, size = self.piece(key, start, end, etag=etag)
             except RemoteFailure as failure:
-                if failure.code in ("InvalidRange", "416") or failure.status == 416:
+                if failure.code == "InvalidRange" or failure.status == 416:
                     break  # at or past the end
                 raise
             if most is not None:
@@ -175,6 +167,20 @@ class Bucket(ABC):
             if start >= size:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def piece(self, key: str, start: int, stop: int, *, etag: str | None = None) -> Got:
+        """Return bytes [start, stop) of an object by one answer, as `get`: with their version.
+
+        Raises:
+            RemoteFailure: 416 where it has no byte from `start` on.
+        """
+
+        def read(here: Service) -> Got:
+            got = here.get(self.name, key, start, stop, etag or "")
+            _refuse_false(got, start, stop, etag)
+            return got
+
+        return self.ask("get_object", key, read)[0]
 
     def put(
         self, key: str, data: bytes, *, create: bool = False, replaces: str | None = None
@@ -191,123 +197,124 @@ class Bucket(ABC):
         condition = None
         if create or replaces is not None:
             condition = Condition("" if create else str(replaces), uuid.uuid4().hex)
-        write = partial(self._put, key, data, condition)
         try:
-            proved, _ = self.attempts("put_object", key, write)
-        except (FileExistsError, RemoteFailure) as error:
-            known = isinstance(error, FileExistsError) or error.is_other_version
-            if condition is None or not known:
+            proved, _ = self.ask(
+                "put_object", key, lambda here: here.put(self.name, key, data, condition)
+            )
+        except RemoteFailure as error:
+            # Some stores say of a version to replace that it is not there.
+            gone = replaces is not None and error.status == 404 and error.code != "NoSuchBucket"
+            if condition is None or not (error.is_other_version or gone):
                 raise
             # The answer to an earlier attempt may have been lost: then the object there is ours.
-            if self._writer_of(key) != condition.writer:
+            if self._writer(key) != condition.writer:
                 raise FileExistsError(self.url(key)) from error
             proved = False
         if not proved and self.get(key) != data:
-            raise self._other_bytes(key)
+            raise other_bytes(self.url(key))
 
-    @abstractmethod
-    def upload(self, key: str, path: Path, sha256: str) -> None:
-        """Write a local file as an object, in parts if it is large, and check what arrived.
+    def _writer(self, key: str) -> str | None:
+        try:
+            return self.ask("head_object", key, lambda here: here.writer(self.name, key))[0]
+        except FileNotFoundError:
+            return None
 
-        Args:
-            sha256: digest of the file.
+    def begin(self, key: str, path: Path) -> Upload:
+        """Begin an upload of a file in parts, for `abort`."""
+        operation = "create_multipart_upload"
+        begun = self.ask(operation, key, lambda here: here.begin(self.name, key, path))
+        return Upload(key, begun[0], datetime.min)
 
-        Raises:
-            RemoteFailure: nothing new is visible then, and no part is left behind.
-        """
+    def abort(self, upload: Upload) -> None:
+        """Give up an unfinished upload; its parts are deleted. One that is gone is no error."""
+        try:
+            self.ask(
+                "abort_multipart_upload", upload.key, lambda here: here.abort(upload, self.name)
+            )
+        except RemoteFailure as error:
+            if error.status != 404:
+                raise
 
-    def delete(self, key: str) -> None:
-        """Delete an object; one that is not there is no error."""
-        with contextlib.suppress(FileNotFoundError):
-            self.attempts("delete_object", key, partial(self._delete, key))
+    def uploads(self, prefix: str) -> Iterator[Upload]:
+        """Yield the unfinished uploads of keys that begin with `prefix`, where a store has such."""
+        operation = "list_multipart_uploads"
+        found = self._pages(operation, prefix, lambda s, more: s.uploads(self.name, prefix, more))
+        # Whatever the store makes of the prefix.
+        yield from (upload for upload in found if upload.key.startswith(prefix))
 
     def list(self, prefix: str) -> Iterator[Object]:
         """Yield the objects whose keys begin with `prefix`, by key."""
+        operation = "list_objects_v2"
+        return self._pages(operation, prefix, lambda s, more: s.page(self.name, prefix, more))
+
+    def _pages(
+        self,
+        operation: str,
+        prefix: str,
+        page: Callable[[Service, Any], tuple[Sequence[Listed], Any]],
+    ) -> Iterator[Listed]:
         more: Any = None
         while True:
-            ask = partial(self._page, prefix, more)
-            found, more = self.attempts("list_objects_v2", prefix, ask)[0]
+
+            def ask(here: Service, more: Any = more) -> tuple[Sequence[Listed], Any]:
+                found, after = page(here, more)
+                if echoes([item.key for item in found]):
+                    raise CredentialEcho
+                return found, after
+
+            found, more = self.ask(operation, prefix, ask)[0]
             yield from found
             if not more:
                 return
 
-    def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Yield the unfinished uploads of keys that begin with `prefix`, where a store has such."""
-        yield from ()
+    def delete(self, key: str, *, etag: str = "") -> None:
+        """Delete an object, only the version with this ETag if one is given.
 
-    def abort(self, upload: Upload) -> None:
-        """Give up an unfinished upload; its parts are deleted. One that is gone is no error."""
-        raise NotImplementedError
+        One that is not there is no error.
+
+        Raises:
+            FileExistsError: another version is there.
+        """
+        try:
+            self.ask("delete_object", key, lambda here: here.delete(self.name, key, etag))
+        except FileNotFoundError:
+            return
+        except RemoteFailure as error:
+            if not etag or not error.is_other_version:
+                raise
+            # Some stores say so of one that is gone too; an earlier attempt may have removed it.
+            if self.head(key) is not None:
+                raise FileExistsError(self.url(key)) from error
 
     def now(self) -> datetime:
         """Return the store's own clock, by the date of an answer."""
-        return self.attempts("list_objects_v2", "", self._now)[0]
+        return self.ask("list_objects_v2", "", lambda here: here.now(self.name))[0]
 
-    @abstractmethod
-    def endpoint(self) -> str:
-        """Return host and port that requests go to."""
 
-    @abstractmethod
-    def _head(self, key: str) -> Object:
-        """Return what is known of an object. Raises: FileNotFoundError."""
+def _refuse_false(got: Got, start: int, stop: int, etag: str | None) -> None:
+    """Refuse what a store may answer that does not honour ranges or conditions, or echoes."""
+    if etag and got.etag != etag:
+        raise Refusal(412, "PreconditionFailed")
+    if len(got.data) > stop - start:
+        raise OversizedAnswer(f"more than {stop - start:,} bytes")
+    if echoes(got.data):
+        raise CredentialEcho
+    if not got.data and start < got.size:  # whoever asks for the rest would ask for ever
+        raise ConnectionError("no byte of the range came")
 
-    @abstractmethod
-    def _get(self, key: str, start: int, stop: int, etag: str) -> Got:
-        """Read a range of any version, or only of the one with this ETag."""
 
-    @abstractmethod
-    def _put(self, key: str, data: bytes, condition: Condition | None) -> bool:
-        """Write an object. Returns whether the store's answer proves that these bytes arrived."""
+def open_bucket(url: str, *, hasty: bool = False) -> tuple[Bucket, str]:
+    """Return the bucket of a URL, and the key in it. Nothing is asked of the store yet.
 
-    @abstractmethod
-    def _writer(self, key: str) -> str | None:
-        """Return an object's metadata `WRITER`."""
-
-    @abstractmethod
-    def _page(self, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
-        """Return objects of a listing from `more` on (None: the start), and where to go on."""
-
-    @abstractmethod
-    def _delete(self, key: str) -> None:
-        """Delete an object."""
-
-    @abstractmethod
-    def _now(self) -> datetime:
-        """Return the date of an answer."""
-
-    @abstractmethod
-    def _transient(self, error: Exception) -> bool:
-        """Whether the same request may succeed a moment later."""
-
-    @abstractmethod
-    def _said(self, error: Exception) -> str:
-        """Return an error in a few words."""
-
-    @abstractmethod
-    def _translated(
-        self, error: Exception, url: str, operation: str, attempts: int
-    ) -> Exception | None:
-        """Return the error to raise instead of the client's; None where it is not of the client."""
-
-    def _writer_of(self, key: str) -> str | None:
-        try:
-            return self.attempts("head_object", key, partial(self._writer, key))[0]
-        except FileNotFoundError:
-            return None
-
-    def _reads_back(self, key: str, size: int, sha256: str) -> bool:
-        """Whether the object has this digest; for stores whose ETag proves nothing."""
-        found = self.head(key)
-        if found is None or found.size != size:
-            return False
-        seen = hashlib.sha256()
-        for start in range(0, size, PIECE):
-            seen.update(self.get(key, start, min(size, start + PIECE), etag=found.etag))
-        return seen.hexdigest() == sha256
-
-    def _other_bytes(self, key: str) -> StorageError:
-        return StorageError(
-            "the store holds other bytes than were sent",
-            where=self.url(key),
-            fix="run the same command again; finished shards are kept",
+    Raises:
+        UsageError: the URL holds credentials, names no bucket, or is of an unknown scheme.
+    """
+    refuse_secrets(url)
+    scheme = scheme_of(url)
+    if scheme not in SCHEMES:
+        raise UsageError(
+            f"storage at {scheme}:// is not supported",
+            fix=f"use a local path or one of {', '.join(f'{name}://' for name in SCHEMES)}",
         )
+    name, key = split_url(url)
+    return Bucket(scheme, name, hasty=hasty), key

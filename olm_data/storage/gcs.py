@@ -3,39 +3,68 @@
 Address and credentials are found where gcsfs finds them: GOOGLE_APPLICATION_CREDENTIALS, the login
 of gcloud, the machine's own account; STORAGE_EMULATOR_HOST names another server. A version of an
 object is its generation; the store itself compares the MD5 digest of what it was sent.
+
+Large files go by a resumable session, part after part, over the generation that was there when it
+began: begin -> session -> PUT of a part -> ... -> the object, by the last one. After a part whose
+answer did not come, the session is asked how far it is, and the rest of the part is sent.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from olm_data.bounded_json import decode_object
 from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_data.redaction import hold
 from olm_data.storage import service
-from olm_data.storage.bucket import WRITER, Condition, Got
-from olm_data.storage.guard import guarded, one_attempt
+from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
+from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
-from olm_data.storage.objects import Object
-from olm_data.storage.service import Refusal, Service, base64_md5, md5_of, run
+from olm_data.storage.objects import Object, RemoteFailure, Upload
+from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service, base64_md5
 
-PART = 32 << 20  # bytes of a large upload's requests
+_OCTETS = "application/octet-stream"
 _ADDRESS = "STORAGE_EMULATOR_HOST"
+_ANONYMOUS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+_METADATA = {"GCE_METADATA_TIMEOUT": "2", "GCE_METADATA_DETECT_RETRIES": "1"}
+"""Whether this machine has an account of its own is asked once, for 2 s; by default for 12."""
+
+
+@dataclass
+class _Session:
+    """An upload in parts.
+
+    Attributes:
+        md5: of the whole file.
+        in_doubt: whether the last part was sent and no answer came.
+        proved: whether the store has told this digest of what it made of them.
+    """
+
+    md5: str
+    in_doubt: bool = False
+    proved: bool = False
 
 
 class Google(Service):
     """One attempt at each request; see `Service`."""
 
-    settings = ("GOOGLE_", "GCSFS_", "GCE_", "CLOUDSDK_", "FSSPEC_G", _ADDRESS)
+    settings = ("GOOGLE_", "GCSFS_", "GCE_METADATA_HOST", "GCE_METADATA_IP", "CLOUDSDK_", _ADDRESS)
     address = f"the address ({_ADDRESS}, if it is set)"
+    parts_at_a_time = 1
     login = "GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`"
 
     def __init__(self, scheme: str) -> None:
@@ -45,6 +74,7 @@ class Google(Service):
                 fix="put them into a file that GOOGLE_APPLICATION_CREDENTIALS names",
             )
         self._fs = _file_system()
+        self._sessions: dict[str, _Session] = {}
         warn_in_clear(self._fs._location)
 
     def endpoint(self) -> str:
@@ -82,17 +112,64 @@ class Google(Service):
         return bool(decode_object(answer)["md5Hash"] == told["md5Hash"])
 
     def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        size = path.stat().st_size
-        place = f"{bucket}/{key}"
-        octets = "application/octet-stream"
-        run(
-            self._fs.loop,
-            self._fs._put_file(str(path), place, content_type=octets, chunksize=PART),
-            size,
+        return self.put(bucket, key, path.read_bytes(), None)
+
+    def begin(self, bucket: str, key: str, path: Path) -> str:
+        with open(path, "rb") as file:
+            md5 = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).digest()
+        told = {"name": key, "md5Hash": base64.b64encode(md5).decode()}
+        try:
+            before = self.head(bucket, key).etag
+        except FileNotFoundError:
+            before = "0"
+        url = f"{self._fs._location}/upload/storage/v1/b/{{}}/o"
+        extra = {"uploadType": "resumable", "name": key, "ifGenerationMatch": before}
+        head = {"Content-Type": "application/json", "X-Upload-Content-Type": _OCTETS}
+        found, _ = self._call(
+            "POST", url, bucket, headers=head, data=json.dumps(told).encode(), **extra
         )
-        found = decode_object(self._call("GET", "b/{}/o/{}", bucket, key)[1])
-        same: bool = found.get("md5Hash") == base64.b64encode(md5_of(path)).decode()
-        return int(found["size"]) == size and same
+        place = urlsplit(found["Location"])  # of this store, whatever host an answer names
+        id = f"{place.path}?{place.query}".replace("{", "%7B").replace("}", "%7D")
+        self._sessions[id] = _Session(told["md5Hash"])
+        return id
+
+    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+        session, kept, done = self._sessions[upload.id], body.start, False
+        if session.in_doubt:
+            kept, done = self._sent(upload, f"*/{body.whole}", b"")
+        session.in_doubt = True
+        if not done and body.start <= kept < body.stop:
+            body.seek(kept - body.start)
+            span = f"{kept}-{body.stop - 1}/{body.whole}"
+            kept, done = self._sent(upload, span, body.read())
+        if done or kept == body.stop < body.whole:
+            session.in_doubt = False
+            return Part(number, proved=session.proved or not done)
+        raise ConnectionError(f"the store has kept {kept:,} bytes of the first {body.stop:,}")
+
+    def _sent(self, upload: Upload, span: str, data: bytes) -> tuple[int, bool]:
+        """Send bytes of a file; return how many of them all are kept, and whether it is done."""
+        head = {"Content-Range": f"bytes {span}", "Content-Type": _OCTETS}
+        url = f"{self._fs._location}{upload.id}"
+        try:
+            sent = self._fs._request("PUT", url, headers=head, data=data)
+            status, found, _, answer = run(self._fs.loop, sent, len(data))
+        except FileNotFoundError:
+            raise Refusal(410, "UploadGone", "the store has forgotten this upload") from None
+        if status == 308:
+            last = found.get("Range", "").rpartition("-")[2]
+            return (int(last) + 1 if last else 0), False
+        session = self._sessions[upload.id]
+        session.proved = decode_object(answer).get("md5Hash") == session.md5
+        return int(span.rpartition("/")[2]), True
+
+    def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
+        self._sessions.pop(upload.id, None)  # the last part has made the object
+
+    def abort(self, upload: Upload, bucket: str) -> None:
+        self._sessions.pop(upload.id, None)
+        with contextlib.suppress(FileNotFoundError):
+            self._call("DELETE", f"{self._fs._location}{upload.id}")
 
     def writer(self, bucket: str, key: str) -> str | None:
         found = decode_object(self._call("GET", "b/{}/o/{}", bucket, key)[1])
@@ -104,8 +181,9 @@ class Google(Service):
         found = decode_object(answer)
         return [_object(item) for item in found.get("items", ())], found.get("nextPageToken")
 
-    def delete(self, bucket: str, key: str) -> None:
-        self._call("DELETE", "b/{}/o/{}", bucket, key)
+    def delete(self, bucket: str, key: str, etag: str) -> None:
+        extra = {"ifGenerationMatch": etag} if etag else {}
+        self._call("DELETE", "b/{}/o/{}", bucket, key, **extra)
 
     def now(self, bucket: str) -> datetime:
         return parsedate_to_datetime(self._call("GET", "b/{}/o", bucket, maxResults=1)[0]["Date"])
@@ -122,6 +200,31 @@ class Google(Service):
 def _object(found: Any) -> Object:
     modified = datetime.fromisoformat(found["updated"])
     return Object(found["name"], int(found["size"]), str(found["generation"]), modified)
+
+
+def _credentials() -> Any:
+    """Return what Google's own libraries find, or "anon" where none is to be sent."""
+    if os.environ.get(_ANONYMOUS, "").lower() in ("1", "true"):
+        return "anon"
+    if os.environ.get(_ADDRESS) and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return "anon"
+    for name, value in _METADATA.items():  # read when the library is imported
+        os.environ.setdefault(name, value)
+    import google.auth
+    from google.auth.exceptions import GoogleAuthError
+    from google.auth.transport.requests import Request
+
+    try:
+        found, _ = google.auth.default(scopes=[_SCOPE], request=Request())
+    except GoogleAuthError as error:
+        raise RemoteFailure(
+            "no credentials for Google Cloud Storage were found",
+            where="gs://",
+            why=f"{type(error).__name__}: no file, no login, and no account of this machine",
+            fix="set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account, or log in "
+            f"with `gcloud auth application-default login`; for a public bucket {_ANONYMOUS}=true",
+        ) from None
+    return found
 
 
 def _file_system() -> Any:
@@ -156,29 +259,26 @@ def _file_system() -> Any:
             ) as answer:
                 body = await answer.read()
                 if answer.status >= 400 and answer.status != 499:  # 499: an upload given up
-                    raise _refused(answer.status, answer.headers, body)
+                    raise _refusal(answer.status, answer.headers, body)
                 return answer.status, answer.headers, answer.request_info, body
 
-    emulated = os.environ.get(_ADDRESS) and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     return Once(
-        token="anon" if emulated else None,
+        token=_credentials(),
         session_kwargs={
             "middlewares": (guarded,),
             "timeout": aiohttp.ClientTimeout(
                 sock_connect=service.CONNECT_TIMEOUT, sock_read=service.READ_TIMEOUT
             ),
         },
-        loop=service.event_loop(),
+        loop=event_loop(),
         use_listings_cache=False,
         skip_instance_cache=True,
     )
 
 
-def _refused(status: int, headers: Any, body: bytes) -> Exception:
-    if status == 404:
+def _refusal(status: int, headers: Any, body: bytes) -> Exception:
+    if status in (404, 410):  # 410: of an upload
         return FileNotFoundError("no such object")
-    if status == 412:
-        return FileExistsError("a condition does not hold")
     code, message = "", ""
     try:
         said = decode_object(body)["error"]

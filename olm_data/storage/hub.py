@@ -16,13 +16,8 @@ from urllib.parse import urlsplit
 
 from olm_data.errors import InputError, StorageError, UsageError
 from olm_data.redaction import hold
+from olm_data.storage.failures import is_connection
 from olm_data.storage.in_clear import warn_in_clear
-
-# Modules of the clients behind s3:// and hf://, whatever version of them is installed.
-_CLIENTS = frozenset(
-    {"aiobotocore", "aiohttp", "botocore", "httpcore", "httpcore2", "httpx", "httpx2", "requests"}
-    | {"huggingface_hub", "urllib3"}
-)
 
 
 def hub_file(repository: str, name: str) -> bytes | None:
@@ -74,7 +69,7 @@ def dataset_commit(repository: str, revision: str | None = None) -> str:
 @contextlib.contextmanager
 def hub_errors(repository: str) -> Iterator[None]:
     """Make a gated repository and a hub that does not answer our errors; "not there" goes on."""
-    _know_token()
+    know_token()
     from huggingface_hub.errors import (
         EntryNotFoundError,
         GatedRepoError,
@@ -86,35 +81,24 @@ def hub_errors(repository: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError as error:
-        raise UsageError(
-            "the terms of this repository must be accepted first",
-            where=repository,
-            fix="accept them on its page, then log in with `hf auth login`",
-        ) from error
+        raise gated(repository) from error
     except (EntryNotFoundError, RepositoryNotFoundError, HFValidationError):
         raise
-    except (HfHubHTTPError, ConnectionError, TimeoutError) as error:
-        raise unreachable(repository, error) from error
     except Exception as error:
-        if is_connection(error):
+        if isinstance(error, HfHubHTTPError) or is_connection(error):
             raise unreachable(repository, error) from error
         raise
-
-
-def is_connection(error: BaseException) -> bool:
-    """Whether an error comes from a remote client: they share no base class, only their modules."""
-    return type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 def hub_filesystem() -> Any:
     """Return the fsspec file system of `hf://`, at the endpoint the environment names now."""
     from huggingface_hub import HfFileSystem
 
-    _know_token()
+    know_token()
     return HfFileSystem(endpoint=os.environ.get("HF_ENDPOINT"))
 
 
-def _know_token() -> None:
+def know_token() -> None:
     """Tell the redaction which token the clients use: of HF_TOKEN, or of `hf auth login`."""
     from huggingface_hub import get_token
 
@@ -122,6 +106,15 @@ def _know_token() -> None:
     hold(token)
     if token:
         warn_in_clear(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+
+
+def gated(repository: str) -> UsageError:
+    """The error for a repository whose terms its readers must accept."""
+    return UsageError(
+        "the terms of this repository must be accepted first",
+        where=repository,
+        fix="accept them on its page, then log in with `hf auth login`",
+    )
 
 
 def unreachable(repository: str, error: BaseException) -> StorageError:

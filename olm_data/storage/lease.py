@@ -5,18 +5,19 @@
     check   -> own lease still there, and none above it? else LeaseLostError (exit 7)
     release -> given back: the next one starts at once
 
-Needs no compare-and-swap: only a create that fails where there is something. The number is the
-fence: whoever was taken over finds a higher one (or his own gone) before he publishes anything, by
-`check`. A lease is taken over once it was given back, once its process is known to be dead (same
-machine), by a later start of the same Slurm job, or once it has not changed for its take-over
-time by the watcher's own monotonic clock; clocks of two machines are never compared.
-Never: waited for by work, or trusted from a check made long ago.
+What keeps two apart is a create that fails where there is something. The number is the fence:
+whoever was taken over finds a higher one (or his own gone) before he publishes anything, by
+`check`. A sign of life is written only over the lease that was just read: who was paused in between
+neither brings a removed lease back nor writes over another's, nor removes it, unless the store
+knows no such condition (`olm-data doctor`). A lease is taken over once it was given back, once its
+process is known to be dead (same machine), by a later start of the same Slurm job, or once it has
+not changed for its take-over time by the watcher's own monotonic clock; clocks of two machines are
+never compared. Never: waited for by work, or trusted from a check made long ago.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import threading
 import time
@@ -28,7 +29,9 @@ import msgspec
 
 from olm_data.errors import ConflictError, OlmError, printable
 from olm_data.storage.disk import io_errors, make_folder
-from olm_data.storage.process import Process, State, state_of, this_process
+from olm_data.storage.mark import Seen, look, mark, unmark
+from olm_data.storage.objects import RemoteFailure
+from olm_data.storage.process import Process, State, batch_job, state_of, this_process
 from olm_data.storage.store import Store
 
 TAKEOVER_SECONDS = 60.0
@@ -121,16 +124,21 @@ class Fence:
         return _name(self.prefix, self.number)
 
     def check(self) -> None:
-        """Make sure that this is still the lease that holds; one read and one listing.
+        """Make sure that this is still the lease that holds.
 
         Raises:
             LeaseLostError: it was taken over.
             StorageError: the store does not answer.
         """
-        mine = _read(self.store, self.name)  # first: NFS asks the server for what it opens
+        self.look()
+
+    def look(self) -> Seen:
+        """Return the lease as it is, if it holds, as `check`; one read and one listing."""
+        seen = look(self.store, self.name, BYTES)  # first: NFS asks the server for what it opens
+        mine = Record.decode(seen.data) if seen is not None else None
         newest = max(_numbers(self.store, self.prefix), default=0)
-        if mine is not None and mine.id == self.id and newest <= self.number:
-            return
+        if seen is not None and mine is not None and mine.id == self.id and newest <= self.number:
+            return seen
         other = _read(self.store, _name(self.prefix, newest)) if newest else None
         raise LeaseLostError(
             f"another process has taken over, so this one (lease {self.number}) stops",
@@ -155,6 +163,7 @@ class Lease:
     def __init__(self, fence: Fence, record: Record, note: Callable[[str], None]) -> None:
         self.fence, self._record, self._note = fence, record, note
         self.lost: LeaseLostError | None = None
+        self._conditions = True
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name="lease", daemon=True)
         self._thread.start()
@@ -166,13 +175,7 @@ class Lease:
             LeaseLostError: it was taken over.
             StorageError: the store does not answer.
         """
-        if self.lost is not None:
-            raise self.lost
-        try:
-            self.fence.check()
-        except LeaseLostError as error:
-            self.lost = error
-            raise
+        self._look()
 
     def release(self, *, keep: bool) -> None:
         """Give it back, if it is still ours.
@@ -185,10 +188,10 @@ class Lease:
         if self.lost is not None:
             return
         try:
-            self.check()
             if not keep:
+                seen = self._look()
                 with contextlib.suppress(OlmError):  # whoever may not delete can still write
-                    self.fence.store.delete(self.fence.name)
+                    unmark(self.fence.store, self.fence.name, over=seen)
                     return
             self._mark(released=True)
         except LeaseLostError:
@@ -201,7 +204,6 @@ class Lease:
         failed = False
         while not self._stop.wait(self._record.takeover / BEATS):
             try:
-                self.check()
                 self._mark()
                 failed = False
             except LeaseLostError:
@@ -211,15 +213,48 @@ class Lease:
                     self._note(f"warning: the lease cannot be kept fresh: {error}")
                 failed = True
 
+    def _look(self) -> Seen:
+        if self.lost is not None:
+            raise self.lost
+        try:
+            return self.fence.look()
+        except LeaseLostError as error:
+            self.lost = error
+            raise
+
     def _mark(self, *, released: bool = False) -> None:
-        self._record = msgspec.structs.replace(
-            self._record,
-            beat=self._record.beat + 1,
-            time=time.time(),
-            clock=time.monotonic(),
-            released=released,
-        )
-        self.fence.store.mark(self.fence.name, self._record.encode())
+        """Write the lease over what is there, if that is ours.
+
+        Raises:
+            LeaseLostError, StorageError: see `check`.
+            ConflictError: it is ours, and cannot be written as what it was seen to be.
+        """
+        for again in (True, True, False):
+            seen = self._look()
+            if self._stop.is_set() and not released:
+                return  # else what `release` wrote before this look would be taken back
+            self._record = msgspec.structs.replace(
+                self._record,
+                beat=self._record.beat + 1,
+                time=time.time(),
+                clock=time.monotonic(),
+                released=released,
+            )
+            over = seen if self._conditions else seen._replace(version="")
+            try:
+                mark(self.fence.store, self.fence.name, self._record.encode(), over=over)
+                return
+            except RemoteFailure as failure:
+                if failure.status != 501 or not self._conditions:
+                    raise
+                self._conditions = False
+                self._note(
+                    "warning: this store refuses If-Match: a run that wakes up after it was taken "
+                    "over may write its lease once more"
+                )
+            except ConflictError:  # changed since: by another thread of ours, or it is lost
+                if not again:
+                    raise
 
 
 def acquire(
@@ -250,11 +285,11 @@ def acquire(
     else:
         with io_errors(place.root, writing=True):
             make_folder(place.root)
-    mine, (job, attempt) = this_process(), _job()
+    mine, (job, attempt) = this_process(), batch_job()
     id, watch = uuid.uuid4().hex, _Watch(takeover, job, attempt)
     while True:
         number = max(_numbers(place, prefix), default=0)
-        wait = watch.wait(number, _data(place, _name(prefix, number))) if number else 0.0
+        wait = watch.wait(number, look(place, _name(prefix, number), BYTES)) if number else 0.0
         if wait is None:
             raise ConflictError(busy, where=store.root, why=watch.holder, fix=fix)
         if wait > 0:
@@ -275,15 +310,27 @@ def acquire(
         )
         fence = Fence(place, prefix, number + 1, id)
         try:
-            place.mark(fence.name, record.encode(), create=True)
+            mark(place, fence.name, record.encode(), over=None)
         except ConflictError:  # somebody was faster, or what is there is no file
             watch.missed(fence.number)
             continue
         for older in _numbers(place, prefix):
             if older < fence.number:  # its holder finds it gone
                 with contextlib.suppress(OlmError):  # or finds the higher one
-                    place.delete(_name(prefix, older))
+                    if seen := look(place, _name(prefix, older), BYTES):
+                        fence.check()  # once all are gone, numbers begin again: this one is older
+                        unmark(place, _name(prefix, older), over=seen)
         return Lease(fence, record, note)
+
+
+def newest(store: Store, prefix: str) -> Record | None:
+    """Return the lease that holds, or was the last one to, for those who only look; None without.
+
+    Raises:
+        StorageError: the store does not answer.
+    """
+    number = max(_numbers(store, prefix), default=0)
+    return _read(store, _name(prefix, number)) if number else None
 
 
 class _Watch:
@@ -302,8 +349,9 @@ class _Watch:
         self.first = True
         self.holder = ""
 
-    def wait(self, number: int, data: bytes | None) -> float | None:
+    def wait(self, number: int, found: Seen | None) -> float | None:
         """Return the seconds after which the lease may be taken over, 0 now, None never."""
+        data = found.data if found is not None else None
         record = Record.decode(data) if data is not None else None
         self.holder = str(record) if record else f"lease {number} cannot be read"
         state = State.elsewhere if record is None else state_of(record.process)
@@ -347,22 +395,6 @@ def _numbers(store: Store, prefix: str) -> list[int]:
     return [int(found[1]) for name in store.sizes(prefix) if (found := pattern.fullmatch(name))]
 
 
-def _data(store: Store, name: str) -> bytes | None:
-    try:
-        return store.read(name, 0, BYTES)
-    except FileNotFoundError:
-        return None
-
-
 def _read(store: Store, name: str) -> Record | None:
-    data = _data(store, name)
-    return None if data is None else Record.decode(data)
-
-
-def _job() -> tuple[str, int]:
-    """Return the Slurm job of this process and how often Slurm has started it again."""
-    number, again = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
-    if not number.isdecimal():
-        return "", 0
-    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")[:64]
-    return f"slurm {cluster} {number}", int(again) if again.isdecimal() else 0
+    seen = look(store, name, BYTES)
+    return None if seen is None else Record.decode(seen.data)

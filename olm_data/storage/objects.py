@@ -88,3 +88,12 @@ def split_url(url: str) -> tuple[str, str]:
             "the URL names no bucket", where=url, fix=f"write {scheme_of(url)}://BUCKET/PREFIX"
         )
     return bucket, key.strip("/")
+
+
+def other_bytes(url: str) -> StorageError:
+    """Return the error where what arrived is not what was sent."""
+    return StorageError(
+        "the store holds other bytes than were sent",
+        where=url,
+        fix="run the same command again; finished shards are kept",
+    )

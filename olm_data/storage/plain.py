@@ -5,7 +5,8 @@ What a process keeps in memory ends with it, and its workers do not see it: for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -14,11 +15,10 @@ from typing import Any
 from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_data.storage import service
-from olm_data.storage.bucket import Condition, Got
-from olm_data.storage.guard import OversizedAnswer, bounded, one_attempt
+from olm_data.storage.async_http import bounded, event_loop, one_attempt, run
 from olm_data.storage.hub import hub_filesystem
 from olm_data.storage.objects import Object
-from olm_data.storage.service import Refusal, Service, base64_md5
+from olm_data.storage.service import Condition, Got, OversizedAnswer, Refusal, Service, base64_md5
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -48,9 +48,12 @@ class Memory(Service):
     def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
         path, create = f"/{bucket}/{key}", condition is not None and not condition.replaces
         replaces = "" if condition is None else condition.replaces
-        if replaces and self.head(bucket, key).etag != replaces:
-            raise FileExistsError(path)
-        self._fs.pipe_file(path, data, mode="create" if create else "overwrite")
+        try:
+            if replaces and self.head(bucket, key).etag != replaces:
+                raise FileExistsError(path)
+            self._fs.pipe_file(path, data, mode="create" if create else "overwrite")
+        except FileExistsError:
+            raise Refusal(412) from None
         self._writers[path] = condition.writer if condition else ""
         return True
 
@@ -65,11 +68,10 @@ class Memory(Service):
         objects = [self._object(bucket, info) for _, info in sorted(found.items())]
         return [item for item in objects if item.key.startswith(prefix)], None
 
-    def delete(self, bucket: str, key: str) -> None:
+    def delete(self, bucket: str, key: str, etag: str) -> None:
+        if etag and self.head(bucket, key).etag != etag:
+            raise Refusal(412)
         self._fs.rm_file(f"/{bucket}/{key}")
-
-    def now(self, bucket: str) -> datetime:
-        return datetime.now(UTC)
 
     def _object(self, bucket: str, info: Any) -> Object:
         if info["type"] != "file":
@@ -80,30 +82,7 @@ class Memory(Service):
         return Object(name.removeprefix(f"/{bucket}/"), int(info["size"]), etag, modified)
 
 
-class _ReadOnly(Service):
-    """What writing says where there is only reading."""
-
-    def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
-        raise _read_only()
-
-    def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        raise _read_only()
-
-    def writer(self, bucket: str, key: str) -> str | None:
-        return None
-
-    def delete(self, bucket: str, key: str) -> None:
-        raise _read_only()
-
-    def now(self, bucket: str) -> datetime:
-        return datetime.now(UTC)
-
-
-def _read_only() -> UsageError:
-    return UsageError("this storage can only be read", fix="choose another output")
-
-
-class Web(_ReadOnly):
+class Web(Service):
     """Files that a web server gives by ranges; see `Service`. Nothing secret is sent there."""
 
     address = "the address"
@@ -120,7 +99,7 @@ class Web(_ReadOnly):
         super().__init__(scheme)
         self._fs = HTTPFileSystem(
             client_kwargs={"timeout": timeout, "middlewares": (bounded,)},
-            loop=service.event_loop(),
+            loop=event_loop(),
             use_listings_cache=False,
             skip_instance_cache=True,
         )
@@ -167,7 +146,7 @@ class Web(_ReadOnly):
                     raise Refusal(got.status)
                 return got.headers, await got.read()
 
-        return service.run(self._fs.loop, one())
+        return run(self._fs.loop, one())
 
 
 _DATE = "date "
@@ -186,7 +165,7 @@ def _written(found: Any) -> datetime:
     return parsedate_to_datetime(date) if date else _EPOCH
 
 
-class Hub(_ReadOnly):
+class Hub(Service):
     """Repositories of the hub, as `hf://datasets/ORG/NAME/PATH`; see `Service`."""
 
     settings = ("HF_",)
@@ -200,25 +179,23 @@ class Hub(_ReadOnly):
         return str(self._fs.endpoint or "https://huggingface.co")
 
     def head(self, bucket: str, key: str) -> Object:
-        return self._object(bucket, self._fs.info(f"{bucket}/{key}"))
+        with _refusals():
+            return self._object(bucket, self._fs.info(f"{bucket}/{key}"))
 
     def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
         found = self.head(bucket, key)
         if etag and found.etag != etag:
             raise Refusal(412, "PreconditionFailed")
-        with self._fs.open(f"{bucket}/{key}", "rb", cache_type="none") as file:
+        with _refusals(), self._fs.open(f"{bucket}/{key}", "rb", cache_type="none") as file:
             file.seek(start)
             return Got(file.read(min(stop, found.size) - start), found.etag, found.size)
 
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
         folder = f"{bucket}/{prefix}".rpartition("/")[0]
-        found = self._fs.find(folder, detail=True)
+        with _refusals():
+            found = self._fs.find(folder, detail=True)
         objects = [self._object(bucket, info) for _, info in sorted(found.items())]
         return [item for item in objects if item.key.startswith(prefix)], None
-
-    def refusal(self, error: Exception) -> Refusal | None:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        return Refusal(status) if isinstance(status, int) else super().refusal(error)
 
     def _object(self, bucket: str, info: Any) -> Object:
         if info["type"] != "file":
@@ -228,3 +205,16 @@ class Hub(_ReadOnly):
         return Object(
             key, info["size"], str(info.get("blob_id")), commit.date if commit else _EPOCH
         )
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(status, int):
+            raise Refusal(status) from None
+        raise

@@ -13,6 +13,7 @@ import uuid
 from typing import Literal
 
 from olm_data.errors import ConflictError, StorageError
+from olm_data.storage.mark import look, mark, unmark
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.store import Store
 
@@ -89,6 +90,49 @@ def conditional_create(probe: Probe) -> Verdict:
         raise
     try:
         probe.store.create(probe.name, b"another")
+    except ConflictError:
+        return "honoured"
+    return "ignored"
+
+
+def conditional_replace(probe: Probe) -> Verdict:
+    """Write over a version of the probe that was replaced, then removed; return what comes of it.
+
+    Both are to be refused: leases are renewed so.
+    """
+    store, name = probe.store, probe.name
+    store.put(name, b"seen ")
+    before = look(store, name, 5)
+    assert before is not None, "it was just written"
+    store.put(name, b"other")
+    for removed in (False, True):
+        if removed:
+            store.delete(name)
+        try:
+            mark(store, name, b"mine ", over=before)
+        except RemoteFailure as failure:
+            if failure.status == 501 or failure.code == "NotImplemented":
+                return "refused"
+            raise
+        except ConflictError:
+            continue
+        return "ignored"
+    return "honoured"
+
+
+def conditional_delete(probe: Probe) -> Verdict:
+    """Remove a version of the probe that was replaced, which is to be refused."""
+    store, name = probe.store, probe.name
+    store.put(name, b"seen ")
+    before = look(store, name, 5)
+    assert before is not None, "it was just written"
+    store.put(name, b"other")
+    try:
+        unmark(store, name, over=before)
+    except RemoteFailure as failure:
+        if failure.status == 501 or failure.code == "NotImplemented":
+            return "refused"
+        raise
     except ConflictError:
         return "honoured"
     return "ignored"

@@ -85,3 +85,12 @@ def _stat(pid: int) -> tuple[str, int]:
         return "", 0
     fields = text.rpartition(")")[2].split()
     return fields[_STATE], int(fields[_STARTED])
+
+
+def batch_job() -> tuple[str, int]:
+    """Return the Slurm job of this process, "" for none, and how often it was started again."""
+    number, again = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if not number.isdecimal():
+        return "", 0
+    cluster = os.environ.get("SLURM_CLUSTER_NAME", "")[:64]
+    return f"slurm {cluster} {number}", int(again) if again.isdecimal() else 0

@@ -1,255 +1,193 @@
-"""S3 through AWS's own client, and uploads in parts whose parts are tried again one by one.
+"""Amazon S3, and whatever speaks its protocol, by AWS's own client: `s3://bucket/key`.
 
-    file -> parts, four at a time, each tried again and checked -> completed | aborted
-
-A completion whose answer was lost may have been done: it looks before it calls that a failure.
-Never: a part that stays behind an error, an interrupt included.
+Address and credentials are found where every tool of AWS finds them: AWS_ENDPOINT_URL,
+AWS_ACCESS_KEY_ID, AWS_PROFILE, roles of the machine. The store tells the MD5 digest or the CRC-32
+of what it was sent; a part that is missing of an answer is a KeyError here.
 """
 
 from __future__ import annotations
 
+import base64
+import errno
 import hashlib
 import io
-import logging
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import zlib
+from collections.abc import Sequence
 from datetime import datetime
-from operator import itemgetter
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from olm_data.errors import StorageError
-from olm_data.storage.bucket import WRITER, Bucket, Condition, Got
+from olm_data.storage.aws_client import make_client, read_up_to
+from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, RemoteFailure, Upload
-from olm_data.storage.s3_answer import (
-    body_of,
-    date_of,
-    etag_of,
-    object_of,
-    page_of,
-    page_of_uploads,
-)
-from olm_data.storage.s3_body import Slice, digests
-from olm_data.storage.s3_client import client, endpoint
-from olm_data.storage.s3_errors import is_transient, said, translated
+from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
 
-SMALLEST_PART, MOST_PARTS = 16 << 20, 9000
-PARTS_AT_A_TIME = 4
-_log = logging.getLogger(__name__)
+CHECKSUM_SETTING = "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+_LOCAL = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.ENOMEM, errno.EISDIR)
+_MISREAD = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
-class S3Bucket(Bucket):
-    """The objects of one bucket.
+class S3(Service):
+    """One attempt at each request; see `Service`."""
 
-    Args:
-        name: bucket.
-        hasty: before work starts: say within seconds that the store does not answer.
-    """
+    settings = ("AWS_",)
+    address = "the address (AWS_ENDPOINT_URL)"
+    login = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
+    own_address = (
+        "set AWS_ENDPOINT_URL to the store's own address, and AWS_DEFAULT_REGION to the region "
+        "of the bucket"
+    )
+    parts_at_a_time = 4
 
-    def __init__(self, name: str, *, hasty: bool = False) -> None:
-        super().__init__("s3", name, hasty=hasty)
+    def __init__(self, scheme: str) -> None:
+        super().__init__(scheme)
+        self._client = make_client()
 
-    def request(
-        self,
-        operation: str,
-        key: str,
-        *,
-        body: Callable[[], Any] | None = None,
-        then: Callable[[Any], Any] = lambda response: response,
-        stopped: threading.Event | None = None,
-        **parameters: Any,
-    ) -> Any:
-        """Make one request of the client, again while its errors are transient.
+    def endpoint(self) -> str:
+        return str(self._client.meta.endpoint_url)
 
-        Args:
-            operation: name of the client's method.
-            key: object or prefix the request is about, for messages.
-            body: makes the body, afresh for each attempt.
-            then: takes the response and reads its body, so that this is tried again too.
-            stopped: once set, no further attempt is made.
-            parameters: those of the client's method.
+    @property
+    def sends_checksums(self) -> bool:
+        """Whether each write goes with a checksum that some stores refuse."""
+        return bool(self._client.meta.config.request_checksum_calculation != "when_required")
 
-        Raises:
-            FileNotFoundError: no such object.
-            RemoteFailure: the store refused, or failed too often; names key and request id.
-        """
+    def head(self, bucket: str, key: str) -> Object:
+        return _object(key, self._call("head_object", bucket, Key=key), "ContentLength")
 
-        def attempt() -> Any:
-            sent = {} if body is None else {"Body": body()}
-            return then(self._call(operation, **parameters, **sent))
-
-        return self.attempts(operation, key, attempt, stopped=stopped)[0]
-
-    def _call(self, operation: str, **parameters: Any) -> Any:
-        return getattr(client(), operation)(Bucket=self.name, **parameters)
-
-    def _head(self, key: str) -> Object:
-        return object_of(key, self._call("head_object", Key=key))
-
-    def _get(self, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
-        answer = self._call("get_object", Key=key, Range=f"bytes={start}-{stop - 1}", **match)
-        return body_of(answer, stop - start)
+        span = f"bytes={start}-{stop - 1}"
+        answer = self._call("get_object", bucket, Key=key, Range=span, **match)
+        with answer["Body"] as stream:
+            data = read_up_to(stream, stop - start)
+        total = answer.get("ContentRange", "").rpartition("/")[2]
+        return Got(data, _etag(answer), int(total) if total.isdigit() else len(data))
 
-    def _put(self, key: str, data: bytes, condition: Condition | None) -> bool:
+    def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
         extra: dict[str, Any] = {}
         if condition is not None:
             replaces = condition.replaces
             match = {"IfMatch": f'"{replaces}"'} if replaces else {"IfNoneMatch": "*"}
             extra = match | {"Metadata": {WRITER: condition.writer}}
-        response = self._call("put_object", Key=key, Body=io.BytesIO(data), **extra)
-        return _arrived(response, _md5(data), _crc32(data))
+        return self._sent("put_object", bucket, io.BytesIO(data), Key=key, **extra)[1]
 
-    def _writer(self, key: str) -> str | None:
-        found: str | None = self._call("head_object", Key=key)["Metadata"].get(WRITER)
+    def put_file(self, bucket: str, key: str, path: Path) -> bool:
+        with path.open("rb") as file:
+            body = Slice(file.fileno(), 0, path.stat().st_size)
+            return self._sent("put_object", bucket, body, Key=key)[1]
+
+    def writer(self, bucket: str, key: str) -> str | None:
+        found: str | None = self._call("head_object", bucket, Key=key)["Metadata"].get(WRITER)
         return found
 
-    def _delete(self, key: str) -> None:
-        self._call("delete_object", Key=key)
+    def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
+        page = self._call("list_objects_v2", bucket, Prefix=prefix, **(more or {}))
+        found = [_object(item["Key"], item, "Size") for item in page.get("Contents", ())]
+        return found, _next_page(page, "ContinuationToken")
 
-    def _page(self, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
-        return page_of(self._call("list_objects_v2", Prefix=prefix, **(more or {})))
+    def delete(self, bucket: str, key: str, etag: str) -> None:
+        extra = {"IfMatch": f'"{etag}"'} if etag else {}
+        self._call("delete_object", bucket, Key=key, **extra)
 
-    def _now(self) -> datetime:
-        return date_of(self._call("list_objects_v2", MaxKeys=1))
+    def now(self, bucket: str) -> datetime:
+        answer = self._call("list_objects_v2", bucket, MaxKeys=1)
+        return parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
 
-    def _transient(self, error: Exception) -> bool:
-        return is_transient(error)
+    def begin(self, bucket: str, key: str, path: Path) -> str:
+        return str(self._call("create_multipart_upload", bucket, Key=key)["UploadId"])
 
-    def _said(self, error: Exception) -> str:
-        return said(error)
+    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+        named = {"Key": upload.key, "UploadId": upload.id, "PartNumber": number}
+        answer, proved = self._sent("upload_part", bucket, body, **named)
+        sums = {k: v for k, v in answer.items() if k.startswith("ChecksumC")}
+        return Part({"PartNumber": number, "ETag": answer["ETag"]} | sums, proved)
 
-    def _translated(
-        self, error: Exception, url: str, operation: str, attempts: int
-    ) -> Exception | None:
-        return translated(error, url, operation, attempts)
+    def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
+        named = {"Key": upload.key, "UploadId": upload.id, "MultipartUpload": {"Parts": parts}}
+        self._call("complete_multipart_upload", bucket, **named)
 
-    def endpoint(self) -> str:
-        return endpoint()
+    def abort(self, upload: Upload, bucket: str) -> None:
+        self._call("abort_multipart_upload", bucket, Key=upload.key, UploadId=upload.id)
 
-    def upload(self, key: str, path: Path, sha256: str) -> None:
-        """Write a local file as an object, in parts if it is large, and check what arrived.
+    def uploads(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Upload], Any]:
+        page = self._call("list_multipart_uploads", bucket, Prefix=prefix, **(more or {}))
+        found = [Upload(i["Key"], i["UploadId"], i["Initiated"]) for i in page.get("Uploads", ())]
+        return found, _next_page(page, "KeyMarker", "UploadIdMarker")
 
-        Args:
-            sha256: digest of the file.
+    def advice(self, refusal: Refusal, operation: str) -> tuple[str, str] | None:
+        writes = operation in ("put_object", "upload_part", "create_multipart_upload")
+        if not (writes and refusal.status in (400, 501) and self.sends_checksums):
+            return None
+        return (
+            f"{refusal.message}; some stores do not know the checksums that clients send by "
+            "default",
+            f"export {CHECKSUM_SETTING}, then run the same command again",
+        )
 
-        Raises:
-            RemoteFailure: nothing new is visible then, and no part is left behind.
-        """
-        size = path.stat().st_size
-        part = part_size(size)
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            if size < 2 * part:
-                md5, crc = digests(Slice(handle, 0, size))
-                response = self.request(
-                    "put_object", key, Key=key, body=lambda: Slice(handle, 0, size)
-                )
-                proved = _arrived(response, md5, crc)
-            else:
-                proved = self._upload_parts(key, handle, size, part)
-        finally:
-            os.close(handle)
-        if not proved and not self._reads_back(key, size, sha256):
-            self.delete(key)
-            raise self._other_bytes(key)
+    def close(self) -> None:
+        self._client.close()
 
-    def _upload_parts(self, key: str, handle: int, size: int, part: int) -> bool:
-        """Upload an open file in parts. Returns whether all of it is proved to have arrived."""
-        id = self.request("create_multipart_upload", key, Key=key, then=itemgetter("UploadId"))
-        stopped = threading.Event()
+    def _sent(self, operation: str, bucket: str, body: Any, **named: Any) -> tuple[Any, bool]:
+        """Return the answer to a write, and whether it proves that these bytes arrived."""
+        md5, crc = hashlib.md5(usedforsecurity=False), 0
+        while chunk := body.read(1 << 20):
+            md5.update(chunk)
+            crc = zlib.crc32(chunk, crc)
+        body.seek(0)
+        answer = self._call(operation, bucket, Body=body, **named)
+        sum = base64.b64encode(crc.to_bytes(4, "big")).decode()
+        return answer, _etag(answer) == md5.hexdigest() or answer.get("ChecksumCRC32") == sum
 
-        def send(number: int) -> tuple[dict[str, Any], str, bool]:
-            start = (number - 1) * part
-            stop = min(size, start + part)
-            md5, crc = digests(Slice(handle, start, stop))
-            told, response = self.request(
-                "upload_part",
-                key,
-                Key=key,
-                UploadId=id,
-                PartNumber=number,
-                body=lambda: Slice(handle, start, stop),
-                then=lambda response: ({"ETag": response["ETag"]}, response),
-                stopped=stopped,
-            )
-            sums = {k: v for k, v in response.items() if k.startswith("Checksum") and k[8:9] == "C"}
-            return {"PartNumber": number} | told | sums, md5, _arrived(response, md5, crc)
+    def _call(self, operation: str, bucket: str, **parameters: Any) -> Any:
+        from botocore import exceptions as known
 
         try:
-            with ThreadPoolExecutor(PARTS_AT_A_TIME) as pool:
-                try:
-                    sent = list(pool.map(send, range(1, -(-size // part) + 1)))
-                except BaseException:
-                    stopped.set()
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-            etag = f"{_md5(b''.join(bytes.fromhex(md5) for _, md5, _ in sent))}-{len(sent)}"
-            self._complete(key, id, [told for told, _, _ in sent], size, etag)
-        except BaseException:
-            self._abort_quietly(key, id)
+            return getattr(self._client, operation)(Bucket=bucket, **parameters)
+        except known.ClientError as error:
+            refusal = _refusal(error)
+            missing = refusal.code in ("NoSuchKey", "NotFound") or str(refusal) == "404"
+            if missing and operation in ("get_object", "head_object", "delete_object"):
+                raise FileNotFoundError("no such object") from None
+            raise refusal from None
+        except known.HTTPClientError as error:
+            cause = error.kwargs.get("error")  # of the file being sent, or of the answer's reader
+            local = isinstance(cause, OSError) and cause.errno in _LOCAL
+            if local or type(cause) in _MISREAD:
+                raise cause from None
             raise
-        return all(proved for _, _, proved in sent)
-
-    def _complete(self, key: str, id: str, parts: list[Any], size: int, etag: str) -> None:
-        try:
-            self.request(
-                "complete_multipart_upload",
-                key,
-                Key=key,
-                UploadId=id,
-                MultipartUpload={"Parts": parts},
-            )
-        except RemoteFailure as failure:
-            # Its answer may have been lost: then the upload is gone and the object is there.
-            found = self.head(key) if failure.code == "NoSuchUpload" else None
-            if found is None or failure.attempts == 1 or (found.size, found.etag) != (size, etag):
+        except known.NoCredentialsError:
+            raise RemoteFailure(
+                "no credentials for S3 were found",
+                where=f"s3://{bucket}",
+                fix="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+            ) from None
+        except known.BotoCoreError as error:
+            passing = (known.ConnectionError, known.IncompleteReadError)
+            if isinstance(error, (*passing, known.FlexibleChecksumError)):
                 raise
-
-    def _abort_quietly(self, key: str, id: str) -> None:
-        try:
-            self.abort(Upload(key, id, datetime.min))
-        except (
-            StorageError
-        ) as error:  # the first error is the one to hear of; --clean finds the rest
-            _log.warning("%s: an unfinished upload stays behind: %s", self.url(key), error.what)
-
-    def abort(self, upload: Upload) -> None:
-        """Give up an unfinished upload; its parts are deleted. One that is gone is no error."""
-        try:
-            self.request("abort_multipart_upload", upload.key, Key=upload.key, UploadId=upload.id)
-        except (FileNotFoundError, RemoteFailure) as error:
-            if isinstance(error, RemoteFailure) and error.code not in ("NoSuchUpload", "404"):
-                raise
-
-    def uploads(self, prefix: str) -> Iterator[Upload]:
-        """Yield the unfinished multipart uploads of keys that begin with `prefix`."""
-        more: dict[str, Any] = {}
-        while True:
-            found, more = self.request(
-                "list_multipart_uploads", prefix, Prefix=prefix, then=page_of_uploads, **more
-            )
-            # Whatever the store makes of Prefix.
-            yield from (upload for upload in found if upload.key.startswith(prefix))
-            if not more:
-                return
+            raise RemoteFailure(
+                f"the S3 client fails: {type(error).__name__}",
+                where=f"s3://{bucket} ({operation})",
+                fix=f"check {self.login}, AWS_PROFILE, AWS_DEFAULT_REGION and {self.address}",
+            ) from None
 
 
-def part_size(size: int) -> int:
-    """Return the part size for an object of `size` bytes: at most 9,000 of the 10,000 parts."""
-    return max(SMALLEST_PART, -(-size // MOST_PARTS))
+def _object(key: str, found: Any, size: str) -> Object:
+    return Object(key, found[size], _etag(found), found["LastModified"])
 
 
-def _arrived(response: Any, md5: str, crc32: str) -> bool:
-    """Whether the store's answer to a write proves that these bytes arrived."""
-    return etag_of(response) == md5 or response.get("ChecksumCRC32") == crc32
+def _etag(found: Any) -> str:
+    return str(found.get("ETag", "")).strip('"')
 
 
-def _md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+def _next_page(page: Any, *names: str) -> dict[str, Any]:
+    return {name: page[f"Next{name}"] for name in names} if page.get("IsTruncated") else {}
 
 
-def _crc32(data: bytes) -> str:
-    return digests(io.BytesIO(data))[1]
+def _refusal(error: Any) -> Refusal:
+    response, meta = error.response, error.response.get("ResponseMetadata", {})
+    status, told = int(meta.get("HTTPStatusCode", 0)), response.get("Error", {})
+    request = meta.get("RequestId") or meta.get("HTTPHeaders", {}).get("x-amz-request-id", "")
+    code = str(told.get("Code", "")).removeprefix(str(status))  # a HEAD has no body
+    return Refusal(status, code, str(told.get("Message", "")), str(request))

@@ -1,43 +1,62 @@
-"""One attempt at each request to a store, as the file systems of fsspec make it.
+"""What a store is asked: one attempt at each request, as its own client makes it.
 
-    Google | Azure | Memory | Web | Hub -> Service <- cloud.CloudBucket
+    S3 | Google | Azure | Memory | Web | Hub -> Service <- bucket.Bucket: attempts, proofs, words
+                                             -> Refusal, CredentialEcho, OversizedAnswer, ...
 
-Never: an attempt of its own after one that failed; work that goes on behind an exception, as
-whoever is interrupted cancels the request.
+Never: an attempt of its own after one that failed; work that goes on behind an exception.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
-import logging
-import os
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
-from datetime import datetime
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from olm_data.errors import words
-from olm_data.storage.bucket import Condition, Got
-from olm_data.storage.disk import io_errors
-from olm_data.storage.objects import Object
+from olm_data.errors import UsageError, words
+from olm_data.storage.file_part import Slice
+from olm_data.storage.objects import Object, Upload
 
-CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds
-SLOWEST = 50_000
-"""Bytes a second that sending a body takes at least; else it is given up."""
-T = TypeVar("T")
-_log = logging.getLogger(__name__)
+CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds; sending has CONNECT_TIMEOUT for each block
+WRITER = "olm-writer"
+"""Metadata of a created object: tells ours from a rival's of the same bytes."""
+
+
+class Got(NamedTuple):
+    """The answer to a ranged read: bytes, version, and size of the whole object."""
+
+    data: bytes
+    etag: str
+    size: int
+
+
+class Condition(NamedTuple):
+    """What must hold for a write.
+
+    Attributes:
+        replaces: the ETag of the version to take the place of; "" to create.
+        writer: goes with the object, as its metadata `WRITER`.
+    """
+
+    replaces: str
+    writer: str
+
+
+class Part(NamedTuple):
+    """A part that was sent: what the completion is told of it; whether it is proved to be there."""
+
+    told: Any
+    proved: bool
 
 
 class Refusal(Exception):
     """What a store answered in place of what was asked for.
 
     Args:
-        status: of HTTP.
+        status: of HTTP; 412 where a condition does not hold.
         code: the store's own name for it, "" where it told none.
         message: its words.
         request: its id of the request.
@@ -49,20 +68,33 @@ class Refusal(Exception):
         self.message, self.request = words(message), words(request)
 
 
+class CredentialEcho(Exception):
+    """An answer repeats a credential of this machine: nothing of it may be kept or shown."""
+
+
+class OversizedAnswer(Exception):
+    """An answer has more bytes than were asked for, or than such an answer can have."""
+
+
 class Service(ABC):
     """One attempt at each request to a store.
 
-    Every method raises what the file system raises, FileNotFoundError where there is no such
-    object, FileExistsError where a condition does not hold.
+    Methods raise `Refusal`, FileNotFoundError where there is no such object, `CredentialEcho`,
+    `OversizedAnswer`, and what the client raises where no whole answer came.
 
     Attributes:
         settings: start of the names of environment variables it depends on.
         address, login: what the user checks where it is not reached, or refuses.
+        own_address: what the user does where it redirects.
+        parts_at_a_time: of a large file, each tried again alone; 1: in order, and the last one
+            makes the object visible; 0: files are sent whole.
     """
 
     settings: tuple[str, ...] = ()
     address = "the address"
     login = "the credentials"
+    own_address = "give the store's own address"
+    parts_at_a_time = 0
 
     def __init__(self, scheme: str) -> None:
         self._scheme = scheme
@@ -80,93 +112,58 @@ class Service(ABC):
         """Read a range of any version, or of the one that `etag` names."""
 
     @abstractmethod
-    def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
-        """Write an object. Returns whether it is proved that these bytes arrived."""
-
-    @abstractmethod
-    def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        """Write a file as an object, as `put`."""
-
-    @abstractmethod
-    def writer(self, bucket: str, key: str) -> str | None:
-        """Return what `put` was told of an object's writer."""
-
-    @abstractmethod
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
         """Return objects of a listing from `more` on (None: the start), and where to go on."""
 
-    @abstractmethod
-    def delete(self, bucket: str, key: str) -> None:
-        """Delete an object."""
+    def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
+        """Write an object. Returns whether it is proved that these bytes arrived."""
+        raise _read_only()
 
-    @abstractmethod
+    def put_file(self, bucket: str, key: str, path: Path) -> bool:
+        """Write a file as an object, as `put`."""
+        raise _read_only()
+
+    def writer(self, bucket: str, key: str) -> str | None:
+        """Return an object's metadata `WRITER`."""
+        return None
+
+    def delete(self, bucket: str, key: str, etag: str) -> None:
+        """Delete any version of an object, or the one that `etag` names."""
+        raise _read_only()
+
     def now(self, bucket: str) -> datetime:
-        """Return the store's own clock."""
+        """Return the store's own clock; this machine's where it tells none."""
+        return datetime.now(UTC)
 
-    def refusal(self, error: Exception) -> Refusal | None:
-        """Return what the store answered, None where no answer came."""
-        return error if isinstance(error, Refusal) else None
+    def begin(self, bucket: str, key: str, path: Path) -> str:
+        """Begin an upload of a file in parts; return its id."""
+        raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027  # most have none
+    def send(self, upload: Upload, bucket: str, number: int, body: Slice) -> Part:
+        """Send part `number` (from 1) of an upload; again replaces it."""
+        raise NotImplementedError
+
+    def complete(self, upload: Upload, bucket: str, parts: Sequence[Any]) -> None:
+        """Make an upload visible; `parts`: `told` of each."""
+        raise NotImplementedError
+
+    def abort(self, upload: Upload, bucket: str) -> None:  # noqa: B027
+        """Give up an upload; where a store cannot, it drops the parts in time."""
+
+    def uploads(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Upload], Any]:
+        """Return unfinished uploads, as `page`; none where the store does not list them."""
+        return (), None
+
+    def advice(self, refusal: Refusal, operation: str) -> tuple[str, str] | None:
+        """Return why a store refuses and what helps, where only this kind of store does so."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
         """Close its connections."""
 
 
-def is_connection(error: BaseException) -> bool:
-    """Whether an error says that no whole answer came."""
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
-    module, name = type(error).__module__.partition(".")[0], type(error).__name__
-    if module == "azure":
-        return name.startswith(("ServiceRequest", "ServiceResponse", "IncompleteRead"))
-    return module in ("aiohttp", "requests", "urllib3", "httpx", "httpcore", "google")
-
-
-def event_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's loop for remote storage, in a thread of its own.
-
-    Not fsspec's: parts of an upload that fail beside the one that is reported would be printed
-    there by asyncio, with what the store sent.
-    """
-    return _event_loop(os.getpid())
-
-
-@lru_cache(maxsize=1)
-def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(
-        lambda _, told: _log.debug("beside: %s", type(told.get("exception")).__name__)
-    )
-    threading.Thread(target=loop.run_forever, name="storage", daemon=True).start()
-    return loop
-
-
-def run(loop: Any, work: Coroutine[Any, Any, T], sends: int = 0) -> T:
-    """Return what a coroutine returns; it is cancelled where this is interrupted.
-
-    `fsspec.asyn.sync` would let it go on: an upload would appear after the exception.
-
-    Args:
-        loop: of the file system, in its thread.
-        sends: bytes of its body; it is given up where they go out too slowly.
-    """
-
-    async def bounded() -> T:
-        parts = 1 + sends // (1 << 20)
-        limit = CONNECT_TIMEOUT + READ_TIMEOUT * parts + sends / SLOWEST
-        return await asyncio.wait_for(work, limit)
-
-    future = asyncio.run_coroutine_threadsafe(bounded(), loop)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
-
-
-def md5_of(path: Path) -> bytes:
-    """Return the MD5 digest of a file."""
-    with io_errors(str(path)), open(path, "rb") as file:
-        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).digest()
+def _read_only() -> UsageError:
+    return UsageError("this storage can only be read", fix="choose another output")
 
 
 def base64_md5(data: bytes) -> str:

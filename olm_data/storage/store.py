@@ -18,10 +18,10 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from olm_data.errors import ConflictError
 from olm_data.regular_files import (
@@ -31,18 +31,18 @@ from olm_data.regular_files import (
     refuse_link_out,
     refuse_special,
 )
-from olm_data.storage.buckets import open_bucket
+from olm_data.storage.bucket import open_bucket
 from olm_data.storage.disk import (
     fsync_directory,
     io_errors,
     make_folder,
     sizes_in_folder,
     write_durable,
-    write_in_place,
 )
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.places import refuse_no_place
 from olm_data.storage.scratch import scratch
+from olm_data.storage.upload import upload
 
 STAGING_PREFIX = ".staging-"
 WORKER_PREFIX = ".worker-"
@@ -102,19 +102,14 @@ class Store:
         self.remote = is_remote(text)
         self.single_writer = single_writer
         self._within = within or self.root
+        self._like = partial(
+            Store, single_writer=single_writer, staging_prefix=staging_prefix, within=self._within
+        )
         if self.remote:
             self.bucket, self._prefix = open_bucket(text)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Store, **self._options), (self.root,)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {
-            "single_writer": self.single_writer,
-            "staging_prefix": self.staging_prefix,
-            "within": self._within,
-        }
+    def __reduce__(self) -> tuple[Callable[[str], Store], tuple[str]]:
+        return self._like, (self.root,)
 
     def __repr__(self) -> str:
         return f"Store({self.root!r})"
@@ -135,7 +130,7 @@ class Store:
 
     def child(self, name: str) -> Store:
         """Return the store of a sub-folder."""
-        return Store(self.url(name), **self._options)
+        return self._like(self.url(name))
 
     def open(self, name: str) -> IO[bytes]:
         """Open a file of a local folder for reading.
@@ -218,7 +213,7 @@ class Store:
         """
         if self.remote:
             found = self.bucket.head(self.key(name))
-            return None if found is None else found.size
+            return found and found.size
         with io_errors(self.url(name)):
             try:
                 there = os.stat(self.url(name))
@@ -284,9 +279,8 @@ class Store:
             self.bucket.put(self.key(name), data)
             return
         with io_errors(self.url(name), writing=True), self.staging() as staging:
-            path = staging / "put"
-            write_durable(path, data)
-            self.publish(name, path, hashlib.sha256(data).hexdigest())
+            write_durable(staging / "put", data)
+            self.publish(name, staging / "put", hashlib.sha256(data).hexdigest())
 
     def create(self, name: str, data: bytes) -> None:
         """Write `name` whole and durable, only if it does not exist yet.
@@ -298,7 +292,10 @@ class Store:
         _log.debug("create %s, %s bytes", url, f"{len(data):,}")
         try:
             if not self.remote:
-                self._create_local(name, data)
+                with io_errors(url, writing=True), self.staging() as staging:
+                    write_durable(staging / "create", data)
+                    os.link(staging / "create", url)
+                    fsync_directory(Path(self.root))
             elif not self.single_writer:
                 self.bucket.put(self.key(name), data, create=True)
             elif self.exists(name):
@@ -306,31 +303,8 @@ class Store:
             else:
                 self.put(name, data)
         except FileExistsError as error:
-            raise ConflictError(
-                "another process has already written this file",
-                where=url,
-                why="two writers on one output would lose one of the two results",
-                fix="choose another output, or run the command again to see what is there",
-            ) from error
-
-    def mark(self, name: str, data: bytes, *, create: bool = False) -> None:
-        """Write a small file that need not survive the machine, such as a lease, in one stroke.
-
-        Raises:
-            ConflictError: `create`, and it exists.
-            FileNotFoundError: not `create`, and it does not exist (local stores).
-        """
-        if self.remote:
-            (self.create if create else self.put)(name, data)
-            return
-        url = self.url(name)
-        try:
-            with io_errors(url, writing=create):
-                write_in_place(url, data, create=create)
-        except FileExistsError as error:
-            raise ConflictError(
-                "another process has already written this file", where=url
-            ) from error
+            fix = "choose another output, or run the command again to see what is there"
+            raise _conflict("another process has already written this file", url, fix) from error
 
     def replace(self, name: str, data: bytes, before: bytes) -> None:
         """Write `name` whole and durable, only if it still holds `before` (or holds `data`).
@@ -353,19 +327,9 @@ class Store:
             else:
                 self.bucket.put(self.key(name), data, replaces=etag)
         except (FileExistsError, FileNotFoundError) as error:
-            raise ConflictError(
-                "another process has changed this file in the meantime",
-                where=self.url(name),
-                why="two writers on one output would lose one of the two results",
-                fix="run the command again: it starts from what is there now",
-            ) from error
-
-    def _create_local(self, name: str, data: bytes) -> None:
-        with io_errors(self.url(name), writing=True), self.staging() as staging:
-            path = staging / "create"
-            write_durable(path, data)
-            os.link(path, self.url(name))
-            fsync_directory(Path(self.root))
+            what = "another process has changed this file in the meantime"
+            fix = "run the command again: it starts from what is there now"
+            raise _conflict(what, self.url(name), fix) from error
 
     def publish(self, name: str, path: Path, sha256: str) -> None:
         """Make the finished, fsynced local file `path` visible as `name`, replacing what was there.
@@ -378,7 +342,7 @@ class Store:
         _log.debug("publish %s, sha256 %s", self.url(name), sha256[:12])
         if self.remote:
             with io_errors(str(path)):
-                self.bucket.upload(self.key(name), path, sha256)
+                upload(self.bucket, self.key(name), path, sha256)
             return
         url = self.url(name)
         with io_errors(url, writing=True):
@@ -409,3 +373,8 @@ class Store:
         if not self.remote:
             for stale in Path(self.root).glob((prefix or self.staging_prefix) + "*"):
                 shutil.rmtree(stale, ignore_errors=True)
+
+
+def _conflict(what: str, where: str, fix: str) -> ConflictError:
+    why = "two writers on one output would lose one of the two results"
+    return ConflictError(what, where=where, why=why, fix=fix)

@@ -6,7 +6,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ class _Counts:
     unknown_tokens: int = 0
     unknown_documents: int = 0
     bad: list[BadRecord] = field(default_factory=list)
-    digest: Any = field(default_factory=hashlib.sha256)
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
 
 class Accounts:
@@ -58,21 +57,22 @@ class Accounts:
 
     def add(self, batch: EncodedBatch, quarantine: Quarantine) -> None:
         """Count what a batch's records are before they are parted into splits."""
-        if batch.rows_in != len(batch.inputs) + batch.lost:
+        read, special_hits = batch.read, batch.encoded.special_hits
+        if read.rows_in != read.documents + batch.lost:
             raise unaccounted(
-                f"{batch.rows_in:,} records read, {len(batch.inputs):,} documents, "
+                f"{read.rows_in:,} records read, {read.documents:,} documents, "
                 f"{batch.lost:,} left out",
                 ", ".join(self._inputs[index].path for index in self._of),
             )
-        for (index, reason), count in batch.skipped.items():
+        for (index, reason), count in read.skipped.items():
             self._of[index].dropped[reason] += count
-        for index, count in batch.replaced.items():
+        for index, count in read.replaced.items():
             self._of[index].replaced += count
-        if batch.special_hits:  # of a whole batch; the account of its first input carries them
-            first = (*batch.inputs[:1].tolist(), *(drop.input for drop in batch.dropped))
-            index = first[0] if first else next(iter(batch.skipped))[0]
-            self._of[index].special_hits += batch.special_hits
-        for drop in batch.dropped:
+        if special_hits:  # of a whole batch; the account of its first input carries them
+            first = (*read.inputs[:1].tolist(), *(drop.input for drop in read.dropped))
+            index = first[0] if first else next(iter(read.skipped))[0]
+            self._of[index].special_hits += special_hits
+        for drop in read.dropped:
             account = self._of[drop.input]
             account.dropped[drop.reason] += 1
             if drop.reason == INVALID and self._on_invalid == "error":
@@ -92,12 +92,12 @@ class Accounts:
             empty: bool [d], the text has no token.
             held_out: bool [d].
         """
-        for first, last in runs(batch.inputs):
-            index = int(batch.inputs[first])
+        for first, last in runs(batch.read.inputs):
+            index = int(batch.read.inputs[first])
             account = self._of[index]
             account.digest.update(batch.digests[first * DIGEST_BYTES : last * DIGEST_BYTES])
             none, held = empty[first:last], held_out[first:last]
-            unknown = batch.unknown[first:last]
+            unknown = batch.encoded.unknown[first:last]
             account.unknown_tokens += int(unknown.sum())
             account.unknown_documents += int((unknown > 0).sum())
             if none.any():

@@ -33,9 +33,9 @@ from olm_data.dataset.plan import Plan
 from olm_data.errors import InputError, printable
 from olm_data.runners.base import Count
 from olm_data.sources import read_units
-from olm_data.tokenization.committed import TaskResult
 from olm_data.tokenization.quarantine import FOLDER
 from olm_data.tokenization.recipe import BadBudget
+from olm_data.tokenization.task_results import TaskResult
 
 EARLY_BAD = 1000
 """A share is not judged early on fewer bad records than this."""
@@ -198,7 +198,7 @@ class BudgetWatch:
         )
 
     def _accounts(self, task: int) -> list[InputAccount]:
-        return self._results[task].train[0].accounts
+        return self._results[task].accounts
 
     def _found(self, counts: np.ndarray) -> Iterator[tuple[int, BadRecord]]:
         """Yield bad records with their inputs; those of unfinished tasks are read once more."""

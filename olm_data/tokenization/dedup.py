@@ -15,64 +15,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
 from itertools import chain
 
 import numpy as np
-import pyarrow as pa
 
 from olm_data.dataset.manifest import ShardInfo
 from olm_data.dataset.plan import Plan
-from olm_data.errors import OlmError, ValidationError
+from olm_data.errors import ValidationError
 from olm_data.runners.base import Report
 from olm_data.select.digests import content_hashes, document_digests
-from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
-from olm_data.tokenization.census import document_columns
-from olm_data.tokenization.duplicates import Keys, later_copies
-from olm_data.tokenization.plan_job import PlanJob
+from olm_data.tokenization.duplicates import Keys, later_copies, stored_keys
 
 FOLDER = "dedup"
 _KEY = np.dtype([("hash", "<u8"), ("bytes", "<i8")])
 _SHA256 = 32
-
-
-class FindDuplicates(PlanJob):
-    """The first pass of `--dedup`: stores the keys of each task's documents, and no shard."""
-
-    @classmethod
-    def before(cls, job: PlanJob) -> FindDuplicates:
-        """Return the pass that goes before the one of `job`."""
-        return cls(**{item.name: getattr(job, item.name) for item in fields(job)})
-
-    @property
-    def identity(self) -> str:
-        """Differs between jobs that write other bytes."""
-        return self.plan.digest + "-find"
-
-    def finished(self, task: int) -> int | None:
-        """Return how many documents a finished task has; None where it is to be done."""
-        keys = read_keys(self.splits[0], self.plan, task)
-        return None if keys is None else len(keys[0])
-
-    def run(self, task: int, report: Report) -> int:
-        """Store the keys of the task's documents; return how many there are.
-
-        Raises:
-            InputError: an input changed since it was planned, or cannot be read.
-        """
-        pa.set_cpu_count(1)  # parallelism is the runner's
-        try:
-            excluded = self.excluded and self.excluded.fresh()
-            units = self.plan.units_of(task)
-            keys = find_keys(read_units(self.inputs, units, self.read, excluded), report)
-        except OlmError:
-            self.check_unchanged(task)
-            raise
-        self.check_unchanged(task)
-        write_keys(self.splits[0], self.plan, task, keys)
-        return len(keys[0])
 
 
 def write_keys(store: Store, plan: Plan, task: int, keys: Keys) -> None:
@@ -123,10 +81,6 @@ def write_drops(
         ResourceError: no room for scratch files (24 bytes a document, with over 4 million).
     """
 
-    def there() -> Iterator[Keys]:
-        for columns in document_columns(before):
-            yield columns["content_hash"], columns["text_bytes"]
-
     def found() -> Iterator[Keys]:
         for task, count in enumerate(documents):
             keys = read_keys(store, plan, task)
@@ -145,7 +99,7 @@ def write_drops(
     bits, dropped = np.zeros(int(first_byte[-1]), np.uint8), 0
     with store.staging() as scratch:
         total = documents_before + int(first[-1])
-        for numbers, _ in later_copies(chain(there(), found()), total, scratch):
+        for numbers, _ in later_copies(chain(stored_keys(before), found()), total, scratch):
             mine = numbers[numbers >= documents_before] - documents_before
             tasks = np.searchsorted(first, mine, side="right") - 1
             place = first_byte[tasks] * 8 + mine - first[tasks]
@@ -158,7 +112,7 @@ def write_drops(
     return dropped
 
 
-def found_before(store: Store, plan: Plan) -> bool:
+def drops_found(store: Store, plan: Plan) -> bool:
     """Whether the lists of all tasks are there."""
     return _read(store, _name(plan, None, "done")) is not None
 

@@ -1,35 +1,165 @@
-"""One task of a tokenise run, in a worker: a few units of input become one shard of each split.
+"""A plan as a job: what a worker does for one task, in either pass over the plan.
 
-    read_units -> hash documents -> split by hash -> encode -> BOS/EOS -> ShardWriter train
-                                                                        -> ShardWriter validation
-               -> bad records -> Quarantine
+    PlanJob -> FindDuplicates  --dedup: a first pass, which stores keys of documents and no shard
+            -> TokenizeJob     units -> Pipeline -> ShardWriter of train (, of validation)
+                                                 -> bad records -> Quarantine
 
-The shard depends on the task alone. Every record of the input is a document of one split or a drop
-with a reason; the commit record of the train shard carries that account for each input. Never: a
-Python loop over tokens, text kept beyond its batch, a shard committed from an input that changed
-while it was read.
+What a task writes depends on the task alone. Every record of the input is a document of one split
+or a drop with a reason; the commit record of the train shard carries that account for each input.
+Never: a shard committed from an input that changed while it was read.
 """
 
 from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from time import perf_counter
+from typing import Any, Self
 
 import pyarrow as pa
 
+from olm_data.config.import_path import is_import_path
 from olm_data.dataset.account import InputAccount, dropped_of
-from olm_data.dataset.record import RECORD
+from olm_data.dataset.inputs import InputFile, ReadOptions
+from olm_data.dataset.plan import Plan
 from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
-from olm_data.errors import OlmError
+from olm_data.encoders.code_points import Ranges
+from olm_data.errors import InputError, OlmError
 from olm_data.runners.base import Report, Rest
-from olm_data.tokenization.committed import TaskResult, committed
-from olm_data.tokenization.dedup import read_drops
+from olm_data.select.selection import IdSet
+from olm_data.sources import current_revision, read_units
+from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
+from olm_data.tokenization.dedup import find_keys, read_drops, read_keys, write_keys
 from olm_data.tokenization.pipeline import Pipeline
-from olm_data.tokenization.plan_job import PlanJob
 from olm_data.tokenization.quarantine import Quarantine
+from olm_data.tokenization.select_documents import stored_ids
+from olm_data.tokenization.task_results import TaskResult, finished_task, split_stores
+from olm_data.tokenizer.tokenizer import TokenizerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanJob:
+    """The tasks of a plan. See `runners.base.StoredJob`.
+
+    Attributes:
+        plan: the plan.
+        inputs, read: what to read and how.
+        tokenizer: the tokenizer.
+        encoder: name of the encoder plug-in, already chosen.
+        routed: code points whose documents are encoded by the reference.
+        output: root of the dataset's store; an absolute path if it is local.
+        single_writer: nobody else writes there; see `Store`.
+        worker: name of the process that runs tasks beside the parent, or None in the parent's own
+            processes. Not part of what is stored.
+    """
+
+    plan: Plan
+    inputs: tuple[InputFile, ...]
+    read: ReadOptions
+    tokenizer: TokenizerSpec
+    encoder: str
+    routed: Ranges = ()
+    output: str
+    single_writer: bool = False
+    worker: str | None = None
+
+    @cached_property
+    def splits(self) -> list[Store]:
+        """The stores of the splits, as this process writes to them."""
+        prefix = STAGING_PREFIX if self.worker is None else f"{WORKER_PREFIX}{self.worker}~"
+        single = self.single_writer
+        store = Store(self.output, single_writer=single, staging_prefix=prefix)
+        return split_stores(store, self.plan)
+
+    @cached_property
+    def excluded(self) -> IdSet | None:
+        """The ids to leave out, read from the store once a process.
+
+        Raises:
+            ValidationError: they are not those of the plan.
+        """
+        return stored_ids(self.splits[0], self.read.exclude)
+
+    def __getstate__(self) -> dict[str, Any]:
+        stored = {field.name for field in fields(self)}  # not what is cached
+        return {name: value for name, value in self.__dict__.items() if name in stored}
+
+    @property
+    def identity(self) -> str:
+        """Differs between jobs that write other bytes."""
+        return self.plan.digest
+
+    @property
+    def own_parts(self) -> bool:
+        """Whether it names classes of somebody's own, which workers have to import."""
+        return is_import_path(self.encoder) or any(item.format == "own" for item in self.inputs)
+
+    def prepare(self) -> None:
+        """See `runners.base.Job.prepare`."""
+
+    def describe(self, task: int) -> str:
+        """Return the task's inputs in words."""
+        return self.plan.describe(task)
+
+    def beside(self, worker: str) -> Self:
+        """Return the job for a process beside the parent's own. See `runners.base.StoredJob`."""
+        return replace(self, worker=worker)
+
+    def check_unchanged(self, task: int) -> None:
+        """Refuse inputs of a task that are not as they were when it was planned.
+
+        Raises:
+            InputError: one has changed.
+        """
+        for index in self.plan.inputs_of(task):
+            source = self.inputs[index]
+            if current_revision(source) != source.revision:
+                raise InputError(
+                    "an input changed while it was being read",
+                    where=source.path,
+                    why="its shard would mix two versions of the file",
+                    fix="once the file no longer changes, delete the output and run again",
+                )
+
+
+class FindDuplicates(PlanJob):
+    """The first pass of `--dedup`: stores the keys of each task's documents, and no shard."""
+
+    @classmethod
+    def before(cls, job: PlanJob) -> FindDuplicates:
+        """Return the pass that goes before the one of `job`."""
+        return cls(**{item.name: getattr(job, item.name) for item in fields(job)})
+
+    @property
+    def identity(self) -> str:
+        """Differs between jobs that write other bytes."""
+        return self.plan.digest + "-find"
+
+    def finished(self, task: int) -> int | None:
+        """Return how many documents a finished task has; None where it is to be done."""
+        keys = read_keys(self.splits[0], self.plan, task)
+        return None if keys is None else len(keys[0])
+
+    def run(self, task: int, report: Report) -> int:
+        """Store the keys of the task's documents; return how many there are.
+
+        Raises:
+            InputError: an input changed since it was planned, or cannot be read.
+        """
+        pa.set_cpu_count(1)  # parallelism is the runner's
+        try:
+            excluded = self.excluded and self.excluded.fresh()
+            units = self.plan.units_of(task)
+            keys = find_keys(read_units(self.inputs, units, self.read, excluded), report)
+        except OlmError:
+            self.check_unchanged(task)
+            raise
+        self.check_unchanged(task)
+        write_keys(self.splits[0], self.plan, task, keys)
+        return len(keys[0])
 
 
 class TokenizeJob(PlanJob):
@@ -47,8 +177,8 @@ class TokenizeJob(PlanJob):
             _ = self.text_encoder
 
     def finished(self, task: int) -> TaskResult | None:
-        """Return what `run` gave some process that finished the task, or None. See `committed`."""
-        return committed(self.plan, task, self.splits)
+        """Return what `run` gave some process that finished the task, or None."""
+        return finished_task(self.plan, task, self.splits)
 
     def run(self, task: int, report: Report) -> Rest:
         """Write the task's shards; the rest makes them durable and returns a `TaskResult`.
@@ -57,13 +187,22 @@ class TokenizeJob(PlanJob):
             InputError: an input changed since it was planned, or cannot be read.
         """
         pa.set_cpu_count(1)  # parallelism is the runner's
-        splits, settings = self.splits, self.plan.settings
-        drops = read_drops(splits[0], self.plan, task) if settings.dedup else None
+        name, settings = self.plan.shard(task), self.plan.settings
+        pipeline = Pipeline(
+            inputs=self.inputs,
+            read=self.read,
+            excluded=self.excluded and self.excluded.fresh(),
+            drops=read_drops(self.splits[0], self.plan, task) if settings.dedup else None,
+            encoder=self.text_encoder,
+            bos=self.tokenizer.bos,
+            eos=self.tokenizer.eos,
+            holdout_below=settings.holdout_below,
+        )
         with ExitStack() as stack:
             writers = [
                 ShardWriter(
                     split,
-                    self.plan.shard(task),
+                    name,
                     dtype=self.tokenizer.dtype,
                     vocab_size=self.tokenizer.vocab_size,
                     staging=stack.enter_context(split.staging()),
@@ -71,18 +210,12 @@ class TokenizeJob(PlanJob):
                     shuffle=settings.shuffle,
                     container=settings.container,
                 )
-                for split in splits
+                for split in self.splits
             ]
-            quarantine = Quarantine(
-                splits[0],
-                self.plan.shard(task),
-                self.inputs,
-                stack.enter_context(splits[0].staging()),
-            )
+            staging = stack.enter_context(self.splits[0].staging())
+            quarantine = Quarantine(self.splits[0], name, self.inputs, staging)
             try:
-                accounts = Pipeline(self, self.text_encoder, drops).run(
-                    self.plan.units_of(task), writers, quarantine, report
-                )
+                accounts = pipeline.run(self.plan.units_of(task), writers, quarantine, report)
             except BaseException as error:
                 for writer in writers:
                     writer.discard()
@@ -104,13 +237,9 @@ class TokenizeJob(PlanJob):
         return Rest(finish)
 
     def _commit(self, writers: list[ShardWriter], accounts: list[InputAccount]) -> TaskResult:
-        plan, validation = self.plan.digest, None
-        if len(writers) == 2:  # first, as the train record stands for the whole task
-            record = writers[1].commit(plan=plan, units=[], dropped={})
-            validation = (record, _sha256(self.splits[1].read(record.name + RECORD)))
-        record = writers[0].commit(plan=plan, units=accounts, dropped=dropped_of(accounts))
-        return TaskResult((record, _sha256(self.splits[0].read(record.name + RECORD))), validation)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+        records = []
+        for writer in reversed(writers):  # train is last, as its record stands for the whole task
+            units = accounts if writer is writers[0] else []
+            record = writer.commit(plan=self.plan.digest, units=units, dropped=dropped_of(units))
+            records.append((record, hashlib.sha256(record.encode()).hexdigest()))
+        return TaskResult(tuple(reversed(records)))

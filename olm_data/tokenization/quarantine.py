@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import zstandard
 
@@ -45,7 +45,7 @@ class Quarantine:
     def __init__(self, store: Store, name: str, inputs: Sequence[InputFile], staging: Path) -> None:
         self._store, self._name, self._inputs = store, f"{FOLDER}/{name}{SUFFIX}", inputs
         self._path = staging / (name + SUFFIX)
-        self._file: Any = None
+        self._file: BinaryIO | None = None
         self._packer = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compressobj()
         self._pending = bytearray()
 
@@ -61,11 +61,11 @@ class Quarantine:
         if self._file is None and not self._pending:
             return
         self._write(self._packer.compress(bytes(self._pending)))
-        self._write(self._packer.flush())
+        file = self._write(self._packer.flush())
         with io_errors(self._store.url(self._name), writing=True):
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             digest = sha256_file(self._path)
         self._store.publish(self._name, self._path, digest)
 
@@ -74,14 +74,15 @@ class Quarantine:
         if self._file is not None:
             self._file.close()
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> BinaryIO:
         with io_errors(self._store.url(self._name), writing=True):
             if self._file is None:
                 self._file = open(self._path, "wb")  # noqa: SIM115  # closed by publish or discard
             self._file.write(data)
+            return self._file
 
     def _line(self, drop: Drop) -> bytes:
-        record: dict[str, Any] = {
+        record: dict[str, str | int] = {
             "input": self._inputs[drop.input].path,
             "position": drop.position,
             "reason": drop.reason,

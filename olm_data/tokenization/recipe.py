@@ -28,6 +28,9 @@ from olm_data.dataset.choices import Container, OnInvalid, OnUnknown, SpecialPol
 from olm_data.errors import UsageError
 from olm_data.kinds import kind_of
 
+FieldValue = str | float | Fraction | Sequence[str] | None
+"""What may stand for a field: as a command line, a YAML file or a script in Python has it."""
+
 
 @dataclass(frozen=True)
 class BadBudget:
@@ -80,7 +83,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes:
         inputs: Files, folders, patterns or URLs; - is standard input.
         format: Of standard input (-): jsonl, txt, ...  [default: jsonl]
-        source: A named dataset, hf:ORG/NAME[:CONFIG], or pylib.
+        source: A named dataset, hf:ORG/NAME[:CONFIG], pylib, or module:Class.
         subset: Which part of a named dataset.
         root: A local mirror of a named dataset, with the same layout.
         split: Split of an hf: dataset.  [default: train]
@@ -111,7 +114,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         strict_inputs: Refuse inputs among which a file would not be read.
         single_writer: State that no other process writes there: for stores without conditional
             writes.
-        encoder: auto, hf or gigatoken.
+        encoder: auto, hf, gigatoken, or module:Class.
         runner: Where tasks run: processes here, a Slurm job array, a Ray cluster.
         workers: Tasks at a time.  [default: all CPUs]
         slurm: An option of sbatch: time=4:00:00. May be repeated.
@@ -178,10 +181,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return (self.seed or 0) if self.shuffle_documents else None
 
 
-class _Values(Values):
-    numbers = "exact"
-
-
 def is_recipe(word: str) -> bool:
     """Whether an argument of `olm-data tokenize` names a recipe, and not text."""
     yaml = word.endswith((".yaml", ".yml")) and "://" not in word
@@ -190,7 +189,7 @@ def is_recipe(word: str) -> bool:
 
 def read_recipe(
     words: Sequence[str],
-    given: Mapping[str, Any],
+    given: Mapping[str, FieldValue],
     *,
     name_of: Callable[[str], str] = lambda name: "--" + name.replace("_", "-"),
 ) -> Recipe:
@@ -205,11 +204,11 @@ def read_recipe(
         UsageError: a field that there is not, or a value that it does not take: says where.
     """
     if words and is_recipe(words[0]):
-        values: Values = _Values.read(words[0], example="recipe.yaml")
+        values = Values.read(words[0], example="recipe.yaml", numbers="exact")
         _count_from(values.folder, values.data)
         words = words[1:]
     else:
-        values = _Values({}, file="the command line")
+        values = Values({}, file="the command line", numbers="exact")
     if words:
         values.give(("inputs",), list(words), "INPUT")
     for name, value in given.items():

@@ -1,8 +1,8 @@
 """A recipe with what it names found: inputs, tokenizer, the records it selects; cut into a plan.
 
-    Recipe -> prepare -> Request -> plan
+    Recipe (+ BaseDataset: the dataset that it adds to) -> prepare -> Request -> plan
 
-Never: writes, or looks at an output.
+Never: writes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from olm_data.dataset.history import plan_name
 from olm_data.dataset.inputs import InputFile
 from olm_data.dataset.options import Last, Options, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
@@ -26,28 +27,12 @@ from olm_data.sources.identical import identical_inputs
 from olm_data.sources.passed import refuse_passed
 from olm_data.storage.names import is_unicode
 from olm_data.storage.places import refuse_output
+from olm_data.tokenization.base_dataset import BaseDataset
 from olm_data.tokenization.recipe import Recipe
-from olm_data.tokenization.selecting import select_documents
+from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 
 DEFAULT_TOKENIZER = "gpt2"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """The dataset that new inputs are added to.
-
-    Attributes:
-        digest: of its newest version.
-        number: of this addition, from 1.
-        inputs: what it was made from, so that new inputs are numbered after them; never read.
-        shards: how many shard names its plans have used.
-    """
-
-    digest: str
-    number: int
-    inputs: tuple[InputFile, ...]
-    shards: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,22 +40,29 @@ class Request:
     """What to make of which text. Everything that changes bytes is in here.
 
     Attributes:
-        recipe: what was asked for; `output` is filled in.
+        recipe: what to do; `output` is filled in, and what the base decides.
         source: the inputs it names and how to read them.
         tokenizer: the tokenizer it names, with its BOS and EOS rule.
         base: the dataset to add to, or None for a new one.
+        notes: what the user should know before the work.
     """
 
     recipe: Recipe
     source: SourcePlan
     tokenizer: TokenizerSpec
-    base: Base | None = None
+    base: BaseDataset | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:
         """Folder or URL of the dataset."""
         assert self.recipe.output is not None
         return self.recipe.output
+
+    @property
+    def plan_name(self) -> str:
+        """Name of the plan's file."""
+        return plan_name(0 if self.base is None else self.base.version + 1)
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:
@@ -84,8 +76,9 @@ class Request:
             end = self.source.inputs[-1]
             last = Last(end.path, end.until, self.source.text_bytes)
         recipe = self.recipe
-        return Options(
-            **msgspec.structs.asdict(read) | {"seed": recipe.seed or 0},
+        return msgspec.structs.replace(
+            msgspec.convert(read.recorded, Options, from_attributes=True),
+            seed=recipe.seed,
             holdout=str(recipe.holdout),
             limit=self.source.limit,
             last=last,
@@ -141,7 +134,7 @@ class Request:
             special=self.recipe.special,
             shard_text_bytes=target,
             parent=None if base is None else base.digest,
-            first_shard=0 if base is None else base.shards,
+            first_shard=None if base is None else base.shards,
         )
         planned = [
             PlannedInput(item.path, item.bytes, item.revision if i >= first else "", item.position)
@@ -150,17 +143,22 @@ class Request:
         return make_plan(settings, planned, units, target)
 
 
-def prepare(recipe: Recipe, inputs: Sequence[str]) -> Request:
+def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = None) -> Request:
     """Find what a recipe names: inputs, tokenizer, the records it selects.
 
     Args:
         inputs: those of the recipe, with a file in the place of standard input.
+        base: a dataset to add to. Where its newest version is what the recipe adds to the one
+            before, the request is for that version.
 
     Raises:
         UsageError: fields that are missing or do not go together.
-        InputError: no such input or column, or one that `strict_inputs` refuses.
+        InputError: no such input or column, or one that `strict_inputs` refuses, or that the base
+            has already.
     """
-    if recipe.output is not None:
+    if base is not None:
+        recipe = base.complete(recipe)
+    elif recipe.output is not None:
         refuse_output(recipe.output)
         _refuse_inside(inputs, recipe.output)
     source = resolve_source(
@@ -180,6 +178,8 @@ def prepare(recipe: Recipe, inputs: Sequence[str]) -> Request:
     )
     if recipe.strict_inputs:
         refuse_passed(source.passed)
+    if base is not None:
+        return _addition(recipe, base.select(source), base)
     tokenizer = load_tokenizer(
         DEFAULT_TOKENIZER if recipe.tokenizer is None else recipe.tokenizer,
         eos=recipe.eos,
@@ -196,6 +196,28 @@ def prepare(recipe: Recipe, inputs: Sequence[str]) -> Request:
     )
     recipe = msgspec.structs.replace(recipe, output=output)
     return Request(recipe=recipe, source=source, tokenizer=tokenizer)
+
+
+def _addition(recipe: Recipe, source: SourcePlan, base: BaseDataset) -> Request:
+    def on(version: BaseDataset) -> Request:
+        named = version.named_apart(source)
+        notes = tuple(
+            f"{printable(old.path)} is the name of another input there; "
+            f"this one is recorded as {printable(new.path)}"
+            for old, new in zip(source.inputs, named.inputs, strict=True)
+            if new.path != old.path
+        )
+        return Request(
+            recipe=recipe, source=named, tokenizer=base.tokenizer, base=version, notes=notes
+        )
+
+    if base.before is not None:
+        again = on(base.before)
+        if again.plan().digest == base.manifest.additions[-1].plan:
+            return again
+    if not recipe.allow_duplicates:
+        base.refuse_known(source)
+    return on(base)
 
 
 def require_own(recipe: Recipe) -> None:

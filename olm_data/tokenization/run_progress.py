@@ -6,8 +6,8 @@ plan's sizes + counts [tasks, Count] + running tasks -> Progress.update(share, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from olm_data.counts import duration, scaled
@@ -17,6 +17,28 @@ from olm_data.runners.base import Count
 
 STALL_SECONDS = 15.0
 STAGES = {"read": Count.READ_US, "encode": Count.ENCODE_US, "write": Count.WRITE_US}
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done so far: keys of the event `progress`.
+
+    Attributes:
+        dropped, bad: records dropped, and of these the ones that count against `--max-bad`.
+        stages: share of each stage in the time all were at work; {} before any was.
+        workers: tasks at work.
+    """
+
+    documents: int
+    text_bytes: int
+    tokens: int
+    dropped: int
+    bad: int
+    text_bytes_per_second: int
+    tokens_per_second: int
+    stages: dict[str, float]
+    workers: int
+    shards: int
+    shards_done: int
 
 
 class RunProgress:
@@ -56,25 +78,25 @@ class RunProgress:
         self.share = done / max(done + left, 1.0)
         self._progress.update(
             self.share,
-            numbers(facts, still=self._bytes.still),
+            in_words(facts, still=self._bytes.still),
             left=left / speed if speed and in_bytes else None,
             facts=facts,
         )
 
-    def _facts(self, sums: np.ndarray, speed: float, workers: int) -> dict[str, Any]:
-        return {
-            "documents": int(sums[Count.DOCUMENTS]),
-            "text_bytes": int(sums[Count.TEXT_BYTES]),
-            "tokens": int(sums[Count.TOKENS]),
-            "dropped": int(sums[Count.DROPPED]),
-            "bad": int(sums[Count.BAD]),
-            "text_bytes_per_second": round(speed),
-            "tokens_per_second": round(self._tokens.rate),
-            "stages": stage_shares(sums),
-            "workers": workers,
-            "shards": len(self._todo),
-            "shards_done": int(self._finished.sum()),
-        }
+    def _facts(self, sums: np.ndarray, speed: float, workers: int) -> RunFacts:
+        return RunFacts(
+            documents=int(sums[Count.DOCUMENTS]),
+            text_bytes=int(sums[Count.TEXT_BYTES]),
+            tokens=int(sums[Count.TOKENS]),
+            dropped=int(sums[Count.DROPPED]),
+            bad=int(sums[Count.BAD]),
+            text_bytes_per_second=round(speed),
+            tokens_per_second=round(self._tokens.rate),
+            stages=stage_shares(sums),
+            workers=workers,
+            shards=len(self._todo),
+            shards_done=int(self._finished.sum()),
+        )
 
 
 def stage_shares(sums: np.ndarray) -> dict[str, float]:
@@ -88,26 +110,26 @@ def stage_shares(sums: np.ndarray) -> dict[str, float]:
     return {name: round(us / total, 4) for name, us in spent.items()} if total else {}
 
 
-def numbers(facts: dict[str, Any], *, still: float = 0.0) -> list[str]:
+def in_words(facts: RunFacts, *, still: float = 0.0) -> list[str]:
     """Return the facts of a run as pieces of text, the most important first.
 
     Args:
         still: seconds since text last came through; said when it is long.
     """
     pieces = [
-        f"{facts['text_bytes_per_second'] / 1e6:.1f} MB/s of text",
-        f"{scaled(facts['tokens_per_second'])} tokens/s",
-        f"{facts['documents']:,} documents",
+        f"{facts.text_bytes_per_second / 1e6:.1f} MB/s of text",
+        f"{scaled(facts.tokens_per_second)} tokens/s",
+        f"{facts.documents:,} documents",
     ]
-    if not facts["text_bytes"]:  # no speed yet, and none to be shown as a slow one
+    if not facts.text_bytes:  # no speed yet, and none to be shown as a slow one
         pieces = ["starting"]
     if still >= STALL_SECONDS:
         pieces.insert(0, f"no text for {duration(still)}")
-    if facts["dropped"]:
-        bad = f" ({facts['bad']:,} bad)" if facts["bad"] else ""
-        pieces.append(f"{facts['dropped']:,} dropped{bad}")
-    pieces.append(f"{facts['shards_done']:,} of {facts['shards']:,} shards")
-    if facts["stages"]:
-        pieces.append(" ".join(f"{name} {part:.0%}" for name, part in facts["stages"].items()))
-    pieces.append(f"{facts['workers']} workers" if facts["workers"] != 1 else "1 worker")
+    if facts.dropped:
+        bad = f" ({facts.bad:,} bad)" if facts.bad else ""
+        pieces.append(f"{facts.dropped:,} dropped{bad}")
+    pieces.append(f"{facts.shards_done:,} of {facts.shards:,} shards")
+    if facts.stages:
+        pieces.append(" ".join(f"{name} {part:.0%}" for name, part in facts.stages.items()))
+    pieces.append(f"{facts.workers} workers" if facts.workers != 1 else "1 worker")
     return pieces

@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson
@@ -30,84 +29,74 @@ from olm_data.kinds import kind_of, require
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.store import Store
-from olm_data.tokenization.committed import shard_files
+from olm_data.tokenization.task_results import shard_files, split_stores
 
 
-@dataclass(frozen=True, kw_only=True)
-class Status:
-    """How far a run is.
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker's heartbeat tells.
+
+    Attributes:
+        state: as the worker told, or `dead` where it should run and is not heard of.
+        running: numbers of the tasks at work.
+        done: how many tasks it has done.
+    """
+
+    name: str
+    host: str
+    pid: int
+    state: str
+    seconds_since_heard: int
+    running: list[int]
+    done: int
+    documents: int
+    text_bytes: int
+    tokens: int
+
+    @classmethod
+    def of(cls, beat: Beat, now: float) -> WorkerStatus:
+        """Return what a heartbeat tells at the wall clock time `now`."""
+        return cls(
+            name=beat.name,
+            host=beat.host,
+            pid=beat.pid,
+            state="dead" if beat.state == "running" and not beat.alive(now) else beat.state,
+            seconds_since_heard=round(beat.age(now)),
+            running=sorted(beat.running),
+            done=len(beat.tasks_done()),
+            documents=beat.counts[Count.DOCUMENTS],
+            text_bytes=beat.counts[Count.TEXT_BYTES],
+            tokens=beat.counts[Count.TOKENS],
+        )
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is, as `--json` prints it.
 
     Attributes:
         output: where it is.
         state: complete, running, finishing (all tasks done), failed, interrupted, or dead.
-        tasks, done: of the plan; done are those with a commit record.
-        running: numbers of the tasks at work.
+        tasks, done, running, left: how many of the plan; done are those with a commit record.
         documents, tokens: in the committed shards of all splits.
-        rate: bytes of text a second, all live workers together; 0 when none.
-        left: seconds until all tasks are done at this rate, or None.
-        workers: heartbeats, the parent's first.
-        now: wall clock time of the reader, for ages.
+        text_bytes_per_second: all live workers together; 0 when none.
+        seconds_left: until all tasks are done at this rate, or None.
         error: what ended the run, or None.
+        workers: the parent first.
+        next: what to type next.
     """
 
     output: str
     state: str
     tasks: int
     done: int
-    running: list[int]
+    running: int
+    left: int
     documents: int
     tokens: int
-    rate: float
-    left: float | None
-    workers: list[Beat]
-    now: float
+    text_bytes_per_second: int
+    seconds_left: int | None
     error: str | None
-
-    @property
-    def next(self) -> str:
-        """What to type next."""
-        if self.state == "complete":
-            return f"olm-data verify {typed(self.output)}"
-        if self.state == "running":
-            return f"olm-data status {typed(self.output)}"
-        return "the same tokenize command again: it keeps what is done"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the status as a JSON object."""
-        return {
-            "output": self.output,
-            "state": self.state,
-            "tasks": self.tasks,
-            "done": self.done,
-            "running": len(self.running),
-            "left": self.tasks - self.done,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "text_bytes_per_second": round(self.rate),
-            "seconds_left": None if self.left is None else round(self.left),
-            "error": self.error,
-            "workers": [
-                {
-                    "name": beat.name,
-                    "host": beat.host,
-                    "pid": beat.pid,
-                    "state": worker_state(beat, self.now),
-                    "seconds_since_heard": round(beat.age(self.now)),
-                    "running": sorted(beat.running),
-                    "done": len(beat.done),
-                    "documents": int(beat.counts[Count.DOCUMENTS]),
-                    "text_bytes": int(beat.counts[Count.TEXT_BYTES]),
-                    "tokens": int(beat.counts[Count.TOKENS]),
-                }
-                for beat in self.workers
-            ],
-            "next": self.next,
-        }
-
-
-def worker_state(beat: Beat, now: float) -> str:
-    """Return the state a worker told of, or `dead` where it should run and is not heard of."""
-    return "dead" if beat.state == "running" and not beat.alive(now) else beat.state
+    workers: list[WorkerStatus]
+    next: str
 
 
 def read_status(output: str) -> Status:
@@ -142,15 +131,8 @@ def read_status(output: str) -> Status:
         raise _damaged(store, plan_file) from error
     if manifest is not None and plan.digest in plan_digests(manifest):
         return _complete(output, store, manifest)
-    held_out = plan.settings.holdout_below > 0
-    splits = [store, store.child(VALIDATION)] if held_out else [store]
-    return judge(
-        output,
-        plan,
-        [shard_files(split, plan) for split in splits],
-        read_beats(store),
-        time.time(),
-    )
+    files = [shard_files(split, plan) for split in split_stores(store, plan)]
+    return judge(output, plan, files, read_beats(store), time.time())
 
 
 def judge(
@@ -184,22 +166,25 @@ def judge(
     running = {t: row for beat in workers for t, row in beat.running.items() if not done[t]}
     rate = sum(beat.counts[Count.TEXT_BYTES] / max(beat.time - beat.started, 1) for beat in workers)
     left = float(weights[~done].sum()) - sum(
-        min(int(weights[task]), int(row[Count.TEXT_BYTES])) for task, row in running.items()
+        min(int(weights[task]), row[Count.TEXT_BYTES]) for task, row in running.items()
     )
     state, error = _state(beats, alive, bool(done.all()))
+    named = sorted(beats, key=lambda beat: (beat.name != PARENT, beat.name))
+    again = "the same tokenize command again: it keeps what is done"
     return Status(
         output=output,
         state=state,
         tasks=total,
         done=int(done.sum()),
-        running=sorted(running),
+        running=len(running),
+        left=total - int(done.sum()),
         documents=documents,
         tokens=tokens,
-        rate=float(rate),
-        left=left / float(rate) if rate > 0 else None,
-        workers=sorted(beats, key=lambda beat: (beat.name != PARENT, beat.name)),
-        now=now,
+        text_bytes_per_second=round(rate),
+        seconds_left=round(left / rate) if rate > 0 else None,
         error=error,
+        workers=[WorkerStatus.of(beat, now) for beat in named],
+        next=f"olm-data status {typed(output)}" if state == "running" else again,
     )
 
 
@@ -210,7 +195,7 @@ def _state(beats: Sequence[Beat], alive: Sequence[Beat], all_done: bool) -> tupl
     for state in ("failed", "interrupted"):
         for beat in told:
             if beat.state == state:
-                return state, beat.error["what"] if beat.error else None
+                return state, beat.error.what if beat.error else None
     return "dead", None
 
 
@@ -223,14 +208,15 @@ def _complete(output: str, store: Store, manifest: Manifest) -> Status:
         state="complete",
         tasks=len(manifest.shards),
         done=len(manifest.shards),
-        running=[],
+        running=0,
+        left=0,
         documents=sum(each.totals.documents for each in manifests),
         tokens=sum(each.totals.tokens for each in manifests),
-        rate=0.0,
-        left=None,
-        workers=[],
-        now=time.time(),
+        text_bytes_per_second=0,
+        seconds_left=None,
         error=None,
+        workers=[],
+        next=f"olm-data verify {typed(output)}",
     )
 
 

@@ -15,15 +15,16 @@ from typing import Literal
 
 from olm_data import __version__
 from olm_data.bounded_json import MalformedJson
-from olm_data.dataset.job import JobFile
+from olm_data.config.import_path import is_import_path
+from olm_data.dataset.job import JobFile, TokenizerIdentity
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, wrong_kind
+from olm_data.sources.own import refuse_untrusted, untrusted
 from olm_data.storage.store import Store
-from olm_data.tokenization.dedup import FindDuplicates
-from olm_data.tokenization.job import TokenizeJob
+from olm_data.tokenization.job import FindDuplicates, TokenizeJob
 
 
 def write_job(job: TokenizeJob | FindDuplicates, plan_name: str) -> None:
@@ -55,8 +56,8 @@ def job_file(job: TokenizeJob | FindDuplicates, plan_name: str) -> JobFile:
         plan_sha256=hashlib.sha256(job.plan.encode()).hexdigest(),
         plan=job.plan.digest,
         inputs=job.inputs,
-        read=job.read,
-        tokenizer=job.tokenizer.identity,
+        read=job.read.recorded,
+        tokenizer=TokenizerIdentity.of(job.tokenizer),
         encoder=job.encoder,
         routed=job.routed,
         special=settings.special,
@@ -67,11 +68,14 @@ def job_file(job: TokenizeJob | FindDuplicates, plan_name: str) -> JobFile:
     )
 
 
-def load_job(output: str) -> TokenizeJob | FindDuplicates:
+def load_job(output: str, *, trust: bool = False) -> TokenizeJob | FindDuplicates:
     """Return the job that `write_job` left at `output`.
 
+    Args:
+        trust: classes of somebody's own that it names may be imported.
+
     Raises:
-        InputError: there is none.
+        InputError: there is none, or it names classes and is not trusted.
         ValidationError: its files are damaged or do not belong together, or this machine has other
             versions of the packages that decide bytes.
     """
@@ -84,6 +88,10 @@ def load_job(output: str) -> TokenizeJob | FindDuplicates:
         raise no_run(output) from error
     except MalformedJson as error:
         raise _damaged(store, str(error)) from error
+    if not trust:
+        refuse_untrusted(stored.inputs, store.url(JOB))
+        if is_import_path(stored.encoder):
+            raise untrusted(stored.encoder, store.url(JOB))
     _check_packages(stored.packages, stored.encoder, output)
     if stored.plan != plan.digest:
         raise _damaged(store, "plan.json is that of another run")

@@ -10,7 +10,6 @@ output's writer lock, the manifest, or a task that is finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from olm_data.dataset.manifest import JOB
@@ -22,14 +21,6 @@ from olm_data.runners.local import LocalRunner
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
 from olm_data.tokenization.stored_job import load_job, no_run
-
-
-@dataclass(frozen=True)
-class Worked:
-    """Tasks done now, and tasks found finished."""
-
-    done: int
-    kept: int
 
 
 def find_tasks(output: str, text: str, part: str | None) -> list[int]:
@@ -55,12 +46,23 @@ def find_tasks(output: str, text: str, part: str | None) -> list[int]:
     return tasks[int(index) :: int(count)]
 
 
-def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: Note) -> Worked:
+def work(
+    output: str,
+    tasks: Sequence[int],
+    *,
+    workers: int,
+    name: str,
+    note: Note,
+    trust: bool = False,
+) -> int:
     """Run those of `tasks` that are not finished, on `workers` processes of this machine.
+
+    Returns how many it ran.
 
     Args:
         name: of this worker; no other live worker of the output may have it.
         note: where to say that a process died and the like.
+        trust: classes of somebody's own that the run names may be imported.
 
     Raises:
         UsageError: the plan has no such task.
@@ -70,7 +72,7 @@ def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: No
     if not Store(output).exists(JOB):  # nothing is written to a place that is no run's
         raise no_run(output)
     with Heartbeat(Store(output), name, note=note) as heartbeat:
-        job = load_job(output).beside(name)
+        job = load_job(output, trust=trust).beside(name)
         total = len(job.plan.tasks)
         if tasks and max(tasks) >= total:
             raise UsageError(f"the plan has {total:,} tasks, there is no task {max(tasks):,}")
@@ -83,7 +85,7 @@ def work(output: str, tasks: Sequence[int], *, workers: int, name: str, note: No
         finally:
             for split in job.splits:  # processes that were killed cannot clean up themselves
                 split.clear_staging()
-    return Worked(len(todo), len(tasks) - len(todo))
+    return len(todo)
 
 
 def _ignore(*_: Any) -> None:

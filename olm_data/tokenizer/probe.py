@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from olm_data.errors import InputError, printable
-from olm_data.tokenizer.definition import decoded, refuse_growth
+from olm_data.tokenizer.definition import Definition
 from olm_data.user_cache import read_private, write_private
 
 PROBE = 1
@@ -53,7 +53,7 @@ def probe(data: bytes, name: str) -> None:
     place = f"tokenizers/{sha256(key.encode()).hexdigest()}"
     if read_private(place, len(_GOOD)) == _GOOD:
         return
-    refuse_growth(decoded(data, name), name)
+    Definition(data, name)
     why = _failure(data)
     if why:
         raise InputError(

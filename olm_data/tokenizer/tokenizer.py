@@ -21,21 +21,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from olm_data.canonical import digest
-from olm_data.errors import InputError, UsageError, ValidationError, printable, said_by, suggest
+from olm_data.errors import InputError, UsageError, printable, said_by, suggest
 from olm_data.storage.hub import hub_file
-from olm_data.tokenizer.definition import (
-    Form,
-    decoded,
-    form_of,
-    refuse_growth,
-    rewrites,
-    unknown_of,
-    variant,
-)
+from olm_data.tokenizer.definition import Definition, Form
 from olm_data.tokenizer.ends import configured_eos, end_token
 from olm_data.tokenizer.probe import probe
 
@@ -64,43 +55,6 @@ PROBE_TEXTS = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "$\\int_0^1 x^2\\,dx = \\frac{1}{3}$ <|endoftext|> </s> [SEP] <s>",
 )
-
-
-class TokenizerIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names a tokenizer beside the bytes of its `tokenizer.json`, as the job of a run keeps it."""
-
-    name: str
-    sha256: str
-    probe_sha256: str
-    eos_token: str | None
-    bos_token: str | None
-
-    def open(self, json_bytes: bytes) -> TokenizerSpec:
-        """Return the tokenizer in these bytes, proved on this machine.
-
-        Raises:
-            ValidationError: the file is another one, or the library here reads it differently.
-        """
-        spec = spec_from_bytes(
-            json_bytes,
-            name=self.name,
-            eos=self.eos_token or "none",
-            bos=self.bos_token or "none",
-        )
-        if spec.sha256 != self.sha256:
-            raise ValidationError(
-                "this is not the tokenizer the run began with",
-                where=self.name,
-                fix="run the whole tokenize command again",
-            )
-        if spec.probe_sha256 != self.probe_sha256:
-            raise ValidationError(
-                "the tokenizers library of this machine gives other ids than the run began with",
-                where=self.name,
-                why="its shards would not fit the others",
-                fix="install the same version of tokenizers everywhere",
-            )
-        return spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,24 +154,12 @@ class TokenizerSpec:
         strip_normalizer: bool = False,
         unspellable: bool = False,
     ) -> bytes:
-        """Return the JSON an encoder loads; see `definition.variant`."""
-        return variant(
-            self.json_bytes,
+        """Return the JSON an encoder loads; see `Definition.variant`."""
+        return Definition(self.json_bytes, self.name).variant(
             self.special_tokens,
             strip_special=strip_special,
             strip_normalizer=strip_normalizer,
             unspellable=unspellable,
-        )
-
-    @property
-    def identity(self) -> TokenizerIdentity:
-        """What names it beside the bytes of its file."""
-        return TokenizerIdentity(
-            name=self.name,
-            sha256=self.sha256,
-            probe_sha256=self.probe_sha256,
-            eos_token=self.eos_token,
-            bos_token=self.bos_token,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -304,13 +246,13 @@ def spec_from_bytes(
         UsageError: as `load_tokenizer`.
         InputError: `data` is not a tokenizer the reference library can load.
     """
-    model = decoded(data, name)
-    refuse_growth(model, name)
+    definition = Definition(data, name)
     tokenizer = open_reference(data, plain=True, name=name)
-    special = {t["content"]: t["id"] for t in model.get("added_tokens") or [] if t.get("special")}
+    marked = definition.special_tokens
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    eos_token = end_token(eos, special, configured_eos(config, name), name)
+    eos_token = end_token(eos, marked, configured_eos(config, name), name)
     bos_token = None if bos == "none" else bos
+    special = dict(marked)
     for option, token in (("--eos", eos_token), ("--bos", bos_token)):
         if token is not None:
             if token not in vocabulary:
@@ -320,7 +262,7 @@ def spec_from_bytes(
                     fix=suggest(token, special or ["none"]),
                 )
             special[token] = vocabulary[token]
-    unk_token = unknown_of(model)
+    unk_token = definition.unknown_token
     ids = [_probe(tokenizer, text) for text in PROBE_TEXTS]
     spec = TokenizerSpec(
         name=name,
@@ -333,18 +275,17 @@ def spec_from_bytes(
         eos_token=eos_token,
         bos_token=bos_token,
         special_tokens=dict(sorted(special.items())),
-        added_tokens=tuple(token["content"] for token in model.get("added_tokens") or []),
+        added_tokens=definition.added_tokens,
         unk=None if unk_token is None else vocabulary.get(unk_token),
         unk_token=unk_token,
-        form=form_of(model),
-        rewrites=rewrites(model),
+        form=definition.form,
+        rewrites=definition.rewrites,
         lossless=all(
             row is not None and tokenizer.decode(row, skip_special_tokens=False) == text
             for row, text in zip(ids, PROBE_TEXTS, strict=True)
         ),
     )
-    added = model.get("added_tokens") or []
-    if all(token.get("special") or token["content"] not in special for token in added):
+    if not (special.keys() - marked.keys()) & set(definition.added_tokens):
         # the file marks EOS and BOS itself: `reference` would load just this once more
         vars(spec)["reference"] = tokenizer
     return spec

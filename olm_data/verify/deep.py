@@ -21,7 +21,7 @@ import numpy as np
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import read_plans
-from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.dataset.inputs import InputFile, ReadOptions, RecordOptions, Unit
 from olm_data.dataset.job import JobFile
 from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan, PlannedInput
@@ -33,9 +33,10 @@ from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch
 from olm_data.sources.files import current_revision
 from olm_data.sources.formats import as_array, describe, is_json
+from olm_data.sources.own import refuse_untrusted
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
-from olm_data.tokenization.pipeline import delimit
+from olm_data.tokenization.batches import delimit
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.verify.sample import choose
 from olm_data.verify.shard import VerifyReport
@@ -53,11 +54,13 @@ class Deep:
         root: folder or URL that the inputs' paths are relative to; None to use job.json.
         share: share of the shards to compare.
         seed: which of them.
+        trust: a source of somebody's own that job.json names may be imported.
     """
 
     root: str | None
     share: Fraction = DEFAULT_SHARE
     seed: int = 0
+    trust: bool = False
 
 
 @dataclass
@@ -114,7 +117,7 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
     """
     store, manifest = dataset.store, dataset.manifest
     plans = read_plans(store, manifest)
-    inputs = find_inputs(store, plans[-1], deep.root)
+    inputs = find_inputs(store, plans[-1], deep.root, trust=deep.trust)
     rules = manifest.tokenizer
     encoder = make_encoder("hf", spec, rules.special)  # type: ignore[arg-type]  # from the manifest
     made = {plan.digest: (plan, _whole(plan.settings)) for plan in plans}
@@ -142,14 +145,18 @@ def check_deep(dataset: Dataset, spec: TokenizerSpec, deep: Deep, report: Verify
     )
 
 
-def find_inputs(store: Store, plan: Plan, root: str | None) -> list[InputFile | None]:
+def find_inputs(
+    store: Store, plan: Plan, root: str | None, *, trust: bool = False
+) -> list[InputFile | None]:
     """Return where each input of the plan is now; None where it is gone.
 
     Args:
         root: where to look for the inputs' paths, whole or without their first folders; None to
             take the places in job.json.
+        trust: sources of somebody's own that it names may be imported.
 
     Raises:
+        InputError: it names one, and is not trusted.
         UsageError: no root, and no job.json.
     """
     if root is None:
@@ -163,7 +170,12 @@ def find_inputs(store: Store, plan: Plan, root: str | None) -> list[InputFile | 
             ) from error
         except MalformedJson as error:
             raise ValidationError("job.json is damaged", where=store.url(JOB)) from error
-        return [place if current_revision(place) else None for place in job.inputs]
+        if not trust:
+            refuse_untrusted(job.inputs, store.url(JOB))
+        return [
+            place if place.format == "own" or current_revision(place) else None
+            for place in job.inputs
+        ]
     return [_below(root.rstrip("/") or "/", item) for item in plan.inputs]
 
 
@@ -178,7 +190,7 @@ def _below(root: str, item: PlannedInput) -> InputFile | None:
     return None
 
 
-def _whole(options: ReadOptions) -> ReadOptions:
+def _whole(options: RecordOptions) -> ReadOptions:
     """Return how all records were read, before any was left out."""
     return ReadOptions(
         text_column=options.text_column,
@@ -209,7 +221,7 @@ class _Comparison:
         self._shard, self._where = dataset.open_shard(index), f"{dataset.store.root} {info.name}"
         self._first = int(dataset.document_ends[index]) - info.documents
         number = int(info.name.removeprefix("shard-"))
-        self._units = plan.units_of(number - plan.settings.first_shard)
+        self._units = plan.units_of(number - plan.first_shard)
         self._inputs = inputs
         table = self._shard.docs.table(_COLUMNS)
         self._input = table["input"].to_numpy()

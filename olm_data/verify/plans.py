@@ -36,7 +36,7 @@ def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads:
         names += plan.shards
 
     def accounts_of(shard: str) -> tuple[VerifyReport, list[InputAccount]]:
-        own, name = VerifyReport(store.root), shard + RECORD
+        own, name = VerifyReport(target=store.root), shard + RECORD
         with own.unreadable(store.url(name)):
             data = read_or_report(store, name, own)
             try:
@@ -49,7 +49,7 @@ def check_plans(store: Store, manifest: Manifest, report: VerifyReport, threads:
     parts: dict[int, list[str]] = {}
     read = list(in_order(accounts_of, names, threads))
     for own, accounts in read:
-        report.findings += [found for found in own.findings if found not in report.findings]
+        report.include(own.findings)
         for account in accounts:
             documents[account.input] += account.documents_in
             parts.setdefault(account.input, []).append(account.sha256)

@@ -96,7 +96,7 @@ def check_shard_sample(
         whole: also read the ends and the document rows.
         seen: called with the number of bytes of each piece.
     """
-    result = ShardResult(VerifyReport(info.name))
+    result = ShardResult(VerifyReport(target=info.name))
     report = result.report
     with report.unreadable(store.url(info.name)):
         result.record = check_record(store, manifest, info, report)

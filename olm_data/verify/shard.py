@@ -9,17 +9,18 @@ import contextlib
 import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.manifest import Manifest, ShardInfo
-from olm_data.dataset.record import RECORD, ShardRecord, window_counts
+from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.shard import ENDS
+from olm_data.dataset.windows import window_counts
 from olm_data.errors import OlmError, StorageError, printable
 from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
 from olm_data.storage.store import Store
@@ -27,8 +28,7 @@ from olm_data.storage.store import Store
 PIECE_BYTES = 4 << 20  # a multiple of the block size
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """One disagreement between what is on disk and what is promised."""
 
     file: str
@@ -43,11 +43,11 @@ class Finding:
         )
 
 
-@dataclass
-class VerifyReport:
+class VerifyReport(msgspec.Struct, kw_only=True):
     """What `verify` saw.
 
     Attributes:
+        ok: whether nothing disagrees.
         target: what was verified.
         findings: all disagreements; empty means verified.
         notes: facts worth knowing that are no faults.
@@ -63,10 +63,11 @@ class VerifyReport:
         seconds: wall time; `read_seconds` of it for the bytes of the shards.
     """
 
+    ok: bool = True
     target: str
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    datasets: list[tuple[str, str]] = field(default_factory=list)
+    findings: list[Finding] = []  # msgspec gives each its own
+    notes: list[str] = []
+    datasets: list[tuple[str, str]] = []
     shards: int = 0
     tokens: int = 0
     documents: int = 0
@@ -76,23 +77,21 @@ class VerifyReport:
     round_trip: int = 0
     deep: int = 0
     deep_encoded: int = 0
-    unproved: list[str] = field(default_factory=list)
+    unproved: list[str] = []
     seconds: float = 0.0
     read_seconds: float = 0.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing disagrees."""
-        return not self.findings
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        return {"ok": self.ok, **asdict(self)}
 
     def add(self, file: str, field: str, expected: object, found: object) -> None:
         """Note a disagreement unless `expected` equals `found`."""
         if expected != found:
             self.findings.append(Finding(file, field, str(expected), str(found)))
+            self.ok = False
+
+    def include(self, findings: Iterable[Finding]) -> None:
+        """Take over what other checks found, each finding once."""
+        known = set(self.findings)
+        self.findings += [found for found in findings if found not in known]
+        self.ok = not self.findings
 
     @contextlib.contextmanager
     def unreadable(self, url: str) -> Iterator[None]:
@@ -143,7 +142,7 @@ class ShardResult:
 def check_shard(
     store: Store, manifest: Manifest, info: ShardInfo, seen: Callable[[int], None]
 ) -> ShardResult:
-    result = ShardResult(VerifyReport(info.name))
+    result = ShardResult(VerifyReport(target=info.name))
     report = result.report
     url, ends = store.url(info.name), None
     with report.unreadable(url):

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
+from rich.console import Console
 
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
@@ -28,15 +28,17 @@ from olm_data.order.schedule import Schedule
 from olm_data.order.skip import KeptRows, Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes, order_digest
 from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
+from olm_data.run_log.run_folder import refuse_without_lock
+from olm_data.tables import table
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""
 
 MOST_SHOWN = 3
+HEAD = ("stage", "source", "epoch", "planned", "due so far", "skipped", "trained", "difference")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
+class Account(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one epoch of one source in one stage.
 
     Attributes:
@@ -46,6 +48,7 @@ class Account:
         due: rows of it up to the last row reached.
         skipped: due rows left out on purpose, or of a step that was not taken.
         trained: rows trained, a repeated one each time.
+        difference: rows trained beyond those due (below 0: missed).
     """
 
     stage: str
@@ -55,30 +58,28 @@ class Account:
     due: int
     skipped: int
     trained: int
-
-    @property
-    def difference(self) -> int:
-        """Rows trained beyond those due (below 0: missed)."""
-        return self.trained + self.skipped - self.due
+    difference: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingReport:
+class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was planned and what was trained.
 
     Attributes:
+        agrees: whether the run trained what was planned, as far as it went.
         run, lock: the run's folder, the lock's digest.
         sequence_length: tokens of a row.
         steps, tokens: steps logged, and the tokens in them as counted on the devices.
         not_taken: steps that left the weights as they were: their loss or gradient was a spike or
-            no number. Their rows count as skipped.
+            not finite. Their rows count as skipped.
         reached: one past the last row of the steps logged.
         skipped: ranges of rows before that which no step has, or which a step leaves out.
         accounts: in the order of stages, sources and epochs.
-        starts: all starts of the run; `rewound` says how many steps were trained again.
+        starts: all starts of the run.
         problems: how the log differs from the plan, in words; none if it agrees.
+        rewound: steps that were trained again after a kill.
     """
 
+    agrees: bool
     run: str
     lock: str
     sequence_length: int
@@ -90,26 +91,7 @@ class TrainingReport:
     accounts: list[Account]
     starts: list[Start]
     problems: list[str]
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the run trained what was planned, as far as it went."""
-        return not self.problems
-
-    @property
-    def rewound(self) -> int:
-        """Steps that were trained again after a kill."""
-        return sum(start.rewound for start in self.starts)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object."""
-        plain = {f: getattr(self, f) for f in self.__dataclass_fields__}
-        plain["accounts"] = [asdict(a) | {"difference": a.difference} for a in self.accounts]
-        plain["starts"] = [
-            {name: getattr(start, name) for name in start.__struct_fields__}
-            for start in self.starts
-        ]
-        return {"agrees": self.agrees, **plain, "rewound": self.rewound}
+    rewound: int
 
 
 def read_log(folder: str | Path) -> RunLog:
@@ -126,7 +108,7 @@ def read_log(folder: str | Path) -> RunLog:
             where=str(folder),
             why="what was trained is known from the run's own log alone",
             fix="give the trainer.save_folder of a run whose "
-            "trainer.callbacks.metric_saver was not switched off",
+            "trainer.callbacks.metrics_logger was not switched off",
         )
     return log
 
@@ -174,7 +156,22 @@ def verify_training(
         for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped, idle)
     )
     trained, left_out = trained - without_effect, left_out + without_effect
+    accounts = []
+    for key, rows in sorted(planned.items()):
+        stage, source, epoch = key
+        account = Account(
+            stage=names[stage],
+            source=lock.sources[source].name,
+            epoch=epoch,
+            planned=rows,
+            due=due[key],
+            skipped=left_out[key],
+            trained=trained[key],
+            difference=trained[key] + left_out[key] - due[key],
+        )
+        accounts.append(account)
     return TrainingReport(
+        agrees=not problems,
         run=str(log.folder),
         lock=lock.digest,
         sequence_length=lock.sequence_length,
@@ -183,30 +180,78 @@ def verify_training(
         not_taken=[step.step for step in not_taken],
         reached=reached,
         skipped=_without((0, reached), once),
-        accounts=[
-            Account(
-                stage=names[stage],
-                source=lock.sources[source].name,
-                epoch=epoch,
-                planned=rows,
-                due=due[stage, source, epoch],
-                skipped=left_out[stage, source, epoch],
-                trained=trained[stage, source, epoch],
-            )
-            for (stage, source, epoch), rows in sorted(planned.items())
-        ],
+        accounts=accounts,
         starts=log.starts,
         problems=problems,
+        rewound=sum(start.rewound for start in log.starts),
     )
+
+
+def print_training(found: TrainingReport, console: Console) -> None:
+    """Print a report; numbers in the table are rows."""
+    title = f"rows of {found.sequence_length:,} tokens, planned and trained"
+    accounts = table(HEAD, names=2, title=title)
+    stage = found.accounts[0].stage
+    for account in found.accounts:
+        if account.stage != stage:
+            accounts.add_section()
+        stage = account.stage
+        numbers = (account.planned, account.due, account.skipped, account.trained)
+        accounts.add_row(
+            account.stage,
+            account.source,
+            str(account.epoch),
+            *(f"{number:,}" for number in numbers),
+            f"{account.difference:+,}" if account.difference else "0",
+        )
+    accounts.add_section()
+    totals = [
+        sum(getattr(account, name) for account in found.accounts)
+        for name in ("planned", "due", "skipped", "trained", "difference")
+    ]
+    shown = [f"{number:,}" for number in totals[:-1]]
+    accounts.add_row("total", "", "", *shown, f"{totals[-1]:+,}" if totals[-1] else "0")
+    console.print(accounts)
+    starts, rewound = len(found.starts), found.rewound
+    lines = [
+        f"{found.steps:,} steps, {found.tokens:,} tokens, {starts:,} start{'s' * (starts > 1)}"
+    ]
+    if rewound:
+        lines.append(
+            f"{rewound:,} steps were trained again: a kill or a rewind had lost their weights, and "
+            "they count once"
+        )
+    if found.not_taken:
+        steps = ", ".join(f"{step:,}" for step in found.not_taken[:MOST_SHOWN])
+        more = ", ..." if len(found.not_taken) > MOST_SHOWN else ""
+        lines.append(
+            f"{len(found.not_taken):,} steps left the weights as they were: loss or gradient was a "
+            f"spike or not finite (step {steps}{more}); their rows count as skipped"
+        )
+    lines += [
+        f"step {start.step + 1:,}: went back and left out rows "
+        f"{', '.join(f'[{a:,}, {b:,})' for a, b in start.bad)}: non-finite loss or gradient"
+        for start in found.starts
+        if start.bad
+    ]
+    lines += [f"skipped: rows [{a:,}, {b:,})" for a, b in found.skipped]
+    lines += [f"differs: {problem}" for problem in found.problems]
+    if found.agrees:
+        lines.append(
+            f"agrees: steps 1 to {found.steps:,}, rows 0 to {found.reached:,}: each row due was "
+            "trained once, in the order of the lock, or skipped"
+        )
+    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def find_lock(log: RunLog, given: str | None) -> Lock:
     """Return the lock of a run: the given one, else a copy that a checkpoint of the run holds.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or the run was trained on data from no lock.
         ValidationError: the lock is damaged.
     """
+    refuse_without_lock(log)
     copies = sorted(log.folder.glob("step*[0-9]/mixture.lock.json"))
     if given is None and not copies:
         raise InputError(

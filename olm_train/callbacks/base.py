@@ -3,10 +3,15 @@
 The trainer calls each hook on every callback and on every rank, higher priority first, and knows
 nothing else of them. A hook that prints or writes does so on rank 0 (`self.trainer.world.main`).
 
-    pre_train -> [ pre_step -> pre_optim_step -> post_step -> evaluate
-                   where a checkpoint is due: post_checkpoint_saved
-                   every metrics_collect_interval steps: pre_log_metrics -> log_metrics ]
-              -> post_train | on_error -> close
+    post_attach -> post_checkpoint_loaded -> pre_train
+        -> [ pre_load_batch -> pre_epoch, at the first step of one
+             -> pre_step -> change_batches -> post_backward -> pre_optim_step -> post_step
+             -> evaluate
+             where a checkpoint is due: post_checkpoint_saved
+             every metrics_collect_interval steps: pre_log_metrics -> log_metrics
+             where something happened that people are told of: on_event
+             after the last step of an epoch, once the next one begins: post_epoch ]
+        -> post_train | on_error -> close
 
 A checkpoint that is due, or asked for in `pre_train` or `post_step`, is written after that hook and
 `evaluate` have run on every callback, so it holds the state of all of them after its step.
@@ -19,17 +24,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from olm_train.checkpoint.load import Checkpoint
-    from olm_train.checkpoint.manager import CheckpointManager
-    from olm_train.checkpoint.manifest import Kind
-    from olm_train.data.batch import Batch
-    from olm_train.data.loader import DataLoader
+    from olm_train.checkpoint.manager import Checkpoint, CheckpointManager, Kind
+    from olm_train.data.base import DataLoaderBase
+    from olm_train.distributed.preempt import StopRequest
     from olm_train.distributed.world import World
+    from olm_train.metrics import Reduce
+    from olm_train.notices.notice import Event
     from olm_train.stability.report import BadSteps
     from olm_train.train_module_base import TrainModule
 
@@ -47,35 +53,47 @@ class TrainingRun(Protocol):
         stop_step: step at which this run ends.
         resumed: whether it went on from a checkpoint.
         left: what callbacks still have to do for a run that has ended.
+        cancelled: who ended the run before its last step, and why; None: nobody.
         bad_steps: those that it went back for.
         checkpoints: what saves them, and knows which ones there are.
         paused_seconds: time that was not spent on training.
+        callbacks: all of them by name.
     """
 
     train_module: TrainModule
-    data_loader: DataLoader
+    data_loader: DataLoaderBase
     world: World
     save_folder: str
     work_dir: Path
-    config: dict[str, Any]
+    config: JsonObject
     config_changes: tuple[str, ...]
     chosen: list[str]
     step: int
     stop_step: int
     resumed: bool
     left: list[str]
+    cancelled: StopRequest | None
     bad_steps: BadSteps
     checkpoints: CheckpointManager
     paused_seconds: float
 
+    @property
+    def callbacks(self) -> Mapping[str, Callback]: ...
     def tokens_at(self, step: int) -> int: ...
     def say(self, message: str) -> None: ...
+    def tell(self, event: Event, step: int, text: str) -> None: ...
     def pause(self) -> AbstractContextManager[None]: ...
     def ask_to_stop(self) -> bool: ...
+    def cancel_run(self, reason: str, *, by: str = "cancel_run") -> None: ...
+    def record_metric(
+        self, name: str, value: Tensor | float, *, reduce: Reduce | None = None
+    ) -> None: ...
+    def block_ephemeral_checkpoints(self, by: object) -> None: ...
+    def unblock_ephemeral_checkpoints(self, by: object) -> None: ...
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None: ...
     def finish_save(self, *, must: bool = False) -> None: ...
     def load_checkpoint(self, checkpoint: Checkpoint) -> None: ...
-    def take_step(self, batches: Sequence[Batch]) -> Mapping[str, Tensor | float]: ...
+    def take_step(self, batches: Sequence[Any]) -> Mapping[str, Tensor | float]: ...
     def log_evaluation(self, results: Mapping[str, Mapping[str, float]]) -> None: ...
 
 
@@ -92,18 +110,87 @@ class Callback(Config):
     enabled: bool = True
     trainer: TrainingRun
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Return JSON values that a resumed run needs; called when a checkpoint is made."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Take over the state of a checkpoint; called before `pre_train`."""
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that a resumed run needs, by name; they lie in each checkpoint.
+
+        Whole, or DTensors: then a run of another world gets its own shards. The live ones, on every
+        rank alike. Where a run goes on it is called after `load_state_dict`, for tensors to be
+        filled in place.
+        """
+        return {}
+
+    def documents(self) -> Mapping[str, bytes]:
+        """Return files that each checkpoint is to hold, by name; called when one is made.
+
+        A name is that of no file that checkpoints have already. Those of rank 0 are written.
+        """
+        return {}
+
+    def evaluate_now(self) -> Mapping[str, Mapping[str, float]]:
+        """Return results of the model as it is now, by data set; every rank calls it.
+
+        Asked for while other weights are in the model's place. Nothing is logged; default: none.
+        """
+        return {}
+
+    def block_ephemeral_checkpoints(self) -> None:
+        """Let no checkpoint be saved at `ephemeral_save_interval`, until it is unblocked.
+
+        On every rank alike. One that a preemption asks for is saved all the same.
+        """
+        self.trainer.block_ephemeral_checkpoints(self)
+
+    def unblock_ephemeral_checkpoints(self) -> None:
+        """Take that back; others may still block them."""
+        self.trainer.unblock_ephemeral_checkpoints(self)
+
+    def post_attach(self) -> None:
+        """Runs when it has got its trainer, before anything is loaded.
+
+        Of those that the `Trainer` is given, before the length of the run is known.
+        """
+
+    def post_checkpoint_loaded(self, folder: str) -> None:
+        """Runs after state was taken from a checkpoint, of this run or of another."""
 
     def pre_train(self) -> None:
         """Runs once, after a checkpoint was loaded and before the first step."""
 
+    def pre_epoch(self, epoch: int) -> None:
+        """Runs before the first step of a pass over the data loader, and after a resume in one.
+
+        A mixture lock is one pass, number 1: its sources have epochs of their own.
+        """
+
+    def post_epoch(self, epoch: int) -> None:
+        """Runs after the last step of a pass, and at the end of a run within one."""
+
+    def pre_load_batch(self) -> None:
+        """Runs before the batches of a step are taken from the data loader."""
+
     def pre_step(self, batches: Sequence[Any]) -> None:
         """Runs before a step, with this rank's micro-batches of it."""
+
+    def change_batches(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return this rank's micro-batches, as many, as the step takes them; default: as they are.
+
+        Called at the beginning of each step, also of one that is repeated to be compared: what it
+        returns follows from the batches and `trainer.step` alone.
+        """
+        return batches
+
+    def post_backward(self) -> None:
+        """Runs after the backward passes of a step: gradients of the global batch, not yet clipped.
+
+        Not with a train module that never calls `TrainModule.gradients_ready`.
+        """
 
     def pre_optim_step(self) -> None:
         """Runs after the backward passes of a step, before the optimiser changes the weights."""
@@ -133,6 +220,13 @@ class Callback(Config):
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         """Takes the results of an evaluation after `step`, by data set."""
+
+    def on_event(self, event: Event, step: int, text: str) -> None:
+        """Takes what a person may want to be told of, in words; on the ranks that know of it.
+
+        Spikes and failed saves, and what callbacks `trainer.tell`; it may come from a thread beside
+        the training, so that it must return at once. Starts and ends have hooks of their own.
+        """
 
     def post_train(self) -> None:
         """Runs after the last step, not after an error or a preemption."""

@@ -8,23 +8,20 @@ Other versions may give other numbers without any error, so a difference is said
 
 from __future__ import annotations
 
-import json
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
-from olm_data.bounded_json import MalformedJson, decode_object
 from olm_data.errors import UsageError, ValidationError
-from olm_data.regular_files import MAX_CONFIG, read_regular
-from olm_data.run_log.log import malformed_log
-from olm_data.storage.disk import write_durable
+from olm_data.run_log.run_folder import ENVIRONMENT, read_environment, write_environment
 from olm_train.callbacks.base import Callback
-from olm_train.checkpoint.logs import ENVIRONMENT
 
 DRIVER = Path("/proc/driver/nvidia/version")
 MOST_SHOWN = 12
@@ -56,17 +53,14 @@ class EnvironmentCallback(Callback):
         self.trainer.world.on_main(self._compare)
 
     def _compare(self) -> None:
-        path, now = self.trainer.work_dir / ENVIRONMENT, describe(self.trainer.world.device)
-        if self.trainer.resumed and path.exists():
-            try:
-                before = decode_object(read_regular(path, MAX_CONFIG))
-            except MalformedJson as error:
-                raise malformed_log(path, str(error)) from None
+        folder, now = self.trainer.work_dir, describe(self.trainer.world.device)
+        before = read_environment(folder) if self.trainer.resumed else None
+        if before is not None:
             changed = differences(before, now)
             if changed and self.strict:
                 raise ValidationError(
                     f"the environment is not that of the run: {'; '.join(changed)}",
-                    where=str(path),
+                    where=str(folder / ENVIRONMENT),
                     why="the numbers of the run may change, and --strict-env asks for the same",
                     fix="install the versions of the run, or go on without --strict-env",
                 )
@@ -75,7 +69,7 @@ class EnvironmentCallback(Callback):
                 if len(changed) > MOST_SHOWN:
                     shown.append(f"{len(changed) - MOST_SHOWN:,} more")
                 self.trainer.say(f"note: changed since the last start: {'; '.join(shown)}")
-        write_durable(path, json.dumps(now, indent=1).encode() + b"\n")
+        write_environment(folder, now)
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -86,11 +80,23 @@ def describe(device: torch.device) -> dict[str, str]:
         found["cuda"] = str(torch.version.cuda)
         if DRIVER.exists():
             found["driver"] = DRIVER.read_text().partition("\n")[0]
-    packages = {
-        f"package {package.metadata['Name']}": package.version
-        for package in metadata.distributions()
-    }
-    return found | dict(sorted(packages.items()))
+    return found | _packages()
+
+
+@cache  # what a process has imported does not change any more
+def _packages() -> dict[str, str]:
+    """Return the version of each installed package, as `package NAME`, sorted."""
+    found = dict(_name_and_version(package) for package in metadata.distributions())
+    return {f"package {name}": found[name] for name in sorted(found)}
+
+
+def _name_and_version(package: metadata.Distribution) -> tuple[str, str]:
+    """Read two lines of the file: ten times as fast as the library, which parses all of it."""
+    head = (package.read_text("METADATA") or "").partition("\n\n")[0]
+    lines = dict(re.findall(r"^(Name|Version): *(.*?) *$", head, re.MULTILINE))
+    if len(lines) == 2:
+        return lines["Name"], lines["Version"]
+    return package.metadata["Name"], package.version
 
 
 def device_name(device: torch.device) -> str:

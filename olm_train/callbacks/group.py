@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from olm_data.errors import printable
+from olm_data.bounded_json import JsonObject
+from olm_data.errors import UsageError, printable
 from olm_train.callbacks.base import Callback, TrainingRun
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 from olm_train.callbacks.garbage_collector import GarbageCollectorCallback
-from olm_train.callbacks.metric_saver import MetricSaverCallback
+from olm_train.callbacks.lr_monitor import LRMonitorCallback
+from olm_train.callbacks.metrics_logger import MetricsLoggerCallback
 from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
+from olm_train.train_module_base import TrainModule
 
 _DEFAULTS: dict[str, type[Callback]] = {
     "console_logger": ConsoleLoggerCallback,
     "garbage_collector": GarbageCollectorCallback,
-    "metric_saver": MetricSaverCallback,
+    "lr_monitor": LRMonitorCallback,
+    "metrics_logger": MetricsLoggerCallback,
     "speed_monitor": SpeedMonitorCallback,
 }
 
@@ -36,17 +42,97 @@ class Callbacks(dict[str, Callback]):
             for name, kind in _DEFAULTS.items()
             if name not in given and not any(isinstance(each, kind) for each in given.values())
         }
-        super().__init__({n: each for n, each in {**given, **added}.items() if each.enabled})
+        super().__init__()
         self._trainer = trainer
-        for callback in self.values():
-            callback.trainer = trainer
+        for name, callback in {**given, **added}.items():
+            self.add(name, callback)
+
+    def add(self, name: str, callback: Callback) -> None:
+        """Attach a callback to the trainer, unless it is off.
+
+        Raises:
+            UsageError: there is one of that name.
+        """
+        if not isinstance(callback, Callback):
+            raise UsageError(
+                f"the callback {printable(str(name))!r} is a {type(callback).__name__}",
+                where="callbacks",
+                fix="give an instance of a class that derives from olm_train.Callback",
+            )
+        if isinstance(callback.priority, bool) or not isinstance(callback.priority, (int, float)):
+            raise UsageError(
+                f"the priority of the callback {printable(name)!r} is a "
+                f"{type(callback.priority).__name__}",
+                fix="give a number; those of higher priority run first",
+            )
+        if name in self:
+            raise UsageError(f"there is a callback {name!r} already", fix="give another name")
+        if callback.enabled:
+            self[name] = callback
+            callback.trainer = self._trainer
+            callback.post_attach()
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of all of them, those of higher priority first."""
-        for callback in sorted(self.values(), key=lambda callback: -callback.priority):
+        for callback in self._in_order():
             getattr(callback, hook)(*arguments)
 
-    def load_states(self, states: Mapping[str, Any]) -> None:
+    def after(self, error: BaseException) -> None:
+        """Call `on_error` of all of them; one that fails is told, and hides neither error."""
+        for callback, failure in self._failures("on_error", error):
+            self._trainer.say(f"note: on_error of {callback} failed: {printable(repr(failure))}")
+
+    def close(self, last: Callable[[], None]) -> None:
+        """Close all of them, and then what `last` closes; raise the first failure afterwards."""
+        failures = self._failures("close")
+        for callback, failure in failures[1:]:
+            self._trainer.say(f"note: close of {callback} failed too: {printable(repr(failure))}")
+        last()
+        if failures:
+            raise failures[0][1]
+
+    def _failures(self, hook: str, *arguments: Any) -> list[tuple[str, Exception]]:
+        """Call a hook of all of them, whatever it raises; return that, with the class it is of."""
+        failures: list[tuple[str, Exception]] = []
+        for callback in self._in_order():
+            try:
+                getattr(callback, hook)(*arguments)
+            except Exception as failure:
+                failures.append((type(callback).__name__, failure))
+        return failures
+
+    def changed(self, batches: Sequence[Any]) -> Sequence[Any]:
+        """Return the micro-batches of a step as the callbacks want them."""
+        for callback in self._in_order():
+            given, batches = batches, callback.change_batches(batches)
+            if isinstance(batches, (str, bytes)) or not isinstance(batches, Sequence):
+                found = type(batches).__name__
+            elif len(batches) != len(given):
+                found = f"list of {len(batches)}"
+            else:
+                continue
+            raise UsageError(
+                f"change_batches() of {type(callback).__name__} returned a {found}",
+                why=f"this rank has {len(given)} micro-batches in this step, as the others have",
+                fix="return a list of as many, changed or as they were given",
+            )
+        return batches
+
+    def _in_order(self) -> list[Callback]:
+        return sorted(self.values(), key=lambda callback: -callback.priority)
+
+    @contextmanager
+    def within(self, module: TrainModule) -> Iterator[None]:
+        """Call the hooks that run inside its steps, while the body runs."""
+        hook = module.optimizer.register_step_pre_hook(lambda *_: self.call("pre_optim_step"))
+        module.gradients_ready = partial(self.call, "post_backward")
+        try:
+            yield
+        finally:
+            del module.gradients_ready
+            hook.remove()
+
+    def load_states(self, states: Mapping[str, JsonObject]) -> None:
         """Give each its state, by name."""
         for name, state in states.items():
             if name in self:

@@ -71,7 +71,7 @@ class ReplayCheckerCallback(Callback):
         # Rows left out since, or a batch size changed since, make other steps of the same numbers.
         steps = []
         for step in range((checkpoint.step if checkpoint else last) + 1, last + 1):
-            known = step in logged and step <= trainer.data_loader.steps
+            known = step in logged and step <= trainer.stop_step
             if not known or trainer.data_loader.order_digest(step - 1) != logged[step].order:
                 break
             steps.append(step)
@@ -113,7 +113,7 @@ class ReplayCheckerCallback(Callback):
             metrics = trainer.take_step(next(batches))
             buffer.record(trainer.step, metrics)
         trainer.data_loader.close()
-        return dict(buffer.collect())
+        return dict(buffer.collect(self.trainer.step))
 
     def _tolerance(self, steps: list[int]) -> float:
         if self.tolerance is not None:
@@ -131,8 +131,9 @@ class ReplayCheckerCallback(Callback):
             f"replay check: {problem}",
             where=f"steps repeated from {checkpoint.folder}",
             why="this start does not compute what the run has computed; nothing was changed",
-            fix="look for what is different: configuration (--config-diff), versions, machine; if "
-            "it is meant, --trainer.callbacks.replay_checker.strict=false goes on with a warning",
+            fix="look for what is different: configuration (olm-train config --diff), versions, "
+            "machine; if it is meant, --trainer.callbacks.replay_checker.strict=false goes on with "
+            "a warning",
         )
 
 

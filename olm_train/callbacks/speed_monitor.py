@@ -14,6 +14,8 @@ from typing import Annotated, ClassVar
 import torch
 from msgspec import Meta
 
+from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     ATTENTION_PAIRS,
     DATA_WAIT_SECONDS,
@@ -21,10 +23,10 @@ from olm_data.run_log.metric_names import (
     MFU,
     SECONDS_PER_STEP,
     TOKENS,
-    TOKENS_PER_SECOND,
+    per_second,
 )
 from olm_train.callbacks.base import Callback
-from olm_train.estimate.gpus import model_flops_utilisation
+from olm_train.estimate.gpus import device_peak_flops
 
 
 @dataclass(kw_only=True)
@@ -35,16 +37,29 @@ class SpeedMonitorCallback(Callback):
 
     Attributes:
         enabled: measure throughput.
+        num_flops_per_token: FLOPs of a token in a training step; default: those of the model, where
+            they are known.
+        num_params: parameters that take 6 FLOPs a token each, in place of that.
+        device_peak_flops_per_second: of one device; default: from a table, by its name.
         data_wait_alarm: share of the time waited for data above which a warning is printed.
     """
 
     priority: ClassVar[int] = 1  # its metrics are there when the console prints
 
     enabled: bool = True
+    num_flops_per_token: PositiveFloat | None = None
+    num_params: PositiveInt | None = None
+    device_peak_flops_per_second: PositiveFloat | None = None
     data_wait_alarm: Annotated[float, Meta(gt=0, le=1)] = 0.25
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.num_params is not None and self.num_flops_per_token is not None:
+            raise UsageError(
+                "has no effect beside num_flops_per_token",
+                where="num_params",
+                fix="leave one of them out",
+            )
         self._window: tuple[int, float, float, float] | None = None
         self._pairs = self._tokens = 0.0
 
@@ -65,7 +80,7 @@ class SpeedMonitorCallback(Callback):
         seconds = time.monotonic() - start - (self.trainer.paused_seconds - paused)
         wait = self.trainer.data_loader.data_wait_seconds - waited
         tokens = self.trainer.tokens_at(step) - self.trainer.tokens_at(first)
-        metrics[TOKENS_PER_SECOND] = tokens / seconds
+        metrics[per_second(self.trainer.data_loader.unit)] = tokens / seconds
         metrics[SECONDS_PER_STEP] = seconds / steps
         metrics[DATA_WAIT_SECONDS] = wait
         metrics[DATA_WAIT_SHARE] = wait / seconds
@@ -90,11 +105,20 @@ class SpeedMonitorCallback(Callback):
         self._pairs = self._tokens = 0.0
 
     def _utilisation(self, tokens_per_second: float) -> float | None:
-        world = self.trainer.world
-        if world.device.type != "cuda" or not self._tokens:
+        """Return the share of the devices' peak that the model used; None where it is not known."""
+        world, peak = self.trainer.world, self.device_peak_flops_per_second
+        if peak is None and world.device.type == "cuda":
+            peak = device_peak_flops(torch.cuda.get_device_name(world.device))
+        flops = self._flops_per_token()
+        if peak is None or flops is None or self.trainer.data_loader.unit != "tokens":
             return None
-        flops = self.trainer.train_module.flops_per_token(self._pairs / self._tokens)
-        if flops is None:
+        return tokens_per_second * flops / (peak * world.size)
+
+    def _flops_per_token(self) -> float | None:
+        if self.num_flops_per_token is not None:
+            return self.num_flops_per_token
+        if self.num_params is not None:
+            return 6.0 * self.num_params
+        if not self._tokens:
             return None
-        name = torch.cuda.get_device_name(world.device)
-        return model_flops_utilisation(tokens_per_second * flops, name, devices=world.size)
+        return self.trainer.train_module.flops_per_token(self._pairs / self._tokens)

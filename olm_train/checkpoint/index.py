@@ -19,12 +19,12 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import torch
 
-from olm_data.bounded_json import check
+from olm_data.bounded_json import JsonObject, check
 from olm_data.errors import ValidationError, printable
 
 FORMAT, VERSION = "olm-tensors", 1
@@ -93,7 +93,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     version: int = VERSION
     files: tuple[str, ...] = ()
     tensors: dict[str, TensorEntry] = {}
-    values: dict[str, Any] = {}
+    values: JsonObject = {}
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
-from olm_data.bounded_json import MalformedJson, decode
+from olm_data.bounded_json import JsonObject, MalformedJson, decode
 from olm_data.errors import InputError, OlmError, ValidationError, printable
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store, absolute
+from olm_train.checkpoint.documents import RunState
+from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.index import MAX_BYTES, Index
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -33,11 +34,9 @@ from olm_train.checkpoint.manifest import (
     Manifest,
     step_of,
 )
-from olm_train.checkpoint.place import candidates
-from olm_train.checkpoint.reader import IndexedReader
-from olm_train.checkpoint.run_state import RunState
-from olm_train.checkpoint.state import flatten, put_back, split
-from olm_train.distributed.world import World, quiet_alone
+from olm_train.checkpoint.state import StateDict, flatten, put_back, split
+from olm_train.checkpoint.tensors import fill
+from olm_train.distributed.world import World
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class Checkpoint:
             )
         return state
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """Return the configuration of its run, `config.json`.
 
         Raises:
@@ -145,7 +144,7 @@ class Checkpoint:
         held, prefix = self.index.tensors.keys() | self.index.values.keys(), f"{part}."
         return {name.removeprefix(prefix) for name in held if name.startswith(prefix)}
 
-    def load_tensors(self, tensors: dict[str, Any], world: World) -> None:
+    def load_tensors(self, tensors: StateDict, world: World) -> None:
         """Fill a nested state: tensors in place, whatever ranks and sharding wrote them; values.
 
         Raises:
@@ -156,22 +155,9 @@ class Checkpoint:
         self._refuse_misfits(flat, tuple(tensors))
         values = self.index.values
         put_back(tensors, values)
-        try:
-            quiet_alone(world)
-            dcp.load(
-                split(flat)[0],
-                storage_reader=IndexedReader(self.files, self.index),
-                planner=dcp.DefaultLoadPlanner(flatten_state_dict=False),
-                process_group=world.exchange_group,
-                no_dist=world.size == 1,
-            )
-        except dcp.api.CheckpointException as error:
-            for failure, _ in error.failures.values():
-                if isinstance(failure, OlmError):
-                    raise failure from error
-            raise
+        world.on_each(lambda: fill(split(flat)[0], self.files, self.index))
 
-    def _refuse_misfits(self, wanted: Mapping[str, Any], parts: tuple[str, ...]) -> None:
+    def _refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
         here, index = {}, self.index
         for name, leaf in wanted.items():
             here[name] = list(leaf.shape) if isinstance(leaf, Tensor) else None

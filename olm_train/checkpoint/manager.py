@@ -2,7 +2,10 @@
 
     start:  copy the tensors -> write | thread: write -> verify -> remove what may go
     finish: wait -> folder | None: it failed, was said, and the next save is the second try
-    newest: clean partial folders -> newest that verifies | none
+    find_start: clean partial folders -> newest that verifies | load_path | initial weights
+
+The one door of a trainer into this room: it reads the run, and hands back values; what it finds is
+put in place by the trainer alone.
 
 A save beside the training has a gloo group of its own, so that its exchanges never meet those of
 a step. Nothing is removed before the new checkpoint has been read back whole, so whatever becomes
@@ -16,13 +19,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch.distributed as dist
+from msgspec.structs import replace as replace_fields
 
 from olm_data.errors import (
     ConflictError,
@@ -32,15 +35,44 @@ from olm_data.errors import (
     StorageError,
     ValidationError,
 )
+from olm_data.storage.disk import write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
+from olm_train.checkpoint.documents import (
+    Origin,
+    carried,
+    default_work_dir,
+    encoded,
+    fetch_logs,
+    run_logs,
+)
+from olm_train.checkpoint.folders import candidates, remove_checkpoint, remove_partial
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
-from olm_train.checkpoint.manifest import Kind, Manifest
-from olm_train.checkpoint.place import candidates, remove_checkpoint, remove_partial
+from olm_train.checkpoint.manifest import CONFIG, MERGE, STATE, Kind, Manifest, folder_name
+from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy, removable
+from olm_train.checkpoint.resume import (
+    Run,
+    StartingPoint,
+    begin,
+    documents_of_callbacks,
+    record,
+    resume,
+    start_at,
+    tensors_of_callbacks,
+)
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.state import HostCopy
-from olm_train.distributed.world import World, quiet_alone
+from olm_train.checkpoint.state import HostCopy, StateDict, flatten
+from olm_train.distributed.world import quiet_alone
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Kind",
+    "Origin",
+    "StartingPoint",
+    "default_work_dir",
+]
 
 Saved = tuple[str, list[int]]
 """Folder of a new checkpoint; steps of the older ones that were removed after it."""
@@ -50,11 +82,8 @@ class CheckpointManager:
     """Saves, keeps and finds the checkpoints of a run; every rank makes one and calls it alike.
 
     Args:
-        save_folder: path or URL of the run's checkpoints.
-        work_dir: local folder for files on their way to a remote one.
-        world: the ranks of the run.
+        run: what is saved and restored; read when a method is called.
         config: when and how to save.
-        say: prints a line, on rank 0.
 
     Attributes:
         saved: kind of each complete checkpoint by step.
@@ -62,46 +91,63 @@ class CheckpointManager:
         fence: the run's lease on the save folder; None: it is not held.
     """
 
-    def __init__(
-        self,
-        save_folder: str,
-        work_dir: Path,
-        world: World,
-        config: CheckpointerConfig,
-        say: Callable[[str], None],
-    ) -> None:
-        self.save_folder, self.work_dir, self.config, self.say = save_folder, work_dir, config, say
+    def __init__(self, run: Run, config: CheckpointerConfig) -> None:
+        self.config, self._run, world = config, run, run.train_module.world
         self.saved: dict[int, Kind] = {}
         self.fence: Fence | None = None
         default = world.device.type == "cuda"
         self.background = default if config.save_async is None else config.save_async
         self._copy = HostCopy()
         self._running: Future[Saved] | None = None
+        self._failure: OlmError | None = None
         self._step, self._kind = 0, Kind.final
         self._world, self._saving = world, world
+        lock = run.data_loader.lock
+        self._carried = carried(lock, run.say) if world.main and lock else {}
 
     def hold(self, fence: Fence) -> None:
         """Begin to save, under a lease; every rank calls it.
 
-        The ranks that save have a group of their own from here on.
+        The logs of a remote save folder are brought here. The ranks that save have a group of their
+        own from here on.
         """
         self.fence = fence
+        fetch_logs(self._run.save_folder, self._run.work_dir, self._world)
         if self._world.size > 1 and self.config.enabled:
             timeout = timedelta(seconds=self.config.save_timeout)
             group = dist.new_group(backend="gloo", timeout=timeout)
             self._saving = replace(self._world, exchange_group=group)
 
-    def newest(self, policy: LoadPolicy) -> Checkpoint | None:
-        """Return the checkpoint that the run goes on from, None where it is to begin.
+    def find_start(self, policy: LoadPolicy) -> StartingPoint:
+        """Return where the run begins; every rank calls it. The data loader is put there.
 
         Partial folders are cleaned. Newer checkpoints that do not verify are passed over, and said.
+        Where there is none, see `resume.begin`.
 
         Raises:
             ConflictError: there is a checkpoint and the strategy is `never`.
-            ValidationError: there are checkpoints but none verifies (`strict`: the newest does
-                not), or there is none and the strategy is `always`.
+            InputError, ValidationError: there are checkpoints but none verifies (`strict`: the
+                newest does not), there is none and the strategy is `always`, `load_path` has none,
+                or it belongs to another mixture, model or batch size.
         """
-        folder, world = self.save_folder, self._world
+        checkpoint = self._newest(policy)
+        return begin(policy, self._run) if checkpoint is None else resume(checkpoint, self._run)
+
+    def start_at(self, checkpoint: Checkpoint) -> StartingPoint:
+        """Return the start at a checkpoint of this run; every rank calls it.
+
+        Raises:
+            ValidationError: it belongs to another mixture, model or batch size, or contradicts
+                itself.
+        """
+        return start_at(checkpoint, self._run)
+
+    def write_config(self) -> None:
+        """Write the configuration of the run beside its logs."""
+        write_durable(self._run.work_dir / CONFIG, encoded(self._run.config))
+
+    def _newest(self, policy: LoadPolicy) -> Checkpoint | None:
+        folder, world = self._run.save_folder, self._world
         world.on_main(lambda: remove_partial(folder, self.fence))
         found = world.on_main(lambda: candidates(folder))
         if found and policy.strategy is LoadStrategy.never:
@@ -114,7 +160,7 @@ class CheckpointManager:
         damaged: list[OlmError] = []
         checkpoint = newest_checkpoint(folder, world, damaged.append)
         for error in damaged:
-            self.say(f"warning: {error.what} ({error.where})")
+            self._run.say(f"warning: {error.what} ({error.where})")
         if checkpoint is not None:
             if damaged and policy.strict:
                 raise ValidationError(
@@ -124,7 +170,9 @@ class CheckpointManager:
                     fix=f"restore it, or go on from step {checkpoint.step:,} without --strict",
                 )
             if damaged:
-                self.say(f"warning: falling back to the checkpoint of step {checkpoint.step:,}")
+                self._run.say(
+                    f"warning: falling back to the checkpoint of step {checkpoint.step:,}"
+                )
             self.saved = world.on_main(lambda: _known(folder, checkpoint))
         elif damaged or (policy.strategy is LoadStrategy.always and policy.path is None):
             raise ValidationError(
@@ -140,12 +188,16 @@ class CheckpointManager:
         """Whether a checkpoint of `step` may be saved: there is none yet, and saving is on."""
         return self.config.enabled and step not in self.saved
 
-    def start(self, make: Callable[[], Contents]) -> None:
-        """Save; beside the training, return as soon as the tensors are copied.
+    def check_state(self) -> None:
+        """Raise the UsageError of what a checkpoint could not give back; every rank calls it."""
+        record(self._run)
+        documents_of_callbacks(self._run)
 
-        Args:
-            make: returns what to save; its tensors may change as soon as this returns. A resource
-                or storage error of it is one of the save, on every rank.
+    def start(self, kind: Kind) -> None:
+        """Save the run as it is; beside the training, return as soon as the tensors are copied.
+
+        A resource or storage error of a callback that gives its state is one of the save, on every
+        rank.
         """
         assert self._running is None, "finish the one before"
         quiet_alone(self._saving)
@@ -153,24 +205,24 @@ class CheckpointManager:
         known = dict(self.saved)
         contents, failure = None, None
         try:
-            contents = make()
+            contents = self._contents(kind)
         except (ResourceError, StorageError) as error:
             failure = error
         failure = next((f for f in self._saving.gather(failure) if f is not None), None)
-        self._running = running  # not before: any other error of `make` ends the run at once
+        self._running = running  # not before: any other error ends the run at once
         if failure is not None or contents is None:
             assert failure is not None
             self._failed(running, failure)
             return
         self._step, self._kind = contents.step, contents.kind
         if not self.background:
-            self._run(running, contents, known)
+            self._write(running, contents, known)
             return
         assert isinstance(contents.state, Mapping)
         contents = replace(contents, state=self._copy.of(contents.state))
         name = f"checkpoint of step {contents.step}"
         thread = threading.Thread(
-            target=self._run, args=(running, contents, known), name=name, daemon=True
+            target=self._write, args=(running, contents, known), name=name, daemon=True
         )
         thread.start()
 
@@ -189,15 +241,16 @@ class CheckpointManager:
         running, self._running = self._running, None
         try:
             folder, removed = running.result(timeout=self.config.save_timeout)
-        except (ResourceError, StorageError):
+        except (ResourceError, StorageError) as error:
             if must:
                 raise
+            self._failure = error
             return None
         except TimeoutError as error:
             raise ResourceError(
                 f"the checkpoint of step {self._step} is not written after "
                 f"{self.config.save_timeout:g} seconds",
-                where=self.save_folder,
+                where=self._run.save_folder,
                 why="training on would leave the run without a checkpoint",
                 fix="see why the disk is slow, or give checkpointer.save_timeout more seconds",
             ) from error
@@ -207,7 +260,7 @@ class CheckpointManager:
             # Of the gloo group: the ranks are out of step.
             raise ResourceError(
                 f"the ranks lost contact while saving step {self._step}",
-                where=self.save_folder,
+                where=self._run.save_folder,
                 why=str(error).strip().partition("\n")[0],
                 fix="run the same command again: it goes on from the newest good checkpoint",
             ) from error
@@ -216,7 +269,69 @@ class CheckpointManager:
             del self.saved[step]
         return folder
 
-    def _run(self, running: Future[Saved], contents: Contents, known: Mapping[int, Kind]) -> None:
+    def take_failure(self) -> OlmError | None:
+        """Return what the save failed with that `finish` waited for, once; None: it did not."""
+        failure, self._failure = self._failure, None
+        return failure
+
+    def _contents(self, kind: Kind) -> Contents:
+        """Return what a checkpoint holds now; its tensors are the live ones."""
+        run, lock = self._run, self._run.data_loader.lock
+        tensors = run.train_module.state_dict()  # first: after an evaluation it cuts weights again
+        tensors = {**flatten(tensors), **tensors_of_callbacks(run)}
+        state = record(run).encode()  # bytes: what callbacks hand out may change meanwhile
+        return Contents(
+            step=run.step,
+            kind=kind,
+            state=tensors,
+            documents={
+                **documents_of_callbacks(run),
+                STATE: state,
+                CONFIG: encoded(run.config),
+                **self._carried,
+            },
+            lock_digest=lock.digest if lock else "",
+            logs=run_logs(run.work_dir),
+        )
+
+    def save_merged(self, weights: StateDict, merge: Merge, suffix: str) -> str:
+        """Write merged weights as a checkpoint of their own, beside those of the run.
+
+        Every rank calls it. It is never removed, and no run goes on from it.
+
+        Args:
+            weights: of the model by name, whole or sharded.
+            merge: what they are the mean of.
+            suffix: of the folder's name, as in `step00000100-merged`.
+
+        Returns:
+            Its folder; one with the very same `merge.json` stays as it is.
+
+        Raises:
+            ResourceError, StorageError: it cannot be written.
+            ConflictError: another one is there, or the lease is lost.
+        """
+        run, world, lock = self._run, self._world, self._run.data_loader.lock
+        state = replace_fields(record(run, callbacks=False), step=merge.last).encode()
+        contents = Contents(
+            step=merge.last,
+            kind=Kind.fixed,
+            state={"model": weights},
+            documents={
+                STATE: state,
+                CONFIG: encoded(run.config),
+                MERGE: merge.encode(),
+                **self._carried,
+            },
+            lock_digest=lock.digest if lock else "",
+            name=f"{folder_name(merge.last)}-{suffix}",
+        )
+        quiet_alone(world)
+        return save_checkpoint(
+            run.save_folder, contents, world, work_dir=run.work_dir, fence=self.fence
+        )
+
+    def _write(self, running: Future[Saved], contents: Contents, known: Mapping[int, Kind]) -> None:
         try:
             running.set_result(self._save(contents, known))
         except BaseException as error:
@@ -224,7 +339,7 @@ class CheckpointManager:
 
     def _failed(self, running: Future[Saved], error: BaseException) -> None:
         if isinstance(error, (ResourceError, StorageError)):
-            self.say(
+            self._run.say(
                 f"warning: {error}\n  training goes on; the next save is the next try, and no "
                 "older checkpoint is removed until then"
             )
@@ -234,7 +349,7 @@ class CheckpointManager:
         """Return the folder of the new checkpoint, and the steps of those that went after it."""
         world, step, config = self._saving, contents.step, self.config
         folder = save_checkpoint(
-            self.save_folder, contents, world, work_dir=self.work_dir, fence=self.fence
+            self._run.save_folder, contents, world, work_dir=self._run.work_dir, fence=self.fence
         )
         gone = removable(
             {**known, step: contents.kind}, step, config.remove, config.max_checkpoints
@@ -256,7 +371,7 @@ class CheckpointManager:
         for step in steps:
             if self.fence is not None:
                 self.fence.check()
-            remove_checkpoint(self.save_folder, step)
+            remove_checkpoint(self._run.save_folder, step)
 
 
 def _known(save_folder: str, checkpoint: Checkpoint) -> dict[int, Kind]:

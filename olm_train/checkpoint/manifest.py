@@ -8,7 +8,10 @@
         config.json              resolved configuration of the run
         mixture.lock.json        copy of the lock
         tokenizer.json           copy of that of the data, if it has one
+        merge.json               of merged weights only: what they are the mean of (`merged.py`)
+        ...                      what callbacks add, by names of their own
         manifest.json            sizes and sha256 of all the above; written last
+      step00000100-merged/       merged weights, without an optimiser; no run goes on from them
       step00000150-000007.tmp/   being written under lease 7, or left by a kill: never read, cleaned
 
 A folder is a checkpoint if its manifest lists exactly what `model_and_optim/` holds and every
@@ -41,20 +44,23 @@ from olm_data.storage.store import Store
 FORMAT, VERSION = "olm-checkpoint", 3
 PICKLED = (1, 2)
 """Versions whose index and tensors are pickles."""
-MANIFEST, TENSORS, STATE, CONFIG, LOCK, TOKENIZER = (
+MANIFEST, TENSORS, STATE, CONFIG, LOCK, TOKENIZER, MERGE = (
     "manifest.json",
     "model_and_optim",
     "train.json",
     "config.json",
     "mixture.lock.json",
     "tokenizer.json",
+    "merge.json",
 )
 INDEX_NAME = "index.json"
 INDEX = f"{TENSORS}/{INDEX_NAME}"
 POINTER = "latest"
 PARTIAL_SUFFIX = ".tmp"
 
-_PARTIAL = re.compile(r"step\d{8,}(?:-(\d{6,}))?(?:-old)?\.tmp")
+DOCUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Names of files beside those above, see `Callback.documents`."""
+_PARTIAL = re.compile(r"step\d{8,}(?:-[a-z][a-z0-9_]*)??(?:-(\d{6,}))?(?:-old)?\.tmp")
 _FOLDER = re.compile(r"|lease-(\d{6,})")
 _NAME = re.compile(r"step(\d{8,})")
 _FILE = re.compile(r"(?:model_and_optim/)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
@@ -287,14 +293,15 @@ def step_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def partial_name(step: int, fence: int, *, old: bool = False) -> str:
+def partial_name(name: str, fence: int, *, old: bool = False) -> str:
     """Return the name of the local folder in which a checkpoint is written under a lease.
 
     Args:
+        name: of its folder.
         old: of the folder into which a damaged one of that step is moved before it goes.
     """
     numbered = f"-{fence:06d}" if fence else ""
-    return f"{folder_name(step)}{numbered}{'-old' if old else ''}{PARTIAL_SUFFIX}"
+    return f"{name}{numbered}{'-old' if old else ''}{PARTIAL_SUFFIX}"
 
 
 def fence_of_partial(name: str) -> int | None:

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated
+
+from msgspec import Meta
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_data.errors import UsageError
 from olm_train.checkpoint.manifest import Kind
+from olm_train.hf.load import Vocabulary
 
 
 class Removal(StrEnum):
@@ -27,6 +32,11 @@ class Removal(StrEnum):
     """Nothing, whatever `max_checkpoints` says."""
 
 
+FixedStep = Annotated[
+    int, Meta(ge=1, description="pre_train_checkpoint: true makes the checkpoint of step 0")
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckpointerConfig(Config):
     """When checkpoints are written and how long they stay.
@@ -35,6 +45,7 @@ class CheckpointerConfig(Config):
         enabled: false: no checkpoint at all, not even on preemption.
         save_interval: steps between permanent checkpoints.
         ephemeral_save_interval: steps between checkpoints that stay until the next one; null: none.
+        ephemeral_cooldown: no ephemeral checkpoint for so many steps after one that stays; null: 0.
         fixed_steps: further steps with a checkpoint, which is never removed.
         pre_train_checkpoint: also one of step 0, which is never removed.
         save_async: write beside the training, from a copy of the state in main memory (page-locked
@@ -49,7 +60,8 @@ class CheckpointerConfig(Config):
     enabled: bool = True
     save_interval: PositiveInt = 250
     ephemeral_save_interval: PositiveInt | None = None
-    fixed_steps: list[int] = field(default_factory=list)
+    ephemeral_cooldown: PositiveInt | None = None
+    fixed_steps: list[FixedStep] = field(default_factory=list)
     pre_train_checkpoint: bool = False
     save_async: bool | None = None
     save_timeout: PositiveFloat = 3600.0
@@ -64,10 +76,10 @@ class CheckpointerConfig(Config):
                 f"ephemeral_save_interval {often} is not below save_interval {self.save_interval}",
                 fix="ephemeral checkpoints are the frequent ones",
             )
-        if any(step < 1 for step in self.fixed_steps):
+        if self.ephemeral_cooldown is not None and often is None:
             raise UsageError(
-                f"fixed_steps are at least 1, not {min(self.fixed_steps)}",
-                fix="use pre_train_checkpoint: true for step 0",
+                "ephemeral_cooldown has no effect without ephemeral_save_interval",
+                fix="give both, or leave it out",
             )
         if self.max_checkpoints is not None and self.remove is Removal.never:
             raise UsageError(
@@ -90,7 +102,50 @@ class CheckpointerConfig(Config):
             return Kind.permanent
         if step == last:
             return Kind.final
-        return Kind.ephemeral if often is not None and step % often == 0 else None
+        if often is None or step % often or self._cools_down(step):
+            return None
+        return Kind.ephemeral
+
+    def _cools_down(self, step: int) -> bool:
+        """Whether a checkpoint that stays was due a few steps before."""
+        return any(step - at <= (self.ephemeral_cooldown or 0) for at in self._stay(step))
+
+    def _stay(self, step: int) -> list[int]:
+        """Return steps before `step` whose checkpoints stay, the last of the interval with them."""
+        of_interval = step - step % self.save_interval
+        stay = [of_interval] if step > self.save_interval else []
+        return [*stay, *(fixed for fixed in self.fixed_steps if fixed < step)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListCheckpointerConfig(CheckpointerConfig):
+    """The same with a list of steps in place of an interval.
+
+    Attributes:
+        save_interval: steps between permanent checkpoints: by default none but those of the list.
+        save_steps: steps with a permanent checkpoint, ascending.
+    """
+
+    save_interval: PositiveInt = 1_000_000_000
+    save_steps: Annotated[list[PositiveInt], Meta(min_length=1)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(a >= b for a, b in pairwise(self.save_steps)):
+            raise UsageError(
+                f"the steps are not ascending: {self.save_steps}",
+                where="save_steps",
+                fix="sort them, each one once",
+            )
+
+    def kind_at(self, step: int, last: int) -> Kind | None:
+        """As above; a step of the list is one of `save_interval`."""
+        if step in self.save_steps and step not in self.fixed_steps:
+            return Kind.permanent
+        return super().kind_at(step, last)
+
+    def _stay(self, step: int) -> list[int]:
+        return [*super()._stay(step), *(at for at in self.save_steps if at < step)]
 
 
 def removable(
@@ -139,6 +194,8 @@ class LoadPolicy:
         path: checkpoint, run or exported weights to begin with where the save folder has none.
         trainer_state: take step, data position and callbacks' state from `path` too.
         optim_state: take the optimiser's state from `path` too.
+        vocabulary: of a model of transformers at `path`, where the data has more ids: `keep` is
+            refused, `extend` adds rows.
 
     Raises:
         UsageError: a choice would have no effect.
@@ -149,21 +206,24 @@ class LoadPolicy:
     path: str | None = None
     trainer_state: bool = True
     optim_state: bool = True
+    vocabulary: Vocabulary = "keep"
 
     def __post_init__(self) -> None:
         never = self.strategy is LoadStrategy.never
         for name, given in (("load_path", self.path is not None), ("load_strict", self.strict)):
             if given and never:
                 raise UsageError(
-                    f"{name} has no effect with load_strategy `never`",
-                    where=f"trainer.{name}",
+                    "has no effect with load_strategy `never`",
+                    where=name,
                     why="a run that starts anew reads no checkpoint",
                     fix="leave one of them out",
                 )
+        if self.path is None and self.vocabulary != "keep":
+            raise UsageError("has no effect without load_path", where="load_vocabulary")
         if self.path is None and not (self.trainer_state and self.optim_state):
             raise UsageError(
                 "load_trainer_state and load_optim_state have no effect without load_path",
-                where="trainer.load_path",
+                where="load_path",
                 why="a run that goes on in its own save folder takes over all of its state",
                 fix="leave them out, or say what to begin with",
             )

@@ -1,7 +1,7 @@
 """A trained model and what it takes to use it, out of whatever holds one, wherever it was copied.
 
     run or checkpoint (newest that verifies) --+-> Portable: shape, weights, tokenizer, lock
-    export --------------------------------- --+
+    export, or what model.save wrote ----------+
 
 Never: open the data that the model was trained on; it may be gone.
 """
@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
+from olm_data.dataset.tokenizer import end_of_document
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store, absolute
-from olm_train.checkpoint.carried import open_tokenizer
-from olm_train.checkpoint.exported import Exported, is_exported, load_exported
+from olm_train.checkpoint.documents import open_tokenizer
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import LOCK, MANIFEST, TOKENIZER, folder_name
-from olm_train.checkpoint.weights import load_model, parse_model, refuse_size
+from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.model.decoder import Decoder
+from olm_train.model.weights_folder import Exported, is_exported, load_exported
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,14 +36,43 @@ class Portable:
     Attributes:
         source: the checkpoint or the export.
         name: of the checkpoint's folder, or of the file of weights.
-        step: optimiser steps it was trained.
-        lock: mixture it was trained on.
+        step: optimiser steps it was trained; None: nobody recorded it.
+        recorded_lock: mixture it was trained on; None: nobody recorded it.
+        trust: import classes of its own by the path that it gives.
     """
 
     source: Checkpoint | Exported
     name: str
-    step: int
-    lock: Lock
+    step: int | None
+    recorded_lock: Lock | None
+    trust: bool = False
+
+    @property
+    def lock(self) -> Lock:
+        """Mixture it was trained on.
+
+        Raises:
+            InputError: nobody recorded it.
+        """
+        if self.recorded_lock is None:
+            raise InputError(
+                f"there is no {LOCK} with this model",
+                where=self.folder,
+                why="what its token ids mean is not known",
+                fix="export it from a checkpoint of its run: olm-train export",
+            )
+        return self.recorded_lock
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """Ids of the tokens that begin and end a document, None where there is none.
+
+        Raises:
+            InputError, ValidationError: without a lock, of the tokenizer; see `tokenizer`.
+        """
+        if self.recorded_lock is not None:
+            return self.recorded_lock.tokenizer.bos, self.recorded_lock.tokenizer.eos
+        return None, end_of_document(self.tokenizer())
 
     @property
     def folder(self) -> str:
@@ -58,7 +86,7 @@ class Portable:
             InputError: it holds none.
             ValidationError: it is another one than that of its lock.
         """
-        return open_tokenizer(self.source.read_bytes(TOKENIZER), self.lock, self.folder)
+        return open_tokenizer(self.source.read_bytes(TOKENIZER), self.recorded_lock, self.folder)
 
     def model(self) -> Decoder:
         """Return the model on the CPU, in fp32, for evaluation.
@@ -67,11 +95,10 @@ class Portable:
             ValidationError: shape and weights do not fit each other, or the lock knows more ids
                 than the model.
         """
-        if isinstance(self.source, Checkpoint):
-            model = load_model(self.source)
-        else:
-            model = _built(self.source)
-        rule = self.lock.tokenizer
+        model = evaluation_model(self.source, trust=self.trust)
+        if self.recorded_lock is None:
+            return model
+        rule = self.recorded_lock.tokenizer
         for used in (rule.vocab_size - 1, rule.bos or 0, rule.eos or 0):
             if not 0 <= used < model.config.vocab_size:
                 raise ValidationError(
@@ -83,7 +110,11 @@ class Portable:
 
 
 def open_portable(
-    place: str | os.PathLike[str], name: str, on_damage: Callable[[OlmError], None]
+    place: str | os.PathLike[str],
+    name: str,
+    on_damage: Callable[[OlmError], None],
+    *,
+    trust: bool = False,
 ) -> Portable:
     """Open the model at `place`.
 
@@ -91,6 +122,7 @@ def open_portable(
         place: folder of a run, checkpoint or export, or its safetensors file; local or remote.
         name: of a run the step or folder name of a checkpoint, or `latest`.
         on_damage: told about each newer checkpoint that does not verify.
+        trust: import classes of its own by the path that it gives, see `load_model`.
 
     Raises:
         InputError: there is no such model, or it holds no lock.
@@ -107,9 +139,10 @@ def open_portable(
             )
         exported = load_exported(text)
         step, file = exported.about.step, exported.about.weights.file
-        return Portable(exported, file, step, _lock(exported))
+        saved = exported.about.lock_digest is None  # by model.save, which knows no mixture
+        return Portable(exported, file, step, None if saved else _lock(exported), trust)
     checkpoint = _find(text, name, on_damage)
-    return Portable(checkpoint, checkpoint.name, checkpoint.step, _lock(checkpoint))
+    return Portable(checkpoint, checkpoint.name, checkpoint.step, _lock(checkpoint), trust)
 
 
 def _lock(source: Checkpoint | Exported) -> Lock:
@@ -135,18 +168,3 @@ def _find(save_folder: str, name: str, on_damage: Callable[[OlmError], None]) ->
             fix="give a step, a folder name such as step00000100, or latest",
         )
     return open_checkpoint(place, World())
-
-
-def _built(exported: Exported) -> Decoder:
-    where = exported.store.root
-    config = replace(
-        parse_model({"model": exported.about.model}, where), attention="sdpa", vocab_multiple=1
-    )
-    refuse_size(config, sum(value.numel() for value in exported.weights.values()), where)
-    model = Decoder(config, dtype=torch.float32)
-    wanted = {name: value.data for name, value in model.named_parameters()}
-    if {n: v.shape for n, v in wanted.items()} != {n: v.shape for n, v in exported.weights.items()}:
-        raise ValidationError("the weights are not those of the model in config.json", where=where)
-    for name, value in wanted.items():
-        value.copy_(exported.weights[name])
-    return model.eval()

@@ -14,50 +14,78 @@ import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+from torch import Tensor
+
+from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import as_dict, differences, parse
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
-from olm_train.checkpoint.exported import is_exported, load_exported
+from olm_train.checkpoint.documents import Origin, RunState, relative_path
+from olm_train.checkpoint.from_transformers import from_transformers
+from olm_train.checkpoint.given import mapping_of
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint
-from olm_train.checkpoint.manager import CheckpointManager
+from olm_train.checkpoint.manifest import (
+    CONFIG,
+    DOCUMENT,
+    LOCK,
+    MANIFEST,
+    MERGE,
+    POINTER,
+    STATE,
+    TOKENIZER,
+)
 from olm_train.checkpoint.policy import LoadPolicy
-from olm_train.checkpoint.run_state import Origin, RunState
-from olm_train.checkpoint.saved_config import relative_path
-from olm_train.checkpoint.state import flatten, to_json
-from olm_train.checkpoint.weights import model_config, padded
-from olm_train.data.loader import DataLoader
+from olm_train.checkpoint.state import FlatState, flatten, to_json
+from olm_train.checkpoint.weights import model_config
+from olm_train.data.base import DataLoaderBase
+from olm_train.hf.source import is_transformers
 from olm_train.model.config import DecoderConfig
+from olm_train.model.load import padded
+from olm_train.model.weights_folder import is_exported, load_exported
 from olm_train.optim.state import OptimizerState, create_state, make_room
 from olm_train.train_module_base import TrainModule
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunParts:
-    """What of a run a checkpoint is put into, and compared with.
+class Stateful(Protocol):
+    """What has a state of its own in `train.json`, tensors and files of its own: a callback."""
+
+    def state_dict(self) -> JsonObject: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
+    def documents(self) -> Mapping[str, bytes]: ...
+
+
+class Run(Protocol):
+    """What a checkpoint holds of a run, is put into and compared with: the trainer.
 
     Attributes:
         train_module, optimizer_state, data_loader: of this rank.
+        save_folder, work_dir: the run's folder, local or remote; the local one of its logs.
         config: resolved configuration, plain values.
-        max_steps, stop_step: length of the schedule; step at which the run ends.
+        step, max_steps, stop_step: optimiser steps done; length of the schedule; where it ends.
+        origin: checkpoint of another run that this one began with.
+        callbacks: by name.
         say: prints a line, on rank 0.
     """
 
     train_module: TrainModule
     optimizer_state: OptimizerState
-    data_loader: DataLoader
-    config: Mapping[str, Any]
+    data_loader: DataLoaderBase
+    save_folder: str
+    work_dir: Path
+    config: JsonObject
+    step: int
     max_steps: int
     stop_step: int
-    say: Callable[[str], None]
+    origin: Origin | None
 
-
-class Stateful(Protocol):
-    """What has a state of its own in `train.json`: a callback."""
-
-    def state_dict(self) -> dict[str, Any]: ...
+    @property
+    def callbacks(self) -> Mapping[str, Stateful]: ...
+    def say(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,67 +99,156 @@ class StartingPoint:
         callbacks: their states by name.
         origin: path, step and digest of the checkpoint of another run that the run began with.
         changes: fields of the configuration that differ from the checkpoint's, `a.b: old -> new`.
+        folder: of the checkpoint or exported weights that `load` reads; None: there are none.
     """
 
     load: Callable[[], None]
     step: int = 0
     resumed: bool = False
-    callbacks: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Mapping[str, JsonObject] = field(default_factory=dict)
     origin: Origin | None = None
     changes: tuple[str, ...] = ()
+    folder: str | None = None
 
 
-def record(
-    parts: RunParts,
-    step: int,
-    callbacks: Mapping[str, Stateful],
-    origin: Origin | None,
-) -> RunState:
-    """Return what `train.json` holds of a run after `step`; every rank calls it.
+def record(run: Run, *, callbacks: bool = True) -> RunState:
+    """Return what `train.json` holds of a run, with the states of its callbacks or without.
+
+    Every rank calls it.
 
     Raises:
         UsageError: there is a value that a checkpoint could not give back.
     """
     # First, as ranks meet in it: a callback may fail on rank 0 alone.
-    optimizer = parts.optimizer_state.record(parts.train_module.world)
-    states = {name: callback.state_dict() for name, callback in callbacks.items()}
+    optimizer = run.optimizer_state.record(run.train_module.world)
+    sizes = run.data_loader.batch_sizes
+    position, by_rank = _positions(run)
+    kept = run.callbacks if callbacks else {}
+    states = {name: mapping_of(name, "state_dict", c.state_dict()) for name, c in kept.items()}
     return RunState(
         optimizer=optimizer,
-        step=step,
-        max_steps=parts.max_steps,
-        **parts.data_loader.batch_sizes.record(),
-        world_size=parts.train_module.world.size,
-        data_loader=parts.data_loader.state_dict(),
+        step=run.step,
+        max_steps=run.max_steps,
+        global_batch_size=sizes.size(0),
+        batch_size_changes=sizes.changes or msgspec.UNSET,
+        world_size=run.train_module.world.size,
+        data_loader=position,
+        data_loaders=by_rank,
         callbacks=to_json(states, "callbacks"),
-        origin=origin,
+        origin=run.origin,
     )
 
 
-def find_start(manager: CheckpointManager, policy: LoadPolicy, parts: RunParts) -> StartingPoint:
-    """Return where a run begins; every rank calls it. The data loader is put there.
+CALLBACKS = "callbacks"
+"""Part of the tensors of a checkpoint, beside "model" and "optim"."""
 
-    Where the save folder has no checkpoint, that is with the one of `load_path`, else with initial
-    weights: they are drawn by `StartingPoint.load`, and only then.
+
+def tensors_of_callbacks(run: Run) -> FlatState:
+    """Return the tensors that callbacks keep, by names that begin with `callbacks.NAME.`."""
+    return {
+        f"{CALLBACKS}.{name}.{key}": tensor
+        for name, callback in run.callbacks.items()
+        for key, tensor in mapping_of(name, "tensors", callback.tensors(), Tensor).items()
+    }
+
+
+_OWN_NAMES = {MANIFEST, POINTER, STATE, CONFIG, LOCK, TOKENIZER, MERGE}
+
+
+def documents_of_callbacks(run: Run) -> dict[str, bytes]:
+    """Return the files that callbacks want in a checkpoint, by name.
 
     Raises:
-        ConflictError: there is a checkpoint and the strategy is `never`.
-        InputError, ValidationError: there are checkpoints but none verifies (`strict`: the newest
-            does not), there is none and the strategy is `always`, `load_path` has none, or it
-            belongs to another mixture, model or batch size.
+        UsageError: a name is that of another file there, or none that a checkpoint can hold.
     """
-    checkpoint = manager.newest(policy)
-    if checkpoint is not None:
-        return _resumed(checkpoint, parts)
+    found: dict[str, bytes] = {}
+    for name, callback in run.callbacks.items():
+        for file, data in mapping_of(name, "documents", callback.documents(), bytes).items():
+            if file in _OWN_NAMES | found.keys() or not DOCUMENT.fullmatch(file):
+                raise UsageError(
+                    f"the callback {name!r} cannot give each checkpoint a file {printable(file)!r}",
+                    why="a name is that of no other file there, and has letters, digits and _.- "
+                    "alone",
+                    fix="give it another name",
+                )
+            found[file] = data
+    return found
+
+
+def _load_callbacks(checkpoint: Checkpoint, run: Run) -> None:
+    """Fill the tensors of callbacks, which have taken over their states; say what nobody takes."""
+    wanted = tensors_of_callbacks(run)
+    checkpoint.load_tensors(wanted, run.train_module.world)
+    left = {f"{CALLBACKS}.{name}" for name in checkpoint.names(CALLBACKS)} - wanted.keys()
+    for name in sorted({key.split(".")[1] for key in left}):
+        count = sum(key.startswith(f"{CALLBACKS}.{name}.") for key in left)
+        run.say(
+            f"note: {count:,} tensors that the callback {printable(name)} kept in the checkpoint "
+            "are not used: no callback here takes them"
+        )
+
+
+def _positions(run: Run) -> tuple[JsonObject, tuple[JsonObject, ...] | msgspec.UnsetType]:
+    """Return the state of rank 0's data loader, and that of each rank where they differ."""
+    loader = run.data_loader
+    if loader.lock is not None:  # the same on each, and for any number of ranks
+        return loader.state_dict(), msgspec.UNSET
+    state = to_json(loader.state_dict(), "data_loader")
+    first, *others = states = run.train_module.world.gather(state)
+    return first, tuple(states) if any(other != first for other in others) else msgspec.UNSET
+
+
+def _position_here(checkpoint: Checkpoint, state: RunState, run: Run) -> JsonObject:
+    """Return the state of this rank's data loader.
+
+    Raises:
+        ValidationError: the data of the checkpoint, or of this run, come from a lock and the
+            other's do not; or each rank had a state of its own, and there were more or fewer.
+    """
+    world, locked = run.train_module.world, run.data_loader.lock is not None
+    if locked != bool(checkpoint.manifest.lock_digest):
+        theirs, ours = ("no mixture lock", "one") if locked else ("a mixture lock", "none")
+        raise ValidationError(
+            f"the data of the checkpoint came from {theirs}, those of this run come from {ours}",
+            where=checkpoint.folder,
+            why="its position in the data means nothing here",
+            fix="go on with the data loader of the run, or begin a new run with its weights: "
+            "another trainer.save_folder, trainer.load_path set to this checkpoint, and "
+            "trainer.load_trainer_state: false",
+        )
+    if state.data_loaders is msgspec.UNSET:
+        return state.data_loader
+    if len(state.data_loaders) != world.size:
+        raise ValidationError(
+            f"the data loaders of {len(state.data_loaders)} ranks had each a state of its own; "
+            f"there are {world.size} ranks here",
+            where=checkpoint.folder,
+            why="which rank would go on with which data is not known",
+            fix=f"go on with {len(state.data_loaders)} ranks",
+        )
+    return state.data_loaders[world.rank]
+
+
+def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
+    """Return the start of a run whose save folder has no checkpoint; every rank calls it.
+
+    That is with what lies at `load_path`, else with initial weights: they are drawn by
+    `StartingPoint.load`, and only then. The data loader is put there.
+
+    Raises:
+        InputError: there is no checkpoint at `load_path`.
+        ValidationError: it belongs to another mixture, model or batch size.
+        UsageError: exported weights lack the state that is asked for.
+    """
     if policy.path is None:
-        return StartingPoint(load=parts.train_module.ensure_weights)
-    return _begun(absolute(policy.path), policy, manager, parts)
-
-
-def _begun(
-    place: str, policy: LoadPolicy, manager: CheckpointManager, parts: RunParts
-) -> StartingPoint:
-    """Return the start with the checkpoint or the weights at `place`."""
-    world = parts.train_module.world
+        return StartingPoint(load=run.train_module.ensure_weights)
+    place, world = absolute(policy.path), run.train_module.world
+    if world.on_main(lambda: is_transformers(place)):
+        found = from_transformers(
+            policy, run.train_module, run.data_loader.lock, run.save_folder, run.say
+        )
+        run.say(f"beginning with {found.place}")
+        return StartingPoint(load=found.load, origin=found.origin, folder=found.place)
     if world.on_main(lambda: is_exported(place)):
         if policy.trainer_state or policy.optim_state:
             raise UsageError(
@@ -140,57 +257,57 @@ def _begun(
                 fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
             )
         exported = load_exported(place)
-        model = parts.train_module.model_config
+        model = run.train_module.model_config
         weights = exported.weights
         if isinstance(model, DecoderConfig):
             weights = padded(weights, model)
-        step, digest = exported.about.step, exported.about.weights.sha256
-        start = StartingPoint(load=lambda: parts.train_module.load_state_dict({"model": weights}))
+        step, digest = exported.about.step or 0, exported.about.weights.sha256
+        start = StartingPoint(load=lambda: run.train_module.load_state_dict({"model": weights}))
     else:
         checkpoint = find_checkpoint(
-            place, world, lambda e: parts.say(f"warning: {e.what} ({e.where})")
+            place, world, lambda e: run.say(f"warning: {e.what} ({e.where})")
         )
         place, step, digest = checkpoint.folder, checkpoint.step, checkpoint.manifest.digest
         if policy.trainer_state:
-            start = _resumed(checkpoint, parts, optim_state=policy.optim_state)
+            start = resume(checkpoint, run, optim_state=policy.optim_state)
         else:
-            _model_of(checkpoint, parts)  # of a program that knows more, nothing is taken over
+            _model_of(checkpoint, run)  # of a program that knows more, nothing is taken over
             state = checkpoint.state()
             start = StartingPoint(
-                load=lambda: _load_tensors(checkpoint, state, parts, optim_state=policy.optim_state)
+                load=lambda: _load_tensors(checkpoint, state, run, optim_state=policy.optim_state)
             )
-    parts.say(f"beginning with {place}, step {step:,}")
-    path = relative_path(place, manager.save_folder)
-    return replace(start, origin=Origin(path, step, digest))
+    run.say(f"beginning with {place}, step {step:,}")
+    path = relative_path(place, run.save_folder)
+    return replace(start, origin=Origin(path, step, digest), folder=place)
 
 
-def _resumed(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = True) -> StartingPoint:
-    """Return the start at a checkpoint, and say what has changed since."""
-    start, was = start_at(checkpoint, parts, optim_state=optim_state), checkpoint.state()
-    if start.step >= parts.stop_step:
+def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
+    """Return the start at a checkpoint as `start_at` does, and say what has changed since."""
+    start, was = start_at(checkpoint, run, optim_state=optim_state), checkpoint.state()
+    if start.step >= run.stop_step:
         return start
-    parts.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
-    lines = differences(checkpoint.config(), parts.config)
+    run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
+    lines = differences(checkpoint.config(), run.config)
     changes = tuple(printable(line) for line in lines)
     for change in changes:
-        parts.say(f"  changed: {change}")
-    if was.max_steps != parts.max_steps:
-        parts.say(
-            f"note: the schedule is {parts.max_steps:,} steps long, it was "
+        run.say(f"  changed: {change}")
+    if was.max_steps != run.max_steps:
+        run.say(
+            f"note: the schedule is {run.max_steps:,} steps long, it was "
             f"{was.max_steps:,}; the learning rate follows the new length from here"
         )
     return replace(start, changes=changes)
 
 
-def start_at(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = True) -> StartingPoint:
+def start_at(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
     """Return the start at a checkpoint; every rank calls it. The data loader is put there.
 
     Raises:
         ValidationError: it belongs to another mixture, model or batch size, or contradicts itself.
     """
-    state, loader = checkpoint.state(), parts.data_loader
+    state, loader = checkpoint.state(), run.data_loader
     _refuse_other_sizes(checkpoint, state, loader)
-    loader.load_state_dict(state.data_loader)
+    loader.load_state_dict(_position_here(checkpoint, state, run))
     if loader.step != state.step:
         raise ValidationError(
             f"the checkpoint is of step {state.step:,}, the position in its data of step "
@@ -199,20 +316,19 @@ def start_at(checkpoint: Checkpoint, parts: RunParts, *, optim_state: bool = Tru
             why="tokens would be trained on twice, or left out",
             fix="restore the checkpoint from a copy, or remove it to go on from the one before",
         )
-    _refuse_other_model(checkpoint, parts)
+    _refuse_other_model(checkpoint, run)
     return StartingPoint(
-        load=lambda: _load_tensors(checkpoint, state, parts, optim_state=optim_state),
+        load=lambda: _load_all(checkpoint, state, run, optim_state=optim_state),
         step=state.step,
         resumed=True,
         callbacks=state.callbacks,
         origin=state.origin,
+        folder=checkpoint.folder,
     )
 
 
-def _load_tensors(
-    checkpoint: Checkpoint, state: RunState, parts: RunParts, *, optim_state: bool
-) -> None:
-    module, optimizer = parts.train_module, parts.optimizer_state
+def _load_tensors(checkpoint: Checkpoint, state: RunState, run: Run, *, optim_state: bool) -> None:
+    module, optimizer = run.train_module, run.optimizer_state
     if optim_state:
         optimizer.check_class(state.optimizer, checkpoint.folder)
         make_room(module.model, module.optimizer, checkpoint.names("optim"))
@@ -228,7 +344,12 @@ def _load_tensors(
         optimizer.load_record(state.optimizer, checkpoint.folder)
 
 
-def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoader) -> None:
+def _load_all(checkpoint: Checkpoint, state: RunState, run: Run, *, optim_state: bool) -> None:
+    _load_tensors(checkpoint, state, run, optim_state=optim_state)
+    _load_callbacks(checkpoint, run)
+
+
+def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoaderBase) -> None:
     """Refuse batch sizes that differ in the past; those of steps to come may change."""
     step = state.step
     old, new = state.batch_sizes.until(step), loader.batch_sizes.until(step)
@@ -237,19 +358,19 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
         {"data_loader": {"global_batch_size": new.size(0)}},
     )
     if not changed and old != new:
-        changed = [f"data_loader.batch_size_schedule up to step {step:,}: {old} -> {new}"]
+        changed = [f"batch sizes up to step {step:,}: {old} -> {new}"]
     _refuse(changed, checkpoint)
 
 
-def _refuse_other_model(checkpoint: Checkpoint, parts: RunParts) -> None:
-    old, new = _model_of(checkpoint, parts), parts.config["model"]
+def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:
+    old, new = _model_of(checkpoint, run), run.config["model"]
     if "attention" in new:
         # Every back-end computes the same function; which one fits depends on the device.
         old = {**old, "attention": new["attention"]}
     _refuse(differences({"model": old}, {"model": new}), checkpoint)
 
 
-def _model_of(checkpoint: Checkpoint, parts: RunParts) -> Any:
+def _model_of(checkpoint: Checkpoint, run: Run) -> Any:
     """Return the shape of a checkpoint's model in plain values, as the run's own has them.
 
     Fields that the release which saved it did not know have the defaults of the run's class.
@@ -257,7 +378,7 @@ def _model_of(checkpoint: Checkpoint, parts: RunParts) -> Any:
     Raises:
         ValidationError: it should be one of our own models, and has fields that ours do not have.
     """
-    kind = type(parts.train_module.model_config)
+    kind = type(run.train_module.model_config)
     if kind is DecoderConfig:
         return as_dict(model_config(checkpoint))
     plain = checkpoint.config()

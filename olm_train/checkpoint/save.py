@@ -17,24 +17,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
-from olm_data.storage.disk import write_durable
+from olm_data.storage.disk import fsync_directory, write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
+from olm_train.checkpoint.folders import clear_files, write_pointer
 from olm_train.checkpoint.manifest import (
     INDEX_NAME,
     MANIFEST,
+    MERGE,
     TENSORS,
     FileEntry,
     Kind,
@@ -45,12 +46,9 @@ from olm_train.checkpoint.manifest import (
     folder_name,
     partial_name,
 )
-from olm_train.checkpoint.place import clear_files, sync_folders, write_pointer
-from olm_train.checkpoint.state import flatten, split
-from olm_train.checkpoint.writer import IndexedWriter, tensors_file
+from olm_train.checkpoint.state import StateDict, flatten, split
+from olm_train.checkpoint.tensors import IndexedWriter, tensors_file
 from olm_train.distributed.world import World
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +60,25 @@ class Contents:
         kind: decides how long it stays.
         state: nested state of tensors, whole or sharded, and plain values; or what writes its
             files and their index into a folder.
-        documents: JSON values, or ready bytes, by file name.
+        documents: bytes by file name.
         lock_digest: digest of the mixture lock, or "".
         logs: local files of the run that lie beside the checkpoints of a remote save folder.
+        name: of its folder, where that is not one of those that a run goes on from; `latest` never
+            names it. None: `step00000100`.
     """
 
     step: int
     kind: Kind
-    state: Mapping[str, Any] | Callable[[Path], None]
-    documents: Mapping[str, Any]
+    state: StateDict | Callable[[Path], None]
+    documents: Mapping[str, bytes]
     lock_digest: str
     logs: tuple[Path, ...] = ()
+    name: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        return self.name or folder_name(self.step)
 
 
 def save_checkpoint(
@@ -97,89 +103,222 @@ def save_checkpoint(
         StorageError: the remote store fails.
         ConflictError: the lease is lost, or a checkpoint of this step that verifies is there.
     """
-    store = Store(save_folder, single_writer=fence is not None and fence.store.single_writer)
-    number = 0 if fence is None else fence.number
-    final, passing = store.child(folder_name(contents.step)), partial_name(contents.step, number)
-    partial = Path(store.root) / passing
-    files = final
-    if store.remote:
-        partial = work_dir / passing / f"rank{world.rank}"
-        files = final.child(files_folder(number)) if number else final
-    if world.on_main(lambda: _is_there(final, fence)):
-        world.on_main(lambda: _point(store, contents.step, fence))
-        return final.root
-    try:
-        if store.remote:
-            _on_each(world, lambda: _fresh(partial))
-        else:
-            world.on_main(lambda: _fresh(partial))
-        _write_state(partial, contents.state, world)
-        parts = _on_each(world, lambda: _own_files(partial, world, files))
-        entries = [entry for part in parts for entry in part]
-        world.on_main(lambda: _finish(partial, final, files, entries, contents, fence))
-        world.on_main(lambda: _point(store, contents.step, fence))
-    except (OSError, CheckpointException) as error:
-        for failure, _ in getattr(error, "failures", {}).values():
-            if isinstance(failure, OlmError):
-                raise failure from error
-        raise ResourceError(
-            f"the checkpoint of step {contents.step} could not be written",
-            where=store.root,
-            why=_reason(error),
-            fix="free some space or correct the permissions there",
-        ) from error
-    finally:
-        # Of a local one only rank 0 knows when all have stopped writing: it left the exchange last.
-        if store.remote or world.main:
-            shutil.rmtree(partial, ignore_errors=True)
-        if store.remote:
-            with contextlib.suppress(OSError):  # other ranks of this machine may still be there
-                partial.parent.rmdir()
-    return final.root
+    return _Save(save_folder, contents, world, work_dir, fence).run()
 
 
-def _fresh(partial: Path) -> None:
-    if partial.exists():
-        shutil.rmtree(partial)
-    (partial / TENSORS).mkdir(parents=True)
+class _Save:
+    """One checkpoint on its way, on one rank."""
+
+    def __init__(
+        self,
+        save_folder: str | os.PathLike[str],
+        contents: Contents,
+        world: World,
+        work_dir: Path,
+        fence: Fence | None,
+    ) -> None:
+        self.contents, self.world, self.fence = contents, world, fence
+        self.number = 0 if fence is None else fence.number
+        single_writer = fence is not None and fence.store.single_writer
+        self.store = Store(save_folder, single_writer=single_writer)
+        self.final = self.store.child(contents.folder)
+        self.folder, passing = "", partial_name(contents.folder, self.number)
+        self.partial = Path(self.store.root) / passing
+        if self.store.remote:
+            self.folder = files_folder(self.number)
+            self.partial = work_dir / passing / f"rank{world.rank}"
+        self.files = self.final.child(self.folder) if self.folder else self.final
+
+    def run(self) -> str:
+        world, remote = self.world, self.store.remote
+        if world.on_main(self._is_there):
+            world.on_main(self._point)
+            return self.final.root
+        try:
+            if remote:
+                world.on_each(self._make_room)
+            else:
+                world.on_main(self._make_room)
+            self._write_state()
+            parts = world.on_each(self._own_files)
+            entries = [entry for part in parts for entry in part]
+            world.on_main(lambda: self._finish(entries))
+            world.on_main(self._point)
+        except (OSError, CheckpointException) as error:
+            for failure, _ in getattr(error, "failures", {}).values():
+                if isinstance(failure, OlmError):
+                    raise failure from error
+            raise ResourceError(
+                f"the checkpoint of step {self.contents.step} could not be written",
+                where=self.store.root,
+                why=_reason(error),
+                fix="free some space or correct the permissions there",
+            ) from error
+        finally:
+            # Of a local one only rank 0 knows when all have stopped writing: it left the exchange
+            # last.
+            if remote or world.main:
+                shutil.rmtree(self.partial, ignore_errors=True)
+            if remote:
+                with contextlib.suppress(OSError):  # other ranks of this machine may still be there
+                    self.partial.parent.rmdir()
+        return self.final.root
+
+    def _check_lease(self) -> None:
+        if self.fence is not None:
+            self.fence.check()
+
+    def _is_there(self) -> bool:
+        """Whether this run has written this very checkpoint; one that is damaged is made way for.
+
+        Raises:
+            ConflictError: another run has, or a newer program, or it is of another step.
+        """
+        final = self.final
+        try:
+            there = _intact(final)
+        except (OtherVersionError, InputError) as error:
+            raise ConflictError(
+                "a checkpoint of another version is there already",
+                where=final.root,
+                why=error.what,
+                fix="go on with the program that wrote it, or choose another trainer.save_folder",
+            ) from error
+        except MisnamedError as error:
+            raise ConflictError(
+                "the checkpoint of another step lies where this one belongs",
+                where=final.root,
+                why=error.what,
+                fix=f"{error.fix}; then run the same command again",
+            ) from error
+        if there is not None:
+            if self.number and there.fence == self.number:  # what came after its manifest failed
+                return True
+            if self.contents.name:
+                return self._is_same(there)
+            raise _taken(final, there.fence)
+        if final.remote:
+            self._check_lease()
+            final.delete(MANIFEST)
+            clear_files(final, self.fence)
+        return False
+
+    def _is_same(self, there: Manifest) -> bool:
+        """Whether the merge that is there is this one; steps repeated after a kill lead to it.
+
+        Raises:
+            ConflictError: it is another one.
+        """
+        wanted = hashlib.sha256(self.contents.documents[MERGE]).hexdigest()
+        if wanted in [entry.sha256 for entry in there.files if entry.name == MERGE]:
+            return True
+        raise ConflictError(
+            "another checkpoint is there already",
+            where=self.final.root,
+            why="what verifies is never replaced",
+            fix="move it away, or choose another name",
+        )
+
+    def _make_room(self) -> None:
+        if self.partial.exists():
+            shutil.rmtree(self.partial)
+        (self.partial / TENSORS).mkdir(parents=True)
+
+    def _write_state(self) -> None:
+        world, state = self.world, self.contents.state
+        if not isinstance(state, Mapping):
+            state(self.partial / TENSORS)
+            return
+        tensors, values = split(flatten(state))
+        dcp.save(
+            tensors,
+            storage_writer=IndexedWriter(self.partial / TENSORS, world.rank, values),
+            planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
+            process_group=world.exchange_group,
+            no_dist=world.size == 1,
+        )
+
+    def _own_files(self) -> list[FileEntry]:
+        names = [tensors_file(self.world.rank), *([INDEX_NAME] * self.world.main)]
+        there = [name for name in names if (self.partial / TENSORS / name).exists()]
+        return [self._measured(f"{TENSORS}/{name}") for name in there]
+
+    def _measured(self, name: str) -> FileEntry:
+        """Measure a file, and bring it to a remote store."""
+        entry = FileEntry.of(self.partial, name)
+        if self.final.remote:
+            self.files.publish(name, self.partial / name, entry.sha256)
+        return entry
+
+    def _finish(self, entries: list[FileEntry]) -> None:
+        contents, final, partial = self.contents, self.final, self.partial
+        self._check_lease()
+        for name, data in contents.documents.items():
+            write_durable(partial / name, data)
+            entries.append(self._measured(name))
+        manifest = Manifest(
+            contents.step,
+            contents.kind,
+            contents.lock_digest,
+            tuple(entries),
+            fence=self.number,
+            folder=self.folder,
+        )
+        self._check_lease()
+        if final.remote:
+            for log in contents.logs:
+                self.store.put(log.name, log.read_bytes())
+            self._check_lease()
+            final.create(MANIFEST, manifest.encode())
+            return
+        fsync_directory(partial / TENSORS)
+        fsync_directory(partial)
+        write_durable(partial / MANIFEST, manifest.encode())
+        fsync_directory(partial)
+        self._check_lease()
+        if os.path.exists(final.root):
+            self._remove_damaged()
+        try:
+            os.rename(partial, final.root)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise _taken(final, 0) from error
+            raise
+        fsync_directory(partial.parent)
+
+    def _remove_damaged(self) -> None:
+        """Remove a checkpoint that does not verify: moved aside first, and looked at once more."""
+        final = self.final.root
+        aside = self.store.url(partial_name(self.contents.folder, self.number, old=True))
+        shutil.rmtree(aside, ignore_errors=True)
+        os.rename(final, aside)
+        there = _intact(Store(aside))
+        if there is not None:
+            os.rename(aside, final)
+            raise _taken(self.final, there.fence)
+        shutil.rmtree(aside)
+
+    def _point(self) -> None:
+        if self.contents.name:
+            return
+        self._check_lease()
+        write_pointer(self.store, self.contents.step)
 
 
-def _is_there(final: Store, fence: Fence | None) -> bool:
-    """Whether this run has written this very checkpoint; one that is damaged is made way for.
+def _intact(checkpoint: Store) -> Manifest | None:
+    """Return the manifest of a checkpoint that verifies, None where there is none.
 
     Raises:
-        ConflictError: another run has, or a newer program, or it is of another step.
+        OtherVersionError, InputError: it is of another version.
+        MisnamedError: the folder has the name of another step.
     """
-    number = 0 if fence is None else fence.number
     try:
-        there = Manifest.read(final)
-        damaged = bool(there.problems(final))
-    except (OtherVersionError, InputError) as error:
-        raise ConflictError(
-            "a checkpoint of another version is there already",
-            where=final.root,
-            why=error.what,
-            fix="go on with the program that wrote it, or choose another trainer.save_folder",
-        ) from error
-    except MisnamedError as error:
-        raise ConflictError(
-            "the checkpoint of another step lies where this one belongs",
-            where=final.root,
-            why=error.what,
-            fix=f"{error.fix}; then run the same command again",
-        ) from error
+        there = Manifest.read(checkpoint)
+    except (OtherVersionError, MisnamedError):
+        raise
     except ValidationError:
-        damaged = True
-    if not damaged:
-        if number and there.fence == number:  # what came after its manifest had failed
-            return True
-        raise _taken(final, there.fence)
-    if final.remote:
-        if fence is not None:
-            fence.check()
-        final.delete(MANIFEST)
-        clear_files(final, fence)
-    return False
+        return None
+    return None if there.problems(checkpoint) else there
 
 
 def _taken(final: Store, number: int) -> ConflictError:
@@ -189,124 +328,6 @@ def _taken(final: Store, number: int) -> ConflictError:
         why=f"another run wrote it under lease {number}, and what verifies is never replaced",
         fix="run the same command again: it goes on from the newest checkpoint",
     )
-
-
-def _write_state(
-    partial: Path, state: Mapping[str, Any] | Callable[[Path], None], world: World
-) -> None:
-    if not isinstance(state, Mapping):
-        state(partial / TENSORS)
-        return
-    tensors, values = split(flatten(state))
-    dcp.save(
-        tensors,
-        storage_writer=IndexedWriter(partial / TENSORS, world.rank, values),
-        planner=dcp.DefaultSavePlanner(flatten_state_dict=False),
-        process_group=world.exchange_group,
-        no_dist=world.size == 1,
-    )
-
-
-def _own_files(partial: Path, world: World, final: Store) -> list[FileEntry]:
-    """Measure the files of this rank, and bring them to a remote store."""
-    names = [tensors_file(world.rank), *([INDEX_NAME] * world.main)]
-    return [
-        _measured(partial, f"{TENSORS}/{name}", final)
-        for name in names
-        if (partial / TENSORS / name).exists()
-    ]
-
-
-def _measured(partial: Path, name: str, final: Store) -> FileEntry:
-    entry = FileEntry.of(partial, name)
-    if final.remote:
-        final.publish(name, partial / name, entry.sha256)
-    return entry
-
-
-def _finish(
-    partial: Path,
-    final: Store,
-    files: Store,
-    entries: list[FileEntry],
-    contents: Contents,
-    fence: Fence | None,
-) -> None:
-    if fence is not None:
-        fence.check()
-    for name, value in contents.documents.items():
-        data = value if isinstance(value, bytes) else json.dumps(value, indent=1).encode() + b"\n"
-        write_durable(partial / name, data)
-        entries.append(_measured(partial, name, files))
-    number = 0 if fence is None else fence.number
-    manifest = Manifest(
-        contents.step,
-        contents.kind,
-        contents.lock_digest,
-        tuple(entries),
-        fence=number,
-        folder=files.root.removeprefix(final.root).strip("/"),
-    )
-    if fence is not None:
-        fence.check()
-    if final.remote:
-        for log in contents.logs:
-            Store(os.path.dirname(final.root)).put(log.name, log.read_bytes())
-        if fence is not None:
-            fence.check()
-        final.create(MANIFEST, manifest.encode())
-        return
-    sync_folders([partial / TENSORS, partial])
-    write_durable(partial / MANIFEST, manifest.encode())
-    sync_folders([partial])
-    if fence is not None:
-        fence.check()
-    if os.path.exists(final.root):
-        _remove_damaged(final, partial.with_name(partial_name(contents.step, number, old=True)))
-    try:
-        os.rename(partial, final.root)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise _taken(final, 0) from error
-        raise
-    sync_folders([partial.parent])
-
-
-def _remove_damaged(final: Store, aside: Path) -> None:
-    """Remove a checkpoint that does not verify: moved aside first, and looked at once more."""
-    shutil.rmtree(aside, ignore_errors=True)
-    os.rename(final.root, aside)
-    moved = Store(str(aside))
-    try:
-        there = Manifest.read(moved)
-        damaged = bool(there.problems(moved))
-    except ValidationError:
-        damaged = True
-    if not damaged:
-        os.rename(aside, final.root)
-        raise _taken(final, there.fence)
-    shutil.rmtree(aside)
-
-
-def _point(store: Store, step: int, fence: Fence | None) -> None:
-    if fence is not None:
-        fence.check()
-    write_pointer(store.root, step)
-
-
-def _on_each(world: World, action: Callable[[], Result]) -> list[Result]:
-    """Run `action` on every rank; return the results by rank, or raise the first error on all."""
-    result: Result | None = None
-    failure: Exception | None = None
-    try:
-        result = action()
-    except (OlmError, OSError) as error:
-        failure = error
-    outcomes = world.gather((result, failure))
-    for _, failed in outcomes:
-        if failed is not None:
-            raise failed
-    return [result for result, _ in outcomes]
 
 
 def _reason(error: BaseException) -> str:

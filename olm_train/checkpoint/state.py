@@ -21,17 +21,23 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from olm_data.bounded_json import MAX_DEPTH
+from olm_data.bounded_json import MAX_DEPTH, JsonObject
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.names import is_unicode
 from olm_train.checkpoint.index import MAX_DIMENSIONS, MAX_NAME
+
+StateDict = Mapping[str, Any]
+"""A state as torch's `state_dict` gives it: nested, or flat by names with dots; its leaves are
+tensors, whole or DTensors, and plain values."""
+
+FlatState = dict[str, Any]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _MAX_NESTING = (MAX_DEPTH - 4) // 2
 """Levels of a plain value: a tuple takes two in JSON, the file around it some more."""
 
 
-def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(state: StateDict) -> FlatState:
     """Return the leaves of a nested state by their names joined with dots; a flat one as it is.
 
     Mappings are gone through, and so are lists that hold tensors; everything else is a leaf.
@@ -39,7 +45,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: two leaves have the same name.
     """
-    flat: dict[str, Any] = {}
+    flat: FlatState = {}
     for name, leaf in _leaves(state, ""):
         if name in flat:
             raise UsageError(
@@ -52,7 +58,7 @@ def flatten(state: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def split(flat: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def split(flat: StateDict) -> tuple[dict[str, Tensor], JsonObject]:
     """Return the tensors of a flat state, and its plain values in JSON.
 
     Raises:
@@ -64,7 +70,7 @@ def split(flat: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {n: to_json(leaf, n) for n, leaf in flat.items() if n not in tensors}
 
 
-def put_back(state: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+def put_back(state: Any, values: JsonObject, prefix: str = "") -> None:
     """Put plain values, given in JSON by name, where they belong in a nested state."""
     for key, child in list(_children(state)):
         name = f"{prefix}{key}"
@@ -156,7 +162,7 @@ class HostCopy:
         self._buffers: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def of(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def of(self, state: StateDict) -> FlatState:
         """Return `state`, flat, with every tensor and value copied; complete when this returns.
 
         Args:
@@ -167,6 +173,7 @@ class HostCopy:
         """
         flat = flatten(state)
         tensors = {name: leaf for name, leaf in flat.items() if isinstance(leaf, Tensor)}
+        self._buffers = {name: buf for name, buf in self._buffers.items() if name in tensors}
         copied = {
             name: self._copied(name, leaf) if name in tensors else copy.deepcopy(leaf)
             for name, leaf in flat.items()

@@ -1,99 +1,102 @@
-"""The model of a checkpoint: its shape, its weights whole and on the CPU.
+"""The weights of a checkpoint: as a model on the CPU, and as a folder of safetensors.
 
-    config.json -> shape, no larger than the tensors there -> Decoder <- tensors
+    config.json -> shape, no larger than the tensors there -> Decoder <- tensors of a checkpoint
+    checkpoint  -> model.safetensors, tokenizer.json, mixture.lock.json, config.json
+                   run.json (configuration of its run)
 
-Never: an optimiser.
+The format of that folder is `olm_train/model/weights_folder.py`, which `model.save` writes too.
+Never: a pickle, an optimiser, or a path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from olm_data.config.convert import parse
-from olm_data.config.values import Values
-from olm_data.errors import UsageError, ValidationError
+from olm_data.exporting.model_folder import About
+from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
-from olm_train.checkpoint.manifest import CONFIG
+from olm_train.checkpoint.manifest import CONFIG, LOCK, TOKENIZER
 from olm_train.distributed.world import World
 from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import Decoder
-from olm_train.model.init import VOCABULARY_TABLES
+from olm_train.model.decoder import Decoder, build_decoder
+from olm_train.model.load import model_of, parse_model, refuse_size
+from olm_train.model.weights_folder import (
+    MODEL,
+    SUFFIX,
+    Exported,
+    kept,
+    write_folder,
+)
+
+RUN = "run.json"
 
 
-def model_config(checkpoint: Checkpoint) -> DecoderConfig:
+def model_config(checkpoint: Checkpoint, *, trust: bool = False) -> DecoderConfig:
     """Return the shape of a checkpoint's model; fields it does not know have their defaults.
 
     Raises:
+        InputError: it is of somebody's own class, and not trusted.
         ValidationError: this program does not know such a model.
     """
-    return parse_model(checkpoint.config(), f"{checkpoint.folder}/{CONFIG}")
+    return parse_model(checkpoint.config(), f"{checkpoint.folder}/{CONFIG}", trust=trust)
 
 
-def parse_model(config: dict[str, Any], where: str) -> DecoderConfig:
-    """Return the shape of the model that a configuration is of.
+def evaluation_model(
+    source: Checkpoint | Exported, *, classes: Iterable[type] = (), trust: bool = False
+) -> Decoder:
+    """Return a model on the CPU, in fp32, for evaluation.
+
+    Every attention back-end computes the same function of the weights; this one runs on a CPU.
 
     Args:
-        config: with the shape under `model`.
-        where: its file, for messages.
+        source: a checkpoint, or a folder of weights.
+        classes, trust: of one's own that the model may be of, see `load_model`.
 
     Raises:
-        ValidationError: this program does not know such a model.
+        ValidationError: shape and weights do not fit each other.
     """
-    try:
-        return parse(DecoderConfig, Values(config, file=where), ("model",))
-    except UsageError as error:
-        raise ValidationError(
-            f"this program does not know the model of the checkpoint: {error.what}",
-            where=error.where,
-            fix="use the program that wrote it, or a newer one",
-        ) from error
-
-
-def load_model(checkpoint: Checkpoint) -> Decoder:
-    """Return the model of a checkpoint on the CPU, in fp32, without its optimiser."""
-    config = model_config(checkpoint)
-    entries = checkpoint.index.tensors.items()
+    if isinstance(source, Exported):
+        model = model_of(source, classes=classes, trust=trust, vocab_multiple=1, attention="sdpa")
+        return model.float()
+    config, entries = model_config(source, trust=trust), source.index.tensors.items()
     held = sum(entry.elements for name, entry in entries if name.startswith("model."))
-    refuse_size(config, held, checkpoint.folder)
-    # Every back-end computes the same function of the weights; this one runs in fp32 on a CPU.
-    model = Decoder(replace(config, attention="sdpa"), dtype=torch.float32)
-    tensors = {"model": {name: value.data for name, value in model.named_parameters()}}
-    checkpoint.load_tensors(tensors, World())
+    refuse_size(config, held, source.folder)
+    model = build_decoder(replace(config, attention="sdpa"), dtype=torch.float32)
+    own = {name: value.data for name, value in model.named_parameters()}
+    source.load_tensors({"model": own}, World())
     return model.eval()
 
 
-def refuse_size(config: DecoderConfig, held: int, where: str) -> None:
-    """Refuse a shape that would take more memory than the weights that there are.
+def export(checkpoint: Checkpoint, output: str | os.PathLike[str], *, trust: bool = False) -> About:
+    """Write the whole, unsharded weights as one safetensors file, and what belongs to them.
 
     Args:
-        config: the shape.
-        held: elements of the weights.
-        where: folder of both.
+        checkpoint: of any number of ranks and any strategy.
+        output: `.../model.safetensors`, or a folder for it; local or remote.
+        trust: import the class of the model, if it is somebody's own.
+
+    Returns:
+        What `config.json` holds.
 
     Raises:
-        ValidationError: it has more parameters.
+        ResourceError, StorageError: it cannot be written.
     """
-    tables = 1 if config.tie_embeddings else 2
-    pads = tables * (config.padded_vocab_size - config.vocab_size) * config.d_model
-    wanted = config.num_params + pads
-    if wanted > held:
-        raise ValidationError(
-            f"the configuration is of a model of {wanted:,} parameters; there are {held:,}",
-            where=where,
-            fix="do not use this model; restore it from a copy",
-        )
-
-
-def padded(weights: Mapping[str, Tensor], config: DecoderConfig) -> dict[str, Tensor]:
-    """Return exported weights with the vocabulary padded as `config` says."""
-    pads = (0, 0, 0, config.padded_vocab_size - config.vocab_size)
-    return {
-        name: F.pad(value, pads) if name in VOCABULARY_TABLES else value
-        for name, value in weights.items()
-    }
+    text = absolute(os.fspath(output))
+    folder, name = os.path.split(text) if text.endswith(SUFFIX) else (text.rstrip("/"), MODEL)
+    model = evaluation_model(checkpoint, trust=trust)
+    beside = ((TOKENIZER, TOKENIZER), (LOCK, LOCK), (CONFIG, RUN))
+    found = {here: checkpoint.read_bytes(there) for there, here in beside}
+    return write_folder(
+        Store(folder),
+        config=model_config(checkpoint, trust=trust),
+        model_class=type(model),
+        tensors={name: value.data for name, value in kept(model)},
+        carried={here: data for here, data in found.items() if data is not None},
+        name=name,
+        step=checkpoint.step,
+        lock_digest=checkpoint.manifest.lock_digest,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from olm_data.errors import ValidationError
+from olm_data.errors import UsageError, ValidationError
 from olm_data.rows.reader import RowBatch
 from olm_train.model.attention_backend import MAX_DOCUMENTS
 
@@ -51,6 +51,46 @@ class Batch:
     rows: Tensor
 
     @classmethod
+    def of(cls, given: Batch | AnyBatch) -> Batch:
+        """Return `given`, or rows that are one document each as a batch.
+
+        Args:
+            given: (input_ids, labels), or a mapping with these names; whole numbers [b, S]. Labels
+                are the next tokens already, -100 where there is none.
+
+        Raises:
+            UsageError: it is something else, or the labels are the inputs.
+        """
+        if isinstance(given, Batch):
+            return given
+        if isinstance(given, Mapping):
+            pair: list[Any] = [given.get("input_ids"), given.get("labels")]
+        else:
+            pair = list(given) if isinstance(given, (tuple, list)) else [given]
+        shapes = [
+            tuple(t.shape) for t in pair if isinstance(t, Tensor) and not t.is_floating_point()
+        ]
+        if len(pair) != 2 or len(shapes) != 2 or shapes[0] != shapes[1] or len(shapes[0]) != 2:
+            raise UsageError(
+                "a decoder trains on batches of (input_ids, labels), whole numbers of the shape "
+                f"[rows, tokens]; the data loader gave {batch_words(given)}",
+                fix="give such pairs, or a mapping with input_ids and labels",
+            )
+        input_ids, labels = (tensor.to(torch.int64) for tensor in pair)
+        refuse_copying(input_ids, labels)
+        rows, length = input_ids.shape
+        places = torch.arange(length, dtype=torch.int32, device=input_ids.device)
+        return cls(
+            input_ids=input_ids,
+            labels=labels,
+            doc_start=torch.zeros_like(input_ids, dtype=torch.int32),
+            positions=places.expand(rows, length).contiguous(),
+            cu_seqlens=torch.arange(0, (rows + 1) * length, length).to(places),
+            max_seqlen=length,
+            rows=torch.full_like(input_ids[:, 0], -1),
+        )
+
+    @classmethod
     def from_rows(cls, rows: RowBatch) -> Batch:
         """Wrap the arrays of a `RowBatch` without copying them.
 
@@ -68,6 +108,21 @@ class Batch:
             rows=torch.from_numpy(rows.rows),
         )
 
+    @classmethod
+    def join(cls, batches: Sequence[Batch]) -> Batch:
+        """Return the rows of several micro-batches of one sequence length as one; copies them."""
+        names = ("input_ids", "labels", "doc_start", "positions", "rows")
+        joined = {n: torch.cat([getattr(batch, n) for batch in batches]) for n in names}
+        starts = (joined["positions"].flatten() == 0).nonzero().flatten().to(torch.int32)
+        room = next((room for room in ROOMS if room >= len(starts)), len(starts))
+        cu_seqlens = starts.new_full((room + 1,), joined["positions"].numel())
+        cu_seqlens[: len(starts)] = starts
+        return cls(**joined, cu_seqlens=cu_seqlens, max_seqlen=batches[0].max_seqlen)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Yield `input_ids` and `labels`, for loops that want no more."""
+        return iter((self.input_ids, self.labels))
+
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`; the copy runs in the background if the memory is pinned."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -82,6 +137,66 @@ class Batch:
             if isinstance(value, Tensor):
                 values[name] = change(value)
         return Batch(**values)
+
+
+AnyBatch = Sequence[Tensor] | Mapping[str, Tensor]
+"""Micro-batches of other loaders that `Batch.of` takes."""
+
+
+def batch_words(given: object) -> str:
+    """Return what a data loader gave, in a few words."""
+    if isinstance(given, Tensor):
+        return f"{str(given.dtype).removeprefix('torch.')} {list(given.shape)}"
+    if isinstance(given, Mapping):
+        return (
+            "{" + ", ".join(f"{name}: {batch_words(v)}" for name, v in [*given.items()][:4]) + "}"
+        )
+    if isinstance(given, (tuple, list)):
+        return "(" + ", ".join(map(batch_words, given[:4])) + ")"
+    return type(given).__name__
+
+
+def refuse_copying(input_ids: Tensor, labels: Tensor) -> None:
+    """Refuse labels that are the inputs themselves: next tokens are shifted by one.
+
+    A text of one token throughout is left alone; tensors on a device are not looked at.
+
+    Raises:
+        UsageError: a model would learn to copy.
+    """
+    if input_ids.shape != labels.shape or {input_ids.device.type, labels.device.type} != {"cpu"}:
+        return
+    if input_ids.is_floating_point() or input_ids.is_complex() or labels.ndim < 2:
+        return
+    seen = labels != -100
+    same = bool((input_ids == labels)[seen].all()) and bool(seen.any())
+    if same and bool((input_ids != input_ids[..., :1])[seen].any()):
+        raise UsageError(
+            "the labels of a batch are its inputs",
+            why="labels are the next tokens: a model would learn to copy what it is given",
+            fix="give (ids[:, :-1], ids[:, 1:])",
+        )
+
+
+def check_ids(batch: Batch, vocab_size: int) -> Batch:
+    """Return the batch; on the CPU its ids are compared with the vocabulary of the model.
+
+    Raises:
+        UsageError: an id that the model has no embedding of, or a label that it cannot give.
+    """
+    if batch.input_ids.device.type != "cpu" or not batch.input_ids.numel():
+        return batch
+    for what, ids, least in (("id", batch.input_ids, 0), ("label", batch.labels, -100)):
+        array = ids.numpy()  # no operator of torch: none waits, whatever watches them
+        low, high = int(array.min()), int(array.max())
+        if low < least or high >= vocab_size:
+            raise UsageError(
+                f"the data have the {what} {high if high >= vocab_size else low:,}; the vocabulary "
+                f"of the model is 0 to {vocab_size - 1:,}",
+                where="model.vocab_size",
+                fix="make the model for the tokenizer of the data: DecoderConfig(vocab_size=...)",
+            )
+    return batch
 
 
 def fitted(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:

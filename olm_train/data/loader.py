@@ -5,7 +5,7 @@
          -> micro-batches of `rank_microbatch_size` tokens -> [thread] -> list[Batch] a step
             (each row cut into the shorter ones of its phase, if it has a shorter sequence length)
 
-G is one number, or follows a schedule (`order.steps.StepSizes`). The state is the lock's digest
+G is one number, or follows a schedule (`schedule_sizes`). The state is the lock's digest
 and one integer, counted in rows *handed out*: how far the thread has run ahead never shows. Never:
 worker processes, a clock or a random number, an epoch boundary.
 """
@@ -16,14 +16,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from olm_data.bounded_json import JsonObject
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
@@ -31,7 +31,6 @@ from olm_data.mixture.lock import Lock
 from olm_data.order.phases import Phase, find_phases
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import (
-    BatchSizeChange,
     Steps,
     StepSizes,
     order_digest,
@@ -39,6 +38,7 @@ from olm_data.order.steps import (
 )
 from olm_data.rows.cache_plan import CacheOptions
 from olm_data.rows.reader import DatasetRows, RowReader
+from olm_train.data.base import DataLoaderBase
 from olm_train.data.batch import Batch
 from olm_train.data.lock_words import describe_lock, lock_difference
 from olm_train.data.prefetch import Prefetcher
@@ -50,7 +50,7 @@ _EVAL_AHEAD = 2
 """Batches an `EvalLoader` prepares ahead."""
 
 
-class DataLoader:
+class DataLoader(DataLoaderBase):
     """Iterates over the steps of a mixture lock: each item is this rank's list of micro-batches.
 
     Sizes are in tokens. The loader continues from its state: a second `iter` goes on after the last
@@ -68,20 +68,22 @@ class DataLoader:
         skip: ranges [first, one past the last] of global rows that are left out.
         cache: where whole shards of remote datasets go; None: remote rows are read one by one.
         neighbours: the ranks of this machine, which share the cache; default: this one.
-        batch_size_schedule: changes of the global batch size, in order.
 
     Attributes:
         step: steps handed out so far.
-        batch_sizes: tokens of each step over all ranks.
         steps: whole steps that the schedule holds.
         leftover_rows: rows at the end of the schedule that do not fill a step and are not trained.
         data_wait_seconds: seconds callers have waited for batches (monotonic clock).
 
     Raises:
-        UsageError: sizes that do not divide each other, or a malformed `skip`. A batch size of the
-            schedule only has to fit when it is used, see `check_sizes`.
+        UsageError: sizes that do not divide each other, or a malformed `skip`. A batch size has
+            to fit when it is used: `iter` and the trainer look, see `check_sizes`.
         ValidationError: the lock or a dataset is not what its digest says.
     """
+
+    unit = "tokens"
+    epochs = 1  # a lock is one pass: its sources have epochs of their own
+    lock: Lock
 
     def __init__(
         self,
@@ -97,7 +99,6 @@ class DataLoader:
         skip: Sequence[Sequence[int]] = (),
         cache: CacheOptions | None = None,
         neighbours: range | None = None,
-        batch_size_schedule: Sequence[BatchSizeChange] = (),
     ) -> None:
         _check_rank(rank, world_size)
         if prefetch < 0:
@@ -109,16 +110,28 @@ class DataLoader:
         self.lock = self._reader.lock
         length = self._reader.sequence_length
         self.rank, self.world_size, self.prefetch = rank, world_size, prefetch
-        self.batch_sizes = StepSizes.scheduled(global_batch_size, batch_size_schedule)
+        self._batch_sizes = StepSizes.constant(global_batch_size)
+        self.global_batch_size = global_batch_size
         self.rank_microbatch_size = rank_microbatch_size
         self.device = None if device is None else torch.device(device)
         self._microbatch_rows = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, length)
         self._steps = Steps(self._reader.total_rows, self.batch_sizes.per(length), skip)
         self.step = 0
-        self.check_sizes(self.batch_sizes.sizes_from[-1][0])
         self._waited = 0.0
         self._running: Prefetcher[list[Batch]] | None = None
         self._items: Iterator[list[Batch]] | None = None  # the iterator that may hand out steps
+
+    @property
+    def batch_sizes(self) -> StepSizes:
+        """Tokens of each step over all ranks."""
+        return self._batch_sizes
+
+    def schedule_sizes(self, sizes: StepSizes) -> None:
+        self._steps = Steps(
+            self._reader.total_rows, sizes.per(self._reader.sequence_length), self.skip
+        )
+        self._batch_sizes = sizes
+        self.check_sizes(sizes.sizes_from[-1][0])
 
     @property
     def sequence_length(self) -> int:
@@ -150,10 +163,6 @@ class DataLoader:
     def data_wait_seconds(self) -> float:
         """Seconds callers have waited for batches so far."""
         return self._waited + (self._running.wait_seconds if self._running else 0.0)
-
-    def tokens_before(self, step: int) -> int:
-        """Return the tokens of the first `step` steps over all ranks."""
-        return self.batch_sizes.before(step)
 
     def rows_of_step(self, step: int) -> NDArray[np.int64]:
         """Return the global rows int64 [G] of a step over all ranks, in order."""
@@ -207,7 +216,7 @@ class DataLoader:
         self._items = items
         return self._hand_out(items)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> JsonObject:
         """Return the state after the last step handed out: JSON values only.
 
         `rows_consumed` counts rows of the schedule, skipped ones included; `lock` says in words
@@ -221,7 +230,7 @@ class DataLoader:
             "lock": describe_lock(self.lock),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: JsonObject) -> None:
         """Continue where `state` was taken; a running iterator is closed.
 
         World size, micro-batch and prefetch may differ from those of the run that wrote it. Ranges

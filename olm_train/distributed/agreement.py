@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from olm_data.bounded_json import JsonObject
 from olm_data.canonical import digest
 from olm_data.errors import ValidationError
 from olm_train.distributed.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
-class Introduction:
-    """What a rank is about to do; digests are sha256 in hex.
+class RankSettings:
+    """What a rank was told to train; digests are sha256 in hex.
 
     Attributes:
         rank, world_size: as this rank was told.
@@ -33,14 +34,14 @@ class Introduction:
     config: str
 
     @classmethod
-    def of(cls, world: World, lock: str, config: Mapping[str, Any]) -> Introduction:
-        """Introduce this rank; `config` is plain JSON values."""
+    def of(cls, world: World, lock: str, config: JsonObject) -> RankSettings:
+        """Return those of this rank, made of its resolved configuration."""
         plain = digest({"config": repr(sorted(_flat(config)))})
         return cls(rank=world.rank, world_size=world.size, lock=lock, config=plain)
 
 
-def meet(world: World, mine: Introduction) -> None:
-    """Exchange introductions with all ranks; every rank calls it.
+def require_agreement(world: World, mine: RankSettings) -> None:
+    """Compare the settings of all ranks; every rank calls it.
 
     Raises:
         ValidationError: the ranks differ, the same error on every rank.
@@ -54,11 +55,11 @@ def meet(world: World, mine: Introduction) -> None:
         )
 
 
-def differences(all_ranks: Sequence[Introduction]) -> list[str]:
+def differences(all_ranks: Sequence[RankSettings]) -> list[str]:
     """Return one line for each thing in which ranks differ from the first one, or for wrong ranks.
 
     Args:
-        all_ranks: introductions in the order in which the group numbers its members.
+        all_ranks: their settings, in the order in which the group numbers its members.
     """
     problems = []
     for place, other in enumerate(all_ranks):

@@ -141,11 +141,13 @@ def _arrive(met: dist.Store, rank: int, size: int) -> str | None:
 def _leave(met: dist.Store, number: int, others: int) -> None:
     """Say that process `number` knows why it must go; wait until processes 1..`others` know, too.
 
-    Whoever hosts the store waits, or nobody could read it. One that died will not say so.
+    Whoever hosts the store waits, or nobody could read it. One that died will not say so. The store
+    may be gone as soon as the last process has said it: what happens here changes no reason.
     """
-    met.set(f"left {number}", "")
-    with contextlib.suppress(dist.DistStoreError):
-        met.wait([f"left {n}" for n in range(1, others + 1)], FAREWELL)
+    with contextlib.suppress(dist.DistStoreError, dist.DistNetworkError):
+        met.set(f"left {number}", "")
+        if others:
+            met.wait([f"left {n}" for n in range(1, others + 1)], FAREWELL)
 
 
 def _rank(rank: int) -> str:

@@ -19,6 +19,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from olm_data.config.convert import Config
+from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import (
     LONGEST_TAKEOVER,
@@ -30,7 +31,6 @@ from olm_data.storage.lease import (
 from olm_data.storage.store import Store
 from olm_train.distributed.world import World
 
-PREFIX = "lease-"
 BUSY = "another process trains into this folder"
 FIX = "wait for it to end, or choose another trainer.save_folder"
 
@@ -137,5 +137,5 @@ class Holding:
         """Return the folders to hold, the save folder first."""
         run = Store(self._save_folder, single_writer=self._policy.single_writer)
         if not run.remote and os.path.realpath(run.root) == os.path.realpath(self._work_dir):
-            return [(run, PREFIX)]
-        return [(run, PREFIX), (Store(self._work_dir), f".{PREFIX}")]
+            return [(run, LEASE)]
+        return [(run, LEASE), (Store(self._work_dir), f".{LEASE}")]

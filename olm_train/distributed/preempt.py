@@ -1,7 +1,8 @@
-"""Preemption: a signal becomes a flag, and all ranks agree on the step at which they act on it.
+"""Stopping before the end: a request of one rank, and the step at which all ranks act on it.
 
-    SIGTERM | SIGUSR1 | SIGINT | time limit -> flag of this rank --(all-reduce MAX, before each
-                                               step)--> same answer everywhere
+    SIGTERM | SIGUSR1 | SIGINT | time limit  --.
+    stop file | tracker's button | callback  --+--> request of this rank --(all-reduce MAX, before
+                                                    each step)--> the same one on every rank
 
 The first signal only sets the flag; before the first step of a command there is nothing to save,
 and it ends the process. A second one ends the process at once, with no clean-up. A
@@ -16,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import FrameType, TracebackType
 from typing import Any, Literal
 
@@ -30,15 +32,43 @@ REQUEUE_EXIT_CODE = 75
 INTERRUPT_EXIT_CODE = 130
 TIME_LIMIT = 128
 """Stands for a signal where the time is up; above those."""
-LEASE_LOST = 129
+CANCELLED = 129
+"""Stands for a signal where somebody wants the run to end; above those."""
+LEASE_LOST = 130
 """Stands for a signal where another run has taken the save folder over; above all of them."""
 SLURM_END = "SLURM_JOB_END_TIME"
 """Set by Slurm in each job: Unix time at which it will end the job (sbatch(1))."""
 
 
 def name_of(signal_number: int) -> str:
-    """Return the name of a signal, or that the time is up."""
-    return "the time limit" if signal_number == TIME_LIMIT else signal.Signals(signal_number).name
+    """Return the name of a signal, or of what stands for one."""
+    others = {0: "nobody", TIME_LIMIT: "the time limit", LEASE_LOST: "another run"}
+    return others.get(signal_number) or signal.Signals(signal_number).name
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRequest:
+    """What all ranks agreed to stop for.
+
+    Attributes:
+        code: a signal's number, TIME_LIMIT, CANCELLED or LEASE_LOST.
+        rank: the first that asked for it.
+        by: name of the signal, or who cancelled the run: "stop file", a callback's name.
+        why: in words, "" where nothing was said.
+    """
+
+    code: int
+    rank: int
+    by: str
+    why: str = ""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the run is to end, and not to be gone on with by whoever started it."""
+        return self.code == CANCELLED
+
+    def __str__(self) -> str:
+        return f"{self.by} ({self.why})" if self.why else self.by
 
 
 def exit_code_of(signal_number: int) -> int:
@@ -65,16 +95,21 @@ def seconds_left(limit: float | Literal["slurm"], environment: Mapping[str, str]
 
 
 class Preempted(Exception):
-    """The run stopped before its end, asked by a signal or the time; a checkpoint is on disk.
+    """The run stopped before its end and is to be gone on with; a checkpoint is on disk.
 
     Attributes:
-        signal_number: the signal, the highest one where ranks got several.
+        request: what it was stopped for, the highest one where ranks got several.
         step: the step at which all ranks stopped.
     """
 
-    def __init__(self, signal_number: int, step: int) -> None:
-        self.signal_number, self.step = signal_number, step
-        super().__init__(f"{name_of(signal_number)} at step {step}")
+    def __init__(self, request: StopRequest, step: int) -> None:
+        self.request, self.step = request, step
+        super().__init__(f"{request} at step {step}")
+
+    @property
+    def signal_number(self) -> int:
+        """The signal, or what stands for one."""
+        return self.request.code
 
     @property
     def exit_code(self) -> int:
@@ -94,15 +129,17 @@ class Preemption:
         group: process group of CPU tensors for the agreement, None in a single process.
         deadline: monotonic time from which on this rank asks to stop.
         lost: whether this rank knows that the save folder was taken over.
-        agreed: what all ranks agreed to stop for, 0: nothing yet.
+        request: what all ranks agreed to stop for, None: nothing yet.
     """
 
     def __init__(self, *, debounce: float = 1.0, at_once: bool = False) -> None:
         self.debounce, self.at_once = debounce, at_once
+        self.request: StopRequest | None = None
         self.group: dist.ProcessGroup | None = None
         self.deadline = math.inf
         self.lost: Callable[[], bool] = lambda: False
-        self.received = self.agreed = 0
+        self.received = 0
+        self._cancelled: tuple[str, str] | None = None
         self._first_time = 0.0
         self._depth = 0
         self._handlers: dict[signal.Signals, Any] = {}
@@ -136,11 +173,21 @@ class Preemption:
         elif now - self._first_time > self.debounce:
             os._exit(128 + number)
 
+    def cancel(self, by: str, why: str) -> None:
+        """Ask for the end of the run; the first request of this rank counts."""
+        self._cancelled = self._cancelled or (by, why)
+
+    def take(self, other: Preemption) -> None:
+        """Take over what another one was asked for by name, before it was entered."""
+        self._cancelled = self._cancelled or other._cancelled
+
     @property
     def asked(self) -> int:
-        """LEASE_LOST, the signal that this rank got, TIME_LIMIT where its time is up, else 0."""
+        """LEASE_LOST, CANCELLED, the signal that this rank got, TIME_LIMIT if it is up, else 0."""
         if self.lost():
             return LEASE_LOST
+        if self._cancelled:
+            return CANCELLED
         return self.received or (TIME_LIMIT if time.monotonic() >= self.deadline else 0)
 
     def limit_time(self, limit: float | Literal["slurm"] | None, margin: float) -> None:
@@ -148,11 +195,25 @@ class Preemption:
         if limit is not None:
             self.deadline = time.monotonic() + seconds_left(limit, os.environ) - margin
 
-    def ask(self) -> int:
-        """Agree with all ranks: what some rank was asked by, 0 if none was; equal on all ranks."""
-        if not self.agreed:
-            flag = torch.tensor([self.asked], dtype=torch.int32)
+    def ask(self) -> StopRequest | None:
+        """Agree with all ranks on what some rank was asked by; the same one on every rank."""
+        if self.request is None:
+            asked = self.asked
+            flag = torch.tensor([asked], dtype=torch.int32)
             if self.group is not None:
                 dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group)
-            self.agreed = int(flag[0])
-        return self.agreed
+            if agreed := int(flag[0]):
+                self.request = self._first_of(agreed, asked)
+        return self.request
+
+    def _first_of(self, agreed: int, asked: int) -> StopRequest:
+        """Return the request of the first rank that was asked by what all agreed on."""
+        by, why = self._cancelled or ("", "")
+        named = (by, why) if asked == CANCELLED else (name_of(asked), "")
+        own = StopRequest(code=asked, rank=0, by=named[0], why=named[1])
+        if self.group is None:
+            return own
+        requests = [own] * dist.get_world_size(self.group)
+        dist.all_gather_object(requests, own, group=self.group)
+        rank = next(rank for rank, each in enumerate(requests) if each.code == agreed)
+        return replace(requests[rank], rank=rank)

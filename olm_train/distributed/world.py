@@ -55,12 +55,15 @@ class World:
     store: dist.Store | None = None
 
     @classmethod
-    def start(cls, *, timeout: timedelta = START_TIMEOUT) -> World:
+    def start(
+        cls, *, device: torch.device | None = None, timeout: timedelta = START_TIMEOUT
+    ) -> World:
         """Join the run described by torchrun's environment; alone without it.
 
         CUDA and nccl where this machine has a CUDA device, else CPU and gloo.
 
         Args:
+            device: where to compute instead.
             timeout: the longest wait for the other ranks, here and in each exchange.
 
         Raises:
@@ -69,7 +72,7 @@ class World:
             ResourceError: ranks did not come in time.
         """
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-        device = local_device(int(os.environ.get("LOCAL_RANK", "0")))
+        device = device or local_device(local_rank())
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if size == 1:
@@ -122,6 +125,14 @@ class World:
         dist.all_gather_object(gathered, value, group=self.exchange_group)
         return gathered
 
+    def any(self, condition: bool) -> bool:
+        """Whether it holds on some rank; the same answer on every rank."""
+        if self.size > 1:
+            flag = torch.tensor([condition], dtype=torch.int32)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.exchange_group)
+            return bool(flag[0])
+        return condition
+
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Run `action` on rank 0 while the others wait; return its result on every rank.
 
@@ -142,6 +153,31 @@ class World:
         result: Result = outcome[0]
         return result
 
+    def on_each(self, action: Callable[[], Result]) -> list[Result]:
+        """Run `action` on every rank; return the results by rank, on every rank.
+
+        Raises:
+            OlmError, OSError: the first that `action` raised anywhere, on every rank.
+        """
+        result: Result | None = None
+        failure: Exception | None = None
+        try:
+            result = action()
+        except (OlmError, OSError) as error:
+            failure = error
+        outcomes = self.gather((result, failure))
+        for _, failed in outcomes:
+            if failed is not None:
+                raise failed
+        return [result for result, _ in outcomes]
+
+    def from_main(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return rank 0's `tensor`, on this rank's device, on every rank; all have its shape."""
+        if self.size > 1:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+            dist.broadcast(tensor, src=0)
+        return tensor
+
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of `tensor` over the ranks, the same bits on every rank."""
         if self.size > 1:
@@ -158,9 +194,14 @@ def quiet_alone(world: World) -> None:
 
 def _neighbours(rank: int, size: int) -> range:
     """Return the ranks of this machine, which torchrun numbers one after another."""
-    first = rank - int(os.environ.get("LOCAL_RANK", "0"))
+    first = rank - local_rank()
     count = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return range(max(0, first), min(size, first + count))
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of its machine; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def local_device(local_rank: int = 0) -> torch.device:

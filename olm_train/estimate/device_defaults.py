@@ -75,8 +75,8 @@ def resolve(
     if module.float32_matmul_precision == AUTO:
         precision: Literal["high", "highest"] = "high" if cuda else "highest"
         why.append(
-            f"products of fp32 tensors {precision}: "
-            + ("TF32 where the device has it" if cuda else "a CPU has nothing faster")
+            f"float32_matmul_precision {precision}: "
+            + ("TF32 where the device has it" if cuda else "a CPU has no faster one")
         )
         module = replace(module, float32_matmul_precision=precision)
     if module.compile_model == AUTO:
@@ -92,7 +92,7 @@ def resolve(
 
 def _where(capability: Capability, modern: str, old: str) -> str:
     if capability.device != "cuda":
-        return "runs everywhere; on a CPU bf16 is faster only where it has instructions for it"
+        return "works on every device; bf16 is faster only on CPUs with instructions for it"
     return f"{capability.name} {modern}" if capability.modern else f"{capability.name}: {old}"
 
 
@@ -102,7 +102,7 @@ def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> t
     if module.compile_config != type(module.compile_config)():
         return True, "compile_config is given"
     if capability.device != "cuda":
-        return False, "on a CPU it costs more at the start than it gains"
+        return False, "on a CPU compiling takes longer than it saves"
     if not capability.triton:
         return False, "triton is not installed"
     return True, "fewer passes over memory on CUDA; the first step takes a minute or more"
@@ -110,15 +110,21 @@ def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> t
 
 def _attention(model: DecoderConfig, dtype: str, capability: Capability) -> tuple[str, str]:
     if capability.device != "cuda":
-        return "sdpa", "the one that trains on a CPU"
+        return "sdpa", "the only one that trains on a CPU"
     if not capability.modern:
-        return "sdpa", f"{capability.name} is older than FlashAttention 2 asks for"
-    use = Use(torch.device("cuda"), DTYPES[dtype], model.head_size, training=True)
+        return "sdpa", f"{capability.name} is too old for FlashAttention 2"
+    use = Use(
+        torch.device("cuda"),
+        DTYPES[dtype],
+        model.head_size,
+        training=True,
+        softcap=model.attention_softcap is not None,
+    )
     passed: list[str] = []
     for name in BY_SPEED:
         refusal = ATTENTION_BACKENDS[name].refusal(use)
         if refusal is None:
             before = "; ".join(passed)
-            return name, before or "computes nothing between documents"
-        passed.append(f"no {name}, {refusal.why}")
+            return name, before or "skips what the document mask leaves out"
+        passed.append(f"not {name}, {refusal.why}")
     raise AssertionError("sdpa runs everywhere")

@@ -81,14 +81,6 @@ def device_peak_flops(device_name: str) -> float | None:
     return None
 
 
-def model_flops_utilisation(
-    flops_per_second: float, device_name: str, *, devices: int = 1
-) -> float | None:
-    """Achieved FLOP/s over the peak of `devices` such devices; None for an unknown one."""
-    peak = device_peak_flops(device_name)
-    return None if peak is None else flops_per_second / (peak * devices)
-
-
 HEADROOM = 0.1
 """Share of a device left to the allocator's fragments, collectives and the device's context."""
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import Decoder
+from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
 from olm_train.optim.base import OptimConfig
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -85,7 +85,7 @@ class TrainingTensors:
     @classmethod
     def count(cls, model: DecoderConfig, optim: OptimConfig) -> TrainingTensors:
         """Build model and optimiser on the meta device and count; 70B takes about a second."""
-        decoder = Decoder(model, device="meta", dtype=torch.float32)
+        decoder = build_decoder(model, device="meta", dtype=torch.float32)
         optimizer = optim.build(decoder)
         state = {}
         for name, parameter in decoder.named_parameters():
@@ -245,7 +245,10 @@ def block_bytes(
     attention += heads * head  # output
     for changed in (model.positions == "rope", model.qk_norm is not None):
         attention += changed * (heads + kv_heads) * head  # queries and keys anew
-    if model.attention in ("sdpa", "auto"):
+    capped = 0  # products of a query with all keys: bent ones, and their softmax, all fp32
+    if model.attention in ("sdpa", "auto") and model.attention_softcap is not None:
+        capped = heads * sequence_length * (2 * _FP32 + (size if size < _FP32 else 0))
+    elif model.attention in ("sdpa", "auto"):
         attention += sequence_length  # a row of the mask, as the kernel wants it
         if kv_heads < heads:  # keys and values for each head, not those that were changed
             attention += 2 * heads * head
@@ -254,7 +257,7 @@ def block_bytes(
     norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
     streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
     statistics = _FP32 * (heads + 2 * norms)
-    kept = size * (attention + hidden * model.ffn_size + streams) + statistics
+    kept = size * (attention + hidden * model.ffn_size + streams) + statistics + capped
     return float(kept), float(size * model.d_model)
 
 

@@ -17,8 +17,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
+import msgspec
+
+from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import as_dict
 from olm_train.estimate.gpus import Gpu
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
@@ -47,6 +50,21 @@ CHECKPOINTING: tuple[Literal["none", "selected_ops", "full"], ...] = (
     "full",
 )
 LOSSES: tuple[Literal["auto", "chunked"], ...] = ("auto", "chunked")
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A recipe as `presets --json` prints it; `config` is a part of train.yaml."""
+
+    preset: str
+    gpu: str
+    gpus: int
+    nodes: int
+    sequence_length: int
+    loss: str
+    memory_bytes: int
+    budget_bytes: int
+    accumulates: bool
+    config: JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +101,11 @@ class Recipe:
             compiling=module.compile_model is True,
         ).name
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """Return the part of `train.yaml` it decides, only what differs from the defaults."""
-        plain: dict[str, Any] = as_dict(self.module)
+        plain: JsonObject = as_dict(self.module)
         default = as_dict(TransformerTrainModuleConfig(rank_microbatch_size=1))
-        module: dict[str, Any] = {"rank_microbatch_size": plain["rank_microbatch_size"]}
+        module: JsonObject = {"rank_microbatch_size": plain["rank_microbatch_size"]}
         for name in ("dp_config", "ac_config", "loss"):
             changed = {k: v for k, v in plain[name].items() if v != default[name][k]}
             if changed:
@@ -97,20 +115,20 @@ class Recipe:
             "train_module": module,
         }
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "preset": self.preset,
-            "gpu": self.gpu.name,
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "sequence_length": self.sequence_length,
-            "loss": self.loss,
-            "memory_bytes": self.memory,
-            "budget_bytes": self.gpu.budget,
-            "accumulates": self.accumulates,
-            "config": self.values(),
-        }
+    def summary(self) -> Summary:
+        """Return the recipe without types of training."""
+        return Summary(
+            preset=self.preset,
+            gpu=self.gpu.name,
+            gpus=self.gpus,
+            nodes=self.nodes,
+            sequence_length=self.sequence_length,
+            loss=self.loss,
+            memory_bytes=self.memory,
+            budget_bytes=self.gpu.budget,
+            accumulates=self.accumulates,
+            config=self.values(),
+        )
 
 
 def recipe(name: str, gpu: Gpu) -> Recipe | None:
@@ -196,10 +214,7 @@ def _ways(
     """Yield options, the cheapest in time first, the one that needs the least memory last."""
     shares = [start.dp_config]
     if machine.world_size > 1:
-        shares = [
-            replace(start.dp_config, **options)
-            for _, options in candidates(machine, start.dp_config)
-        ]
+        shares = [config for _, config in candidates(machine, start.dp_config)]
     for mode in CHECKPOINTING:
         for dp_config in shares:
             for loss in LOSSES:

@@ -15,15 +15,17 @@ Never: changes dtypes, the micro-batch, or anything else that changes the result
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from olm_train.distributed.world import World
-from olm_train.estimate.memory import memory_of_step
+from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.model.config import DecoderConfig
+from olm_train.optim.base import OptimConfig
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
@@ -92,26 +94,80 @@ def choose(
     """
     if machine.world_size == 1:
         return module.dp_config, [f"parallel: {goal}: one rank, nothing to share"]
-    room = round(ROOM[goal] * machine.memory)
-    lines = [
-        f"parallel: {goal}: {machine.world_size} ranks on {machine.nodes} "
-        f"machine{'s' if machine.nodes > 1 else ''}, {machine.memory / 1e9:.4g} GB each, "
-        f"{room / 1e9:.4g} GB to plan with"
-    ]
-    tried: list[tuple[int, str, DataParallelConfig]] = []
-    for what, options in candidates(machine, module.dp_config):
-        config = replace(module.dp_config, **options)
-        need = memory_of_step(
+
+    need = need_of_decoder(
+        model, module, machine, sequence_length=sequence_length, micro_batches=micro_batches
+    )
+    chosen, lines = cheapest(goal, machine, candidates(machine, module.dp_config), need)
+    return chosen, [f"parallel: {goal}: {lines[0]}", *lines[1:]]
+
+
+Need = Callable[[DataParallelConfig], int]
+"""Bytes of a rank with these options."""
+
+
+class Ranks(Protocol):
+    """How many there are, and on how many machines."""
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def nodes(self) -> int: ...
+
+
+def need_of_decoder(
+    model: DecoderConfig,
+    module: TransformerTrainModuleConfig,
+    ranks: Ranks,
+    *,
+    sequence_length: int,
+    micro_batches: int,
+    optim: OptimConfig | None = None,
+) -> Need:
+    """Return the need of a decoder; its tensors are counted once, whatever is asked.
+
+    Args:
+        optim: whose state is counted; None: that of `module`.
+    """
+    counted = TrainingTensors.count(model, optim or module.optim)
+
+    def need(config: DataParallelConfig) -> int:
+        return memory_of_step(
             model,
             replace(module, dp_config=config),
             sequence_length=sequence_length,
-            world_size=machine.world_size,
-            nodes=machine.nodes,
+            world_size=ranks.world_size,
+            nodes=ranks.nodes,
             micro_batches=micro_batches,
+            counted=counted,
         ).total
-        tried.append((need, what, config))
+
+    return need
+
+
+Ways = list[tuple[str, DataParallelConfig]]
+"""Ways to share the weights, in words and as options, least exchange first."""
+
+
+def cheapest(
+    goal: Goal, machine: Machine, ways: Ways, need: Need
+) -> tuple[DataParallelConfig, list[str]]:
+    """Return the first way that fits (`memory`: that needs least), and lines that say why.
+
+    Args:
+        ways: at least one.
+        need: bytes of a rank.
+    """
+    room = round(ROOM[goal] * machine.memory)
+    lines = [
+        f"{machine.world_size} ranks on {machine.nodes} "
+        f"machine{'s' if machine.nodes > 1 else ''}, {machine.memory / 1e9:.4g} GB each, "
+        f"{room / 1e9:.4g} GB to plan with"
+    ]
+    tried = [(need(config), what, config) for what, config in ways]
     fitting = [each for each in tried if each[0] <= room]
-    least = min((e for e in tried if not e[2].cpu_offload), key=lambda each: each[0])
+    least = min(tried, key=lambda each: (each[2].cpu_offload, each[0]))
     if goal is Goal.memory and least[0] <= room:
         chosen = least
     else:
@@ -121,14 +177,17 @@ def choose(
         lines.append(f"  {each[1]:<58} {each[0] / 1e9:>9.4g} GB  {mark}")
     if not fitting:
         lines.append(
-            "  warning: nothing fits by this estimate; lower train_module.rank_microbatch_size, or "
-            "use more ranks"
+            "  warning: nothing fits by this estimate; take smaller micro-batches, or more ranks"
         )
     return chosen[2], lines
 
 
-def candidates(machine: Machine, given: DataParallelConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Return ways to share the weights, least exchange first: words, fields of `dp_config`."""
+def candidates(machine: Machine, given: DataParallelConfig) -> Ways:
+    """Return ways to share the weights, in words and as options, least exchange first.
+
+    Args:
+        given: its dtypes are kept.
+    """
     found: list[tuple[str, dict[str, Any]]] = []
     if given.reduce_dtype == "float32":  # ddp sums in nothing else
         found.append(("ddp: whole on each rank", {"name": "ddp"}))
@@ -144,8 +203,8 @@ def candidates(machine: Machine, given: DataParallelConfig) -> list[tuple[str, d
             ("fsdp: cut over all ranks, kept from forward to backward",
              {"name": "fsdp", "reshard_after_forward": False}),
         )  # fmt: skip
-    return [
-        *found,
+    found += [
         ("fsdp: cut over all ranks", {"name": "fsdp", "prefetch_factor": 1}),
         ("fsdp: cut over all ranks, in the host's memory", {"name": "fsdp", "cpu_offload": True}),
     ]
+    return [(what, replace(given, **options)) for what, options in found]

@@ -14,6 +14,7 @@ before the first step (`AttentionBackend.require`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,6 +64,21 @@ class DocumentLayout(NamedTuple):
         return self.cu_seqlens, self.max_seqlen
 
 
+class Scores(NamedTuple):
+    """What is done to the products of queries and keys before the softmax over keys.
+
+    Attributes:
+        scale: they are multiplied by it; None: by 1 / sqrt(head_dim).
+        softcap: and then bent into (-this, this): this * tanh(products / this); None: they are not.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+
+
+PLAIN = Scores()
+
+
 class Use(NamedTuple):
     """What a back-end is asked to do.
 
@@ -71,12 +87,14 @@ class Use(NamedTuple):
         dtype: of q, k and v.
         head_dim: size of a head.
         training: whether gradients are wanted.
+        softcap: whether products of queries and keys are capped.
     """
 
     device: torch.device
     dtype: torch.dtype
     head_dim: int
     training: bool
+    softcap: bool = False
 
 
 class Refusal(NamedTuple):
@@ -86,19 +104,38 @@ class Refusal(NamedTuple):
     fix: str
 
 
+Attend = Callable[[Tensor, Tensor, Tensor, Any, Scores], Tensor]
+"""(q [b,S,H,D], k [b,S,K,D], v [b,S,K,D], context, scores) -> [b,S,H,D], where H is a multiple of
+K and query head h reads key head h // (H // K)."""
+
+
+class KeyMemory(ABC):
+    """The context of a layer that keeps keys and values from one call of the model to the next."""
+
+    @abstractmethod
+    def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """Attend to keys of this call and of earlier ones: shapes as in `Attend`.
+
+        Args:
+            own: the layer's back-end.
+            q: rotated queries of this call.
+            k, v: rotated keys, and values, of this call.
+            scores: what is done to their products.
+        """
+
+
 @dataclass(frozen=True)
 class AttentionBackend:
     """A way to compute attention.
 
     Attributes:
         prepare: layout -> context: a tensor, a tuple of tensors and numbers, or None.
-        attend: (q [b,S,H,D], k [b,S,K,D], v [b,S,K,D], context) -> [b,S,H,D], where H is a
-            multiple of K and query head h reads key head h // (H // K).
+        attend: see `Attend`.
         refusal: why a use is not possible; None: it is.
     """
 
     prepare: Callable[[DocumentLayout], Any]
-    attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor]
+    attend: Attend
     refusal: Callable[[Use], Refusal | None] = lambda use: None
 
     def require(self, name: str, use: Use) -> None:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Refusal, Use
+from olm_train.model.attention_backend import (
+    AttentionBackend,
+    DocumentLayout,
+    Refusal,
+    Scores,
+    Use,
+)
 from olm_train.model.compiled import CompiledByKind
 
 
@@ -40,12 +46,30 @@ def _prepare(layout: DocumentLayout) -> BlockMask:
     return mask
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask) -> Tensor:
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(product, batch, head, query, key) -> what takes its place."""
+
+
+@cache
+def _softcap(cap: float | None) -> ScoreMod | None:
+    """Return the rule of a soft cap, the same one each time: a graph is compiled for it."""
+    if cap is None:
+        return None
+
+    def bend(product: Tensor, batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return cap * torch.tanh(product / cap)
+
+    return bend
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: BlockMask, scores: Scores) -> Tensor:
     out: Tensor = _for_device(flex_attention, q.device)(
         q.transpose(1, 2),  # [b, H, S, D]
         k.transpose(1, 2),
         v.transpose(1, 2),
+        score_mod=_softcap(scores.softcap),
         block_mask=mask,
+        scale=scores.scale,
         enable_gqa=q.shape[2] != k.shape[2],
     )
     return out.transpose(1, 2)

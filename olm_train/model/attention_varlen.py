@@ -27,11 +27,12 @@ from olm_train.model.attention_backend import (
     AttentionBackend,
     DocumentLayout,
     Refusal,
+    Scores,
     Use,
 )
 
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int | None], Tensor]
-"""(q [T,H,D], k [T,K,D], v [T,K,D], cu_seqlens int32 [n], max_seqlen, window) -> [T,H,D]."""
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, int | None, Scores], Tensor]
+"""(q [T,H,D], k, v [T,K,D], cu_seqlens int32 [n], max_seqlen, window, scores) -> [T,H,D]."""
 
 MAX_HEAD_DIM = 256
 
@@ -62,9 +63,16 @@ def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
         raise TypeError(f"varlen_attn{inspect.signature(varlen_attn)} is not one this code knows")
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, window: int | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        window: int | None,
+        scores: Scores,
     ) -> Tensor:
-        options: dict[str, Any] = {"window_size": _window_size(window)}
+        assert scores.softcap is None, "refused before"
+        options: dict[str, Any] = {"window_size": _window_size(window), "scale": scores.scale}
         if q.shape[1] != k.shape[1]:
             if "enable_gqa" in parameters:
                 options["enable_gqa"] = True
@@ -86,8 +94,15 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
     """
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, window: int | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        window: int | None,
+        scores: Scores,
     ) -> Tensor:
+        capped = {} if scores.softcap is None else {"softcap": scores.softcap}
         out = flash_attn_varlen_func(
             q,
             k,
@@ -96,8 +111,10 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
             cu_seqlens_k=cu_seqlens,
             max_seqlen_q=max_seqlen,
             max_seqlen_k=max_seqlen,
+            softmax_scale=scores.scale,
             causal=True,
             window_size=_window_size(window),
+            **capped,
         )
         first: Tensor = out[0] if isinstance(out, tuple) else out
         return first
@@ -106,13 +123,16 @@ def flash_kernel(flash_attn_varlen_func: Callable[..., Any]) -> Kernel:
 
 
 def kernel_backend(
-    load: Callable[[], Kernel], unavailable: Callable[[], Refusal | None]
+    load: Callable[[], Kernel],
+    unavailable: Callable[[], Refusal | None],
+    uncapped: Callable[[], Refusal | None] = lambda: None,
 ) -> AttentionBackend:
     """A back-end around a kernel that is loaded when it is first used.
 
     Args:
         load: the kernel; called for each micro-batch, so cached.
         unavailable: why this installation has no such kernel, None: it has one.
+        uncapped: why this one has no soft cap, None: it has.
     """
 
     def prepare(layout: DocumentLayout) -> Offsets:
@@ -127,14 +147,14 @@ def kernel_backend(
             )
         return Offsets(cu_seqlens, max_seqlen, layout.window, load())
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, context: Offsets, scores: Scores) -> Tensor:
         q_flat, k_flat, v_flat = (x.flatten(0, 1) for x in (q, k, v))  # [b * S, heads, D]
         cu_seqlens, max_seqlen, window, kernel = context
-        out = kernel(q_flat, k_flat, v_flat, cu_seqlens, max_seqlen, window)
+        out = kernel(q_flat, k_flat, v_flat, cu_seqlens, max_seqlen, window, scores)
         return out.unflatten(0, q.shape[:2])  # [b, S, H, D]
 
     def refusal(use: Use) -> Refusal | None:
-        return unavailable() or kernel_refusal(use)
+        return unavailable() or (uncapped() if use.softcap else None) or kernel_refusal(use)
 
     return AttentionBackend(prepare, attend, refusal)
 
@@ -184,11 +204,16 @@ def flash_module() -> str | None:
     return None
 
 
-@cache
-def _flash_kernel() -> Kernel:
+def _flash_function() -> Callable[..., Any]:
     name = flash_module()
     assert name is not None, "refused before"
-    return flash_kernel(importlib.import_module(name).flash_attn_varlen_func)
+    function: Callable[..., Any] = importlib.import_module(name).flash_attn_varlen_func
+    return function
+
+
+@cache
+def _flash_kernel() -> Kernel:
+    return flash_kernel(_flash_function())
 
 
 def _no_flash() -> Refusal | None:
@@ -200,5 +225,21 @@ def _no_flash() -> Refusal | None:
     )
 
 
-VARLEN = kernel_backend(_torch_kernel, _no_varlen)
-FLASH = kernel_backend(_flash_kernel, _no_flash)
+def _no_cap_in_torch() -> Refusal:
+    return Refusal(
+        "torch's varlen_attn has no soft cap of attention (model.attention_softcap)",
+        "use flex, or flash with the package flash-attn",
+    )
+
+
+def _no_cap_in_flash() -> Refusal | None:
+    if "softcap" in inspect.signature(_flash_function()).parameters:
+        return None
+    return Refusal(
+        "this version of flash-attn has no soft cap of attention (model.attention_softcap)",
+        "install flash-attn 2.6 or later, or use flex",
+    )
+
+
+VARLEN = kernel_backend(_torch_kernel, _no_varlen, _no_cap_in_torch)
+FLASH = kernel_backend(_flash_kernel, _no_flash, _no_cap_in_flash)

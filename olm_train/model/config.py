@@ -6,7 +6,7 @@ Nothing here knows of tensors: what it costs to train a shape is found without b
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -14,12 +14,16 @@ from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
 from olm_train.model.attention import attention_backend
-from olm_train.model.rope import RopeScaling
+from olm_train.model.attention_backend import Scores
+from olm_train.model.rope import Rope, RopeScaling
 
 Vocabulary = Annotated[int, Meta(ge=1, le=1 << 24)]
 Width = Annotated[int, Meta(ge=1, le=1 << 18)]
 Depth = Annotated[int, Meta(ge=1, le=1 << 13)]
 """Sizes beyond every model's: a configuration from elsewhere cannot ask for all memory."""
+
+VOCABULARY_TABLES = ("embeddings.weight", "lm_head.weight")
+"""Parameters with a row for each id, and those that pad them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +46,14 @@ class DecoderConfig(Config):
             GELU by tanh.
         hidden_size: width of the feed-forward layer. Default: 8/3 d_model, rounded up to a
             multiple of 64; with "gelu" 4 d_model.
-        bias: "qkv": of the query, key and value maps; "all": of every linear map in the blocks.
+        bias: "qkv": of the query, key and value maps; "attention": of the output map too; "all":
+            of every linear map in the blocks.
         block: norms before attention and feed-forward, "pre_norm"; after them, "reordered_norm"
             (OLMo 2); or both, "peri_norm" (Gemma 3).
         norm: kind of all norms: "rms_norm" or "layer_norm".
         norm_eps: added to the mean square, or variance, in each norm.
         norm_bias: the layer norms have a bias.
+        norm_zero_centred: RMS norms multiply by 1 + weight, and weights start at 0 (Gemma).
         qk_norm: normalise queries and keys: "head": each head (Qwen 3), "full": all heads at once
             (OLMo 2).
         positions: "rope": rotary, or "learned": a table added to the embeddings (GPT-2). Both
@@ -55,11 +61,17 @@ class DecoderConfig(Config):
         max_positions: entries of the learned table: tokens of the longest document; not fewer than
             the mixture's sequence length.
         rope_theta: base of the rotary wave lengths; a larger one suits longer documents (ABF).
+        rope_theta_windowed: base in layers with a window; default: rope_theta (Gemma 3: 10,000, and
+            1,000,000 in the others).
         rope_scaling: how rotary waves are stretched for longer documents; see below.
         rope_scaling_windowed: false: layers with a window keep the waves as they were (OLMo 3).
         no_rope_layer_interval: n: every n-th layer has no positions at all; 4: the 4th, 8th, ...
         sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
             the layers, -1 is no limit: `[4096, 4096, 4096, -1]` (OLMo 3).
+        query_pre_attn_scalar: products of queries and keys are divided by the square root of this
+            (Gemma). Default: head_dim.
+        attention_softcap: those products are bent into (-this, this) as logits are by
+            logit_softcap (Gemma 2: 50). Back-ends sdpa, which then holds them all, flex and flash.
         attention: attention back-end: sdpa, varlen, flex or flash, [see
             below](#attention-back-ends); auto: [what fits the device](#what-auto-stands-for), and
             sdpa for a model that is built by itself.
@@ -68,6 +80,9 @@ class DecoderConfig(Config):
         logit_softcap: logits are bent into (-this, this): this * tanh(logits / this) (Gemma 2: 30).
         init_std: standard deviation of the initial weights.
     """
+
+    decoder_class: ClassVar[type | None] = None
+    """Of a subclass: the subclass of `Decoder` whose shape it is."""
 
     vocab_size: Vocabulary
     vocab_multiple: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
@@ -78,19 +93,23 @@ class DecoderConfig(Config):
     head_dim: Depth | None = None
     feed_forward: Literal["swiglu", "geglu", "gelu"] = "swiglu"
     hidden_size: Annotated[int, Meta(ge=1, le=1 << 21)] | None = None
-    bias: Literal["qkv", "all"] | None = None
+    bias: Literal["qkv", "attention", "all"] | None = None
     block: Literal["pre_norm", "reordered_norm", "peri_norm"] = "pre_norm"
     norm: Literal["rms_norm", "layer_norm"] = "rms_norm"
     norm_eps: PositiveFloat = 1e-6
     norm_bias: bool = False
+    norm_zero_centred: bool = False
     qk_norm: Literal["head", "full"] | None = None
     positions: Literal["rope", "learned"] = "rope"
     max_positions: Vocabulary | None = None
     rope_theta: PositiveFloat = 10_000.0
+    rope_theta_windowed: PositiveFloat | None = None
     rope_scaling: RopeScaling | None = None
     rope_scaling_windowed: bool = True
     no_rope_layer_interval: Depth | None = None
     sliding_window: tuple[int, ...] | None = None
+    query_pre_attn_scalar: PositiveFloat | None = None
+    attention_softcap: PositiveFloat | None = None
     attention: str = "auto"
     embed_scale: PositiveFloat = 1.0
     tie_embeddings: bool = False
@@ -112,6 +131,11 @@ class DecoderConfig(Config):
         _require(
             not self.norm_bias or self.norm == "layer_norm", "norm_bias", "an RMSNorm has no bias"
         )
+        _require(
+            not self.norm_zero_centred or self.norm == "rms_norm",
+            "norm_zero_centred",
+            "is of an RMSNorm",
+        )
         self._check_positions()
         attention_backend(self.attention)
 
@@ -124,12 +148,19 @@ class DecoderConfig(Config):
         )
         if self.positions == "learned":
             _require(self.max_positions is not None, "max_positions", "learned positions need it")
-            for name in ("rope_scaling", "no_rope_layer_interval"):
+            for name in ("rope_scaling", "rope_theta_windowed", "no_rope_layer_interval"):
                 _require(getattr(self, name) is None, name, "there is no RoPE: positions: learned")
         else:
             _require(self.max_positions is None, "max_positions", "is of positions: learned")
             _require(self.head_size % 2 == 0, "head_dim", f"{self.head_size} is odd; RoPE pairs")
-            _require(self.rope_theta > 1, "rope_theta", "must be more than 1")
+            for name in ("rope_theta", "rope_theta_windowed"):
+                theta = getattr(self, name)
+                _require(theta is None or theta > 1, name, "must be more than 1")
+            _require(
+                self.rope_theta_windowed is None or windows is not None,
+                "rope_theta_windowed",
+                "has no effect without sliding_window",
+            )
         _require(
             self.rope_scaling_windowed or bool(self.rope_scaling and windows),
             "rope_scaling_windowed",
@@ -168,15 +199,28 @@ class DecoderConfig(Config):
         return tuple(None if window == -1 else window for window in repeated)
 
     @property
-    def ropes(self) -> tuple[Literal["scaled", "plain"] | None, ...]:
-        """Each layer's rotary positions: scaled (if at all), plain, or none."""
+    def ropes(self) -> tuple[Rope | None, ...]:
+        """Each layer's rotary positions, None where it has none."""
+        if self.positions != "rope":
+            return (None,) * self.n_layers
+        whole = Rope(self.rope_theta, self.rope_scaling)
+        windowed = Rope(
+            self.rope_theta_windowed or self.rope_theta,
+            self.rope_scaling if self.rope_scaling_windowed else None,
+        )
         every = self.no_rope_layer_interval
         return tuple(
             None
-            if self.positions != "rope" or (every is not None and (layer + 1) % every == 0)
-            else ("plain" if window is not None and not self.rope_scaling_windowed else "scaled")
+            if every is not None and (layer + 1) % every == 0
+            else (whole if window is None else windowed)
             for layer, window in enumerate(self.windows)
         )
+
+    @property
+    def scores(self) -> Scores:
+        """What attention does to the products of queries and keys."""
+        scalar = self.query_pre_attn_scalar
+        return Scores(None if scalar is None else scalar**-0.5, self.attention_softcap)
 
     @property
     def num_matrix_params(self) -> int:
@@ -196,8 +240,10 @@ class DecoderConfig(Config):
         elif self.qk_norm == "full":
             norms += (self.n_heads + self.kv_heads) * self.head_size
         biases = heads * self.head_size if self.bias else 0
+        if self.bias in ("attention", "all"):
+            biases += self.d_model
         if self.bias == "all":
-            biases += 2 * self.d_model + (1 if self.feed_forward == "gelu" else 2) * self.ffn_size
+            biases += self.d_model + (1 if self.feed_forward == "gelu" else 2) * self.ffn_size
         of_a_norm = 2 if self.norm_bias else 1
         vectors = of_a_norm * (self.n_layers * norms + self.d_model) + self.n_layers * biases
         return self.num_matrix_params + vectors
@@ -211,4 +257,4 @@ class DecoderConfig(Config):
 
 def _require(condition: bool, field: str, what: str) -> None:
     if not condition:
-        raise UsageError(f"model.{field}: {what}", where=f"model.{field}")
+        raise UsageError(what, where=field)

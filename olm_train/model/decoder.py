@@ -14,19 +14,23 @@ The decoder neither initialises its weights (`init.py`) nor knows how it is spre
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olm_data.exporting.model_folder import About
 from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Use
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.layers import Attention, Linear, build_feed_forward, build_norm
 from olm_train.model.rope import rope_table
+from olm_train.model.tap import NO_TAP, Tap, Watcher, names_within
+from olm_train.model.weights_folder import save_model
 
 
 class Embedding(nn.Module):
@@ -58,10 +62,32 @@ class Block(nn.Module):
         self.feed_forward = build_feed_forward(config, **factory)
         self.post_feed_forward_norm = norm(after)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, context: Any) -> Tensor:
-        """[b, S, d_model] -> [b, S, d_model]; rope and context as in `Attention.forward`."""
-        x = x + self.post_attention_norm(self.attention(self.attention_norm(x), rope, context))
-        return x + self.post_feed_forward_norm(self.feed_forward(self.feed_forward_norm(x)))
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        context: Any,
+        tap: Tap = NO_TAP,
+    ) -> Tensor:
+        """[b, S, d_model] -> [b, S, d_model]; other arguments as in `Attention.forward`."""
+        h = tap("attention_norm", self.attention_norm(x))
+        h = self.attention(h, rope, context, tap.within("attention"))
+        x = x + tap("post_attention_norm", self.post_attention_norm(h))
+        h = tap("feed_forward_norm", self.feed_forward_norm(x))
+        h = self.feed_forward(h, tap.within("feed_forward"))
+        return tap("", x + tap("post_feed_forward_norm", self.post_feed_forward_norm(h)))
+
+    def watched(
+        self,
+        slots: Tensor,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        context: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, and the rows of a `Watcher` [submodules and this, ROW]."""
+        watcher = Watcher(names_within(self), slots)
+        x = type(self).forward(self, x, rope, context, watcher)
+        return x, torch.stack(watcher.rows)
 
 
 class Decoder(nn.Module):
@@ -71,12 +97,14 @@ class Decoder(nn.Module):
         config: its shape.
         compute_dtype: dtype of the residual stream, so of all matrix products; None: that of the
             embedding table. Norm statistics, rotations and the loss are in fp32 in any case.
+        tap: looks at the activations outside the blocks.
     """
 
     def __init__(self, config: DecoderConfig, **factory: Any) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype: torch.dtype | None = None
+        self.tap = NO_TAP
         self.backend = attention_backend(config.attention)
         rows = config.padded_vocab_size
         self.embeddings = Embedding(rows, config.d_model, **factory)
@@ -97,8 +125,9 @@ class Decoder(nn.Module):
         Raises:
             UsageError: it cannot; nothing is computed by another one instead.
         """
-        use = Use(device, dtype, self.config.head_size, training)
-        self.backend.require(self.config.attention, use)
+        config = self.config
+        use = Use(device, dtype, config.head_size, training, config.attention_softcap is not None)
+        self.backend.require(config.attention, use)
 
     def forward(
         self,
@@ -108,6 +137,7 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
+        contexts: Sequence[Any] | None = None,
         reduce: Callable[[Head, Tensor], Any] = Head.logits,
     ) -> Any:
         """Predict the token after each token.
@@ -120,6 +150,7 @@ class Decoder(nn.Module):
             cu_seqlens: int32 [n], document offsets over the flattened micro-batch; only back-ends
                 without a mask read them.
             max_seqlen: upper bound of a document's length, likewise.
+            contexts: of each layer's attention, in the place of `self.contexts`: memories of keys.
             reduce: makes of the head and the normalised states [b, S, d_model] what is returned: a
                 loss that never holds all logits. Called inside the forward pass, where FSDP2 has
                 the head's weight gathered.
@@ -133,34 +164,81 @@ class Decoder(nn.Module):
         config = self.config
         if positions is None:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        x = self._embed(input_ids, positions)  # [b, S, d_model]
-        scalings = {"scaled": config.rope_scaling, "plain": None}
+        x = self.tap("embeddings", self._embed(input_ids, positions))  # [b, S, d_model]
         ropes = {
-            kind: kind
-            and rope_table(positions, config.head_size, config.rope_theta, scalings[kind], x.dtype)
-            for kind in dict.fromkeys(config.ropes)
+            rope: rope and rope_table(positions, config.head_size, *rope, x.dtype)
+            for rope in dict.fromkeys(config.ropes)
         }
         self.require_attention(x.device, x.dtype, training=torch.is_grad_enabled())
+        if contexts is None:
+            contexts = self.contexts(input_ids, doc_start, cu_seqlens, max_seqlen)
+        for block, rope, context in zip(self.blocks, config.ropes, contexts, strict=True):
+            x = block(x, ropes[rope], context)
+        x = self.tap("norm", self.norm(x))
+        return reduce(self.head(x.dtype), x)
+
+    def contexts(
+        self,
+        input_ids: Tensor,
+        doc_start: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+    ) -> list[Any]:
+        """Return what each layer's attention needs to know of the documents, as the back-end wants
+        it; layers of the same window share it. Arguments as in `forward`."""
+        (rows, length), device = input_ids.shape, input_ids.device
         if doc_start is None:
-            layout = DocumentLayout.whole_rows(x.shape[0], x.shape[1], x.device)
-            if config.sliding_window is not None:
+            layout = DocumentLayout.whole_rows(rows, length, device)
+            if self.config.sliding_window is not None:
                 layout = layout._replace(doc_start=torch.zeros_like(input_ids))
         else:
-            layout = DocumentLayout(doc_start, cu_seqlens, max_seqlen or input_ids.shape[1])
-        contexts = {
+            layout = DocumentLayout(doc_start, cu_seqlens, max_seqlen or length)
+        prepared = {
             window: self.backend.prepare(layout._replace(window=window))
-            for window in dict.fromkeys(config.windows)
+            for window in dict.fromkeys(self.config.windows)
         }
-        for block, rope, window in zip(self.blocks, config.ropes, config.windows, strict=True):
-            x = block(x, ropes[rope], contexts[window])
-        x = self.norm(x)
-        return reduce(self.head(x.dtype), x)
+        return [prepared[window] for window in self.config.windows]
 
     def head(self, dtype: torch.dtype) -> Head:
         """The map from normalised states of `dtype` to logits."""
         table = self.embeddings if self.lm_head is None else self.lm_head
         config = self.config
         return Head(table.weight.to(dtype), config.vocab_size, config.logit_softcap)
+
+    def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> About:
+        """Write the model to a folder: safetensors and JSON, no pickle; `load_model` reads it.
+
+        What the folder held before is replaced in one stroke: a process that is killed here leaves
+        the model before or this one. A subclass, or a subclass of its configuration, is recorded
+        by its import path.
+
+        Args:
+            folder: local or remote; it need not exist.
+            tokenizer: saved with it: of the library tokenizers, one of transformers made of it,
+                one of `olm_data`, or the path of a tokenizer.json.
+
+        Returns:
+            What `config.json` holds.
+
+        Raises:
+            UsageError: this process holds only a shard of the weights.
+            ResourceError, StorageError: it cannot be written.
+        """
+        return save_model(self, self.config, folder, tokenizer)
+
+    def emptied(self, config: DecoderConfig) -> dict[str, Tensor]:
+        """Take on a shape that differs in what is no weight, on the device "meta", in fp32.
+
+        Returns:
+            Parameters and buffers as they were, by name; the model has none now.
+        """
+        tensors = {
+            name: tensor.detach()
+            for name, tensor in (*self.named_parameters(), *self.named_buffers())
+        }
+        self.to("meta", torch.float32)
+        self.config, self.backend = config, attention_backend(config.attention)
+        return tensors
 
     def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         x = self.embeddings(input_ids)  # [b, S, d_model]
@@ -169,3 +247,9 @@ class Decoder(nn.Module):
         if self.position_embeddings is not None:
             x = x + self.position_embeddings(positions)
         return x if self.compute_dtype is None else x.to(self.compute_dtype)
+
+
+def build_decoder(config: DecoderConfig, **factory: Any) -> Decoder:
+    """Return the model of a shape: of `config.decoder_class`, if it names one."""
+    model: Decoder = (config.decoder_class or Decoder)(config, **factory)
+    return model

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from olm_train.model.config import VOCABULARY_TABLES
 from olm_train.model.decoder import Decoder
 from olm_train.model.normal import Workspace
 from olm_train.model.shards import local_block
@@ -27,7 +28,6 @@ RULE: Final = "sliced-1"
 """Name of the rule by which seed and names give the values; other values are another name."""
 
 RESIDUAL_OUTPUTS = ("attention.w_out.weight", "feed_forward.w_down.weight")
-VOCABULARY_TABLES = ("embeddings.weight", "lm_head.weight")
 
 PIECE = 1 << 20
 """Elements a thread takes at a time."""
@@ -43,7 +43,8 @@ def parameter_key(seed: int, name: str) -> int:
 def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) -> None:
     """Fill every parameter of `model`, whole or sharded (DTensor), without communication.
 
-    Biases and the rows that pad the vocabulary are zeros, other vectors (norm weights) ones.
+    Biases and the rows that pad the vocabulary are zeros, other vectors (norm weights) ones, or
+    zeros where they are added to 1.
     Matrices are normal with deviation `init_std`, truncated at 3 deviations; those that write to
     the residual stream are scaled by 1 / sqrt(2 n_layers), so that the stream's variance does not
     grow with depth (Radford et al., 2019).
@@ -54,7 +55,8 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
     config, pieces = model.config, deque[_Piece]()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            parameter.fill_(0.0 if name.endswith(".bias") else 1.0)
+            zeros = name.endswith(".bias") or config.norm_zero_centred
+            parameter.fill_(0.0 if zeros else 1.0)
             continue
         residual = name.endswith(RESIDUAL_OUTPUTS)
         std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)

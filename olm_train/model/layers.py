@@ -16,8 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_train.model.attention import attention_backend
+from olm_train.model.attention_backend import KeyMemory
 from olm_train.model.config import DecoderConfig
+from olm_train.model.precision import at_least_fp32
 from olm_train.model.rope import rotate
+from olm_train.model.tap import NO_TAP, Tap
 
 
 class Linear(nn.Module):
@@ -59,6 +62,11 @@ class RMSNorm(nn.Module):
     """Root mean square normalisation over the last dimension (Zhang and Sennrich, 2019).
 
     The mean of squares is taken in fp32 whatever the input's dtype.
+
+    Args:
+        size: of the last dimension.
+        eps: added to the mean of squares.
+        zero_centred: multiply by 1 + weight.
     """
 
     def __init__(
@@ -66,16 +74,18 @@ class RMSNorm(nn.Module):
         size: int,
         eps: float,
         *,
+        zero_centred: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.zero_centred = eps, zero_centred
         self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., size]; same shape and dtype."""
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        weight = 1 + at_least_fp32(self.weight) if self.zero_centred else self.weight
+        return F.rms_norm(x, self.weight.shape, weight.to(x.dtype), self.eps)
 
 
 class LayerNorm(nn.Module):
@@ -108,7 +118,7 @@ def build_norm(config: DecoderConfig, size: int, **factory: Any) -> RMSNorm | La
     """Build the norm that the config names, over a last dimension of `size`."""
     if config.norm == "layer_norm":
         return LayerNorm(size, config.norm_eps, bias=config.norm_bias, **factory)
-    return RMSNorm(size, config.norm_eps, **factory)
+    return RMSNorm(size, config.norm_eps, zero_centred=config.norm_zero_centred, **factory)
 
 
 class Attention(nn.Module):
@@ -122,34 +132,49 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_size
         self.heads = (config.n_heads, config.kv_heads, config.kv_heads)
-        self.attend = attention_backend(config.attention).attend
+        self.attend, self.scores = attention_backend(config.attention).attend, config.scores
         parts = tuple(heads * self.head_dim for heads in self.heads)
         self.w_qkv = Linear(
             config.d_model, sum(parts), parts=parts, bias=config.bias is not None, **factory
         )
         self.w_out = Linear(
-            config.n_heads * self.head_dim, config.d_model, bias=config.bias == "all", **factory
+            config.n_heads * self.head_dim,
+            config.d_model,
+            bias=config.bias in ("attention", "all"),
+            **factory,
         )
         self.norm_whole = config.qk_norm == "full"
         q_size, k_size, _ = parts if self.norm_whole else (self.head_dim,) * 3
         self.q_norm = build_norm(config, q_size, **factory) if config.qk_norm else None
         self.k_norm = build_norm(config, k_size, **factory) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None, context: Any) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        context: Any,
+        tap: Tap = NO_TAP,
+    ) -> Tensor:
         """Attend within documents: [b, S, d_model] -> [b, S, d_model].
 
         Args:
             x: input.
             rope: cos and sin as `rope_table` gives them; None: nothing is rotated.
-            context: what the back-end prepared.
+            context: what the back-end prepared; or a memory of keys.
+            tap: what looks at activations.
         """
-        qkv = self.w_qkv(x).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
+        qkv = tap("w_qkv", self.w_qkv(x)).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
         q, k, v = qkv.split(self.heads, dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normalise(self.q_norm, q), self._normalise(self.k_norm, k)
+            q = tap("q_norm", self._normalise(self.q_norm, q))
+            k = tap("k_norm", self._normalise(self.k_norm, k))
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        return self.w_out(self.attend(q, k, v, context).flatten(2))  # [b, S, H * D] -> d_model
+        if isinstance(context, KeyMemory):
+            heads = context.attend(self.attend, q, k, v, self.scores)
+        else:
+            heads = self.attend(q, k, v, context, self.scores)  # [b, S, H, D]
+        return tap("w_out", self.w_out(heads.flatten(2)))
 
     def _normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
         if self.norm_whole:
@@ -178,11 +203,11 @@ class GatedFeedForward(nn.Module):
         self.w_gate_up = Linear(d_model, sum(parts), parts=parts, bias=bias, **factory)
         self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., d_model] to [..., d_model]."""
-        gate, up = self.w_gate_up(x).chunk(2, dim=-1)  # each [..., hidden_size]
+    def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
+        """Map [..., d_model] to [..., d_model]; `tap` looks at activations."""
+        gate, up = tap("w_gate_up", self.w_gate_up(x)).chunk(2, dim=-1)  # each [..., hidden_size]
         active = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
-        return self.w_down(active * up)
+        return tap("w_down", self.w_down(active * up))
 
 
 class FeedForward(nn.Module):
@@ -193,9 +218,10 @@ class FeedForward(nn.Module):
         self.w_up = Linear(d_model, hidden_size, bias=bias, **factory)
         self.w_down = Linear(hidden_size, d_model, bias=bias, **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., d_model] to [..., d_model]."""
-        return self.w_down(F.gelu(self.w_up(x), approximate="tanh"))
+    def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
+        """Map [..., d_model] to [..., d_model]; `tap` looks at activations."""
+        up = tap("w_up", self.w_up(x))  # [..., hidden_size]
+        return tap("w_down", self.w_down(F.gelu(up, approximate="tanh")))
 
 
 def build_feed_forward(config: DecoderConfig, **factory: Any) -> GatedFeedForward | FeedForward:

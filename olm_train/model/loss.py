@@ -35,11 +35,14 @@ class LossSums(NamedTuple):
         total: what is differentiated.
         cross_entropy: without the z-loss, detached.
         z: the z-loss, multiplied, detached; None: there is none.
+        by_label: the cross entropy of each label, detached, in the order of the labels flattened,
+            0 where ignored; the computation has it anyway. None: it has not.
     """
 
     total: Tensor
     cross_entropy: Tensor
     z: Tensor | None
+    by_label: Tensor | None = None
 
 
 class Loss(Protocol):
@@ -71,11 +74,15 @@ def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 def loss_sums(logits: Tensor, labels: Tensor, z_multiplier: float | None) -> LossSums:
     """The plain loss of logits [b, S, V] and labels int64 [b, S]."""
-    cross_entropy = cross_entropy_sum(logits, labels)
+    # F.cross_entropy in its two halves: the log-probabilities are there for the single labels too
+    log_p = F.log_softmax(at_least_fp32(logits).flatten(0, -2), -1)
+    target = labels.flatten()
+    cross_entropy = F.nll_loss(log_p, target, ignore_index=IGNORE_INDEX, reduction="sum")
+    by_label = F.nll_loss(log_p.detach(), target, ignore_index=IGNORE_INDEX, reduction="none")
     if z_multiplier is None:
-        return LossSums(cross_entropy, cross_entropy.detach(), None)
+        return LossSums(cross_entropy, cross_entropy.detach(), None, by_label)
     z = z_multiplier * z_sum(logits, labels)
-    return LossSums(cross_entropy + z, cross_entropy.detach(), z.detach())
+    return LossSums(cross_entropy + z, cross_entropy.detach(), z.detach(), by_label)
 
 
 def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:
@@ -87,6 +94,28 @@ def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:
         reduction="none",
     )
     return losses.view_as(labels)
+
+
+def sum_by_piece(by_label: Tensor, labels: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Sum the losses of labels over the pieces of documents they belong to.
+
+    The host does not wait for the device.
+
+    Args:
+        by_label: [n], one after the other.
+        labels: int64, n in all; -100 where ignored.
+        cu_seqlens: int32 [pieces + 1], offsets of the pieces, from 0 to n.
+
+    Returns:
+        fp64 [2, pieces]: nats, and how many labels count.
+    """
+    counted = (labels.flatten() != IGNORE_INDEX).to(torch.float64)
+    return torch.stack(
+        [
+            torch.segment_reduce(each, "sum", offsets=cu_seqlens, initial=0, unsafe=True)
+            for each in (by_label.detach().to(torch.float64), counted)
+        ]
+    )
 
 
 def count_valid(labels: Tensor) -> Tensor:

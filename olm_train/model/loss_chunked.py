@@ -22,7 +22,7 @@ from torch import Tensor
 
 from olm_train.model.head import Head
 from olm_train.model.loss import Loss, LossSums, cross_entropy_by_label
-from olm_train.model.precision import wide
+from olm_train.model.precision import at_least_fp32, wide
 
 Sums = Callable[[Tensor, Tensor], LossSums]
 """(logits [n, V], labels [n]) -> LossSums."""
@@ -35,15 +35,28 @@ def chunked_loss(sums: Sums, chunk_size: int) -> Loss:
         if not torch.is_grad_enabled():
             return _add([sums(head.logits(a), b) for a, b in _chunks(x, labels, chunk_size)])
         outputs = _Chunked.apply(x, head.weight, labels, head, sums, chunk_size)  # type: ignore[no-untyped-call]
-        total, cross_entropy, z = outputs
-        return LossSums(total, cross_entropy, z)
+        return LossSums(*outputs)
 
     return loss
 
 
 @torch.no_grad()
-def by_label_chunked(head: Head, x: Tensor, labels: Tensor, chunk_size: int | None) -> Tensor:
-    """`cross_entropy_by_label` of the head's logits, `chunk_size` states at a time; None: all."""
+def by_label_chunked(
+    head: Head,
+    x: Tensor,
+    labels: Tensor,
+    chunk_size: int | None,
+    *,
+    fp32_logits: bool = False,
+) -> Tensor:
+    """`cross_entropy_by_label` of the head's logits, `chunk_size` states at a time; None: all.
+
+    Args:
+        fp32_logits: multiply states and head in fp32, whatever their dtype: logits in bf16 differ
+            by 2^-7 of themselves and more, so that choices tie that are none.
+    """
+    if fp32_logits:
+        head, x = head._replace(weight=at_least_fp32(head.weight)), at_least_fp32(x)
     if chunk_size is None:
         return cross_entropy_by_label(head.logits(x), labels)
     parts = [
@@ -53,19 +66,33 @@ def by_label_chunked(head: Head, x: Tensor, labels: Tensor, chunk_size: int | No
     return torch.cat(parts).view_as(labels)
 
 
+def with_labels(loss: Loss, chunk_size: int) -> Loss:
+    """A loss that has only sums, and beside it the losses of labels by a second pass in chunks.
+
+    Sums and gradients have the bits of `loss`. The second pass is in the precision of the other
+    losses: in bf16 its sum is not the rounded one of a loss that adds up in bf16.
+    """
+
+    def both(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+        by_label = by_label_chunked(head, x.detach(), labels, chunk_size)
+        return loss(head, x, labels)._replace(by_label=by_label.flatten())
+
+    return both
+
+
 def _chunks(x: Tensor, labels: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:
     """Pairs of [size, d_model] states and [size] labels; the last may be shorter."""
     return list(zip(x.flatten(0, -2).split(size), labels.flatten().split(size), strict=True))
 
 
 def _add(parts: list[LossSums]) -> LossSums:
-    total, cross_entropy, z = (
-        None if values[0] is None else torch.stack(values).sum()
-        for values in zip(*parts, strict=True)
+    total, cross_entropy, z, by_label = zip(*parts, strict=True)
+    return LossSums(
+        torch.stack(total).sum(),
+        torch.stack(cross_entropy).sum(),
+        None if z[0] is None else torch.stack(z).sum(),
+        None if by_label[0] is None else torch.cat(by_label),
     )
-    assert total is not None
-    assert cross_entropy is not None
-    return LossSums(total, cross_entropy, z)
 
 
 class _Chunked(torch.autograd.Function):
@@ -80,7 +107,7 @@ class _Chunked(torch.autograd.Function):
         head: Head,
         sums: Sums,
         chunk_size: int,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> LossSums:
         own_weight = weight.detach().requires_grad_()
         own_head = head._replace(weight=own_weight)
         weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype))
@@ -92,11 +119,11 @@ class _Chunked(torch.autograd.Function):
             x_grad, chunk_weight_grad = torch.autograd.grad(part.total, (states, own_weight))
             weight_grad += chunk_weight_grad
             x_grads.append(x_grad)
-            parts.append(LossSums(part.total.detach(), part.cross_entropy, part.z))
+            parts.append(part._replace(total=part.total.detach()))
         ctx.save_for_backward(torch.cat(x_grads).view_as(x), weight_grad.to(weight.dtype))
-        total, cross_entropy, z = _add(parts)
-        ctx.mark_non_differentiable(*(t for t in (cross_entropy, z) if t is not None))
-        return total, cross_entropy, z
+        added = _add(parts)
+        ctx.mark_non_differentiable(*(each for each in added[1:] if each is not None))
+        return added
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:

@@ -7,6 +7,7 @@ Under one configuration the choice is the same on every machine: it depends on s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_data.config.import_path import import_path
 from olm_data.errors import UsageError
 from olm_train.model.compiled import CompiledByKind
 from olm_train.model.config import DecoderConfig
@@ -41,6 +43,7 @@ class LossChoice:
         chunk_size: tokens whose logits exist at once; None: those of the whole micro-batch.
         z_loss_multiplier: of the z-loss, None: there is none.
         compiled: whether the part after the logits is compiled.
+        own: a loss of the user's own, which takes the place of all that.
     """
 
     name: str
@@ -48,9 +51,17 @@ class LossChoice:
     chunk_size: int | None
     z_loss_multiplier: float | None
     compiled: bool
+    own: OwnLoss | None = None
+
+    @property
+    def labels_apart(self) -> bool:
+        """Whether the losses of single labels cost a pass of their own (`with_labels`)."""
+        return self.own is None and self.name == "linear_cross_entropy"
 
     def build(self) -> Loss:
         """Return the function."""
+        if self.own is not None:
+            return self.own.sums
         if self.name == "linear_cross_entropy":
             return _linear_cross_entropy
         sums: Callable[[Tensor, Tensor, float | None], LossSums] = loss_sums
@@ -60,6 +71,25 @@ class LossChoice:
         if self.chunk_size is not None:
             return chunked_loss(lambda x, labels: sums(x, labels, multiplier), self.chunk_size)
         return lambda head, x, labels: sums(head.logits(x), labels, multiplier)
+
+
+class OwnLoss(Config, ABC):
+    """Base of a loss of your own: a frozen dataclass, named `module:Class` in train.yaml."""
+
+    @abstractmethod
+    def sums(self, head: Head, x: Tensor, labels: Tensor) -> LossSums:
+        """Return the sums of a micro-batch, which is divided by the step's number of labels.
+
+        Args:
+            head: gives logits [b, S, V] of the states: `head.logits(x)`.
+            x: normalised states [b, S, d_model].
+            labels: int64 [b, S]; `IGNORE_INDEX` where there is none.
+        """
+
+    def choose(self, model: DecoderConfig, *, microbatch: int, compiling: bool) -> LossChoice:
+        """Choose this loss; see `LossConfig.choose`."""
+        path = import_path(type(self))
+        return LossChoice(path, "named in the configuration", None, None, False, self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +149,9 @@ class LossConfig(Config):
             model.logit_softcap is not None or model.padded_vocab_size != model.vocab_size
         ):
             why = "torch's linear_cross_entropy knows no logit_softcap and no padded vocabulary"
-            _refuse("name", why, "use name: chunked")
+            raise UsageError(
+                f"loss.name: {why}", where="train_module.loss.name", fix="use name: chunked"
+            )
         return LossChoice(
             name,
             why,
@@ -130,9 +162,7 @@ class LossConfig(Config):
 
 
 def _refuse(field: str, what: str, fix: str | None) -> None:
-    raise UsageError(
-        f"train_module.loss.{field}: {what}", where=f"train_module.loss.{field}", fix=fix
-    )
+    raise UsageError(what, where=field, fix=fix)
 
 
 def _linear_cross_entropy(head: Head, x: Tensor, labels: Tensor) -> LossSums:

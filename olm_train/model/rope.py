@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from msgspec import Meta
@@ -68,8 +68,8 @@ class Llama3Scaling(Config):
         super().__post_init__()
         if not 0 < self.low_freq_factor < self.high_freq_factor:
             raise UsageError(
-                "low_freq_factor lies between 0 and high_freq_factor",
-                where="model.rope_scaling.low_freq_factor",
+                "lies between 0 and high_freq_factor",
+                where="low_freq_factor",
             )
 
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:
@@ -101,9 +101,7 @@ class YaRNScaling(Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.beta_slow < self.beta_fast:
-            raise UsageError(
-                "beta_slow lies between 0 and beta_fast", where="model.rope_scaling.beta_slow"
-            )
+            raise UsageError("lies between 0 and beta_fast", where="beta_slow")
 
     @property
     def attention_factor(self) -> float:
@@ -113,11 +111,15 @@ class YaRNScaling(Config):
     def scale(self, frequencies: Tensor, theta: float) -> Tensor:
         """Divide by the factor with a weight that rises from 0 to 1 with the pair's number."""
         pairs = frequencies.numel()
-        first = max(math.floor(self._pair(self.beta_fast, 2 * pairs, theta)), 0)
-        last = min(math.ceil(self._pair(self.beta_slow, 2 * pairs, theta)), 2 * pairs - 1)
+        first, last = self.ramp(2 * pairs, theta)
         number = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
         stretched = ((number - first) / max(last - first, 1e-3)).clamp(0, 1)
         return stretched * frequencies / self.factor + (1 - stretched) * frequencies
+
+    def ramp(self, head_dim: int, theta: float) -> tuple[int, int]:
+        """Return the last pair that is kept, and the first that is wholly interpolated."""
+        first = max(math.floor(self._pair(self.beta_fast, head_dim, theta)), 0)
+        return first, min(math.ceil(self._pair(self.beta_slow, head_dim, theta)), head_dim - 1)
 
     def _pair(self, turns: float, head_dim: int, theta: float) -> float:
         """Number of the pair that turns `turns` times in the old context."""
@@ -129,6 +131,13 @@ class YaRNScaling(Config):
 
 
 RopeScaling = PositionInterpolation | Llama3Scaling | YaRNScaling
+
+
+class Rope(NamedTuple):
+    """The rotary positions of a layer: base and scaling of its waves."""
+
+    theta: float
+    scaling: RopeScaling | None
 
 
 def rope_table(

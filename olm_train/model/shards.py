@@ -30,3 +30,20 @@ def assign(target: Tensor, full: Tensor) -> None:
     """Copy a full tensor into `target`; of a sharded target each process keeps its own part."""
     part, where = local_block(target)
     part.copy_(full[where])
+
+
+def is_first_holder(tensor: Tensor, *, main: bool) -> bool:
+    """Whether this rank is the first of those that hold the same elements of a tensor.
+
+    Args:
+        tensor: whole or sharded.
+        main: whether this is rank 0, which is the first holder of a whole one.
+    """
+    if not isinstance(tensor, DTensor):
+        return main
+    place = tensor.device_mesh.get_coordinate()
+    return place is not None and all(
+        place[dim] == 0
+        for dim, placement in enumerate(tensor.placements)
+        if placement.is_replicate()
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.groups import ParamGroup
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -29,12 +30,9 @@ class _AdamConfig(OptimConfig):
     fused: bool | None = None
 
     kind: ClassVar[type[torch.optim.Adam]]
+    group_options = ("betas", "eps")
 
-    def group_options(self) -> dict[str, Any]:
-        """Return the options a group may replace, with their values."""
-        return {"betas": self.betas, "eps": self.eps}
-
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> torch.optim.Adam:
         device = groups[0]["params"][0].device.type
         fused = device in FUSED_DEVICES if self.fused is None else self.fused
         optimizer = self.kind(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=fused)
@@ -76,12 +74,12 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
         super().__post_init__()
         if self.fused is False:
             raise UsageError(
-                "optim.fused: false; only the fused kernel can leave out a step on the device",
-                where="train_module.optim.fused",
+                "only the fused kernel can leave out a step on the device",
+                where="fused",
                 fix="leave it out",
             )
 
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> torch.optim.Adam:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> torch.optim.Adam:
         optimizer = super()._build(model, groups)
         guard = StepGuard(self, groups[0]["params"][0].device)
         optimizer.guard = guard  # type: ignore[attr-defined]

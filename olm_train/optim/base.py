@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 from torch import nn
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import NonNegativeFloat
-from olm_train.optim.groups import GroupOverride, parameter_groups
+from olm_train.optim.groups import GroupOverride, ParamGroup, parameter_groups
 
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 """What a moving average keeps of itself at a step."""
@@ -42,9 +42,8 @@ class OptimConfig(Config, ABC):
     decay_embeddings: bool = False
     group_overrides: list[GroupOverride] = field(default_factory=list)
 
-    def group_options(self) -> dict[str, Any]:
-        """Return the options a group may replace beside lr and weight_decay, with their values."""
-        return {"betas": self.betas}
+    group_options: ClassVar[tuple[str, ...]] = ("betas",)
+    """Options that a group may replace beside those of every optimiser."""
 
     def build(self, model: nn.Module) -> Optimizer:
         """Build the optimiser over the parameters of `model`, whole or sharded.
@@ -59,12 +58,12 @@ class OptimConfig(Config, ABC):
             weight_decay=self.weight_decay,
             decay_embeddings=self.decay_embeddings,
             overrides=self.group_overrides,
-            known=self.group_options(),
+            known=self.group_options,
         )
         for group in groups:
             group["peak_lr"] = group.setdefault("lr", self.lr)
         return self._build(model, groups)
 
     @abstractmethod
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Optimizer:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         """Return the optimiser over groups that have "params", "names" and their options."""

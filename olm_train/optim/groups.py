@@ -7,21 +7,29 @@ each of them: matrices, which decay | vectors and tables, which do not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import NonNegativeFloat
 from olm_data.errors import UsageError, suggest
 from olm_train.model.decoder import Embedding
 
 PLACE = "train_module.optim.group_overrides"
 
 
+ParamGroup = dict[str, Any]
+"""A group as torch's optimisers have it: "params", "names" and the options of that optimiser."""
+
+GroupOptions = Mapping[str, NonNegativeFloat | tuple[NonNegativeFloat, NonNegativeFloat]]
+
+
 @dataclass(frozen=True, kw_only=True)
-class GroupOverride:
+class GroupOverride(Config):
     """Options of some parameters.
 
     Attributes:
@@ -31,7 +39,7 @@ class GroupOverride:
     """
 
     params: list[str]
-    opts: dict[str, Any] = field(default_factory=dict)
+    opts: GroupOptions = field(default_factory=dict)
 
 
 def parameter_groups(
@@ -40,8 +48,8 @@ def parameter_groups(
     weight_decay: float,
     decay_embeddings: bool,
     overrides: Sequence[GroupOverride] = (),
-    known: Mapping[str, Any] | None = None,
-) -> list[dict[str, Any]]:
+    known: Collection[str] = (),
+) -> list[ParamGroup]:
     """Split the trainable parameters into groups with options of their own.
 
     Without an override, matrices decay. Vectors (norm weights) never do: decay would pull a scale
@@ -49,7 +57,7 @@ def parameter_groups(
     not contain would shrink without a gradient to hold it. A tied table is an embedding table.
 
     Args:
-        known: options of the optimiser and their values, which `opts` may replace.
+        known: options of the optimiser that `opts` may replace, beside those of every optimiser.
 
     Returns:
         Optimiser groups `{"params": [...], "names": [...], "weight_decay": float, ...}`, without
@@ -63,11 +71,10 @@ def parameter_groups(
         f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Embedding)
     }
     owner = _owners(list(named), overrides)
-    options: list[dict[str, Any]] = [{}] + [
-        _options(override.opts, known or {}, f"{PLACE}[{number}].opts")
-        for number, override in enumerate(overrides)
-    ]
-    groups: list[dict[str, Any]] = [
+    options: list[GroupOptions] = [{}, *(override.opts for override in overrides)]
+    for number, override in enumerate(overrides):
+        _refuse_unknown(override.opts, known, f"{PLACE}[{number}].opts")
+    groups: list[ParamGroup] = [
         {"params": [], "names": [], "weight_decay": decay, **opts}
         for opts in options
         for decay in (weight_decay, 0.0)
@@ -82,7 +89,7 @@ def parameter_groups(
     return groups
 
 
-def check_claims(model: nn.Module, groups: list[dict[str, Any]]) -> None:
+def check_claims(model: nn.Module, groups: list[ParamGroup]) -> None:
     """Check that each trainable parameter stands in exactly one group.
 
     Raises:
@@ -123,8 +130,8 @@ def _owners(names: Sequence[str], overrides: Sequence[GroupOverride]) -> dict[st
     return owner
 
 
-def _options(opts: Mapping[str, Any], known: Mapping[str, Any], where: str) -> dict[str, Any]:
-    allowed = {"lr": 0.0, "weight_decay": 0.0, "max_grad_norm": 1.0, **known}
+def _refuse_unknown(opts: GroupOptions, known: Collection[str], where: str) -> None:
+    allowed = ["lr", "weight_decay", "max_grad_norm", *known]
     for name, value in opts.items():
         if name not in allowed:
             raise UsageError(
@@ -132,11 +139,5 @@ def _options(opts: Mapping[str, Any], known: Mapping[str, Any], where: str) -> d
                 where=where,
                 fix=suggest(name, allowed),
             )
-        numbers = value if isinstance(allowed[name], tuple) else [value]
-        if not isinstance(numbers, (list, tuple)) or not all(
-            isinstance(n, (int, float)) and not isinstance(n, bool) and n >= 0 for n in numbers
-        ):
+        if isinstance(value, tuple) != (name == "betas"):
             raise UsageError(f"{name}: {value!r} is out of range", where=f"{where}.{name}")
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in opts.items()
-    }

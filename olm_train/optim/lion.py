@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from olm_data.config.hints import NonNegativeFloat
 from olm_train.optim.base import Decay, OptimConfig
+from olm_train.optim.groups import ParamGroup
 from olm_train.stability.spikes import SkipStepOptions, StepGuard
 
 
@@ -23,7 +24,7 @@ class Lion(Optimizer):
         guard: decides which steps are left out; None: none.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], guard: StepGuard | None = None) -> None:
+    def __init__(self, groups: list[ParamGroup], guard: StepGuard | None = None) -> None:
         super().__init__(groups, {})
         self.guard = guard
         for group in self.param_groups:
@@ -62,7 +63,7 @@ class LionConfig(OptimConfig):
     lr: NonNegativeFloat = 1e-4
     betas: tuple[Decay, Decay] = (0.9, 0.99)
 
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Lion:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Lion:
         for group in groups:
             group.setdefault("betas", self.betas)
         return Lion(groups)
@@ -74,7 +75,7 @@ class SkipStepLionConfig(SkipStepOptions, LionConfig):
 
     name: Literal["skip_step_lion"] = "skip_step_lion"  # type: ignore[assignment]
 
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Lion:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Lion:
         optimizer = super()._build(model, groups)
         optimizer.guard = StepGuard(self, groups[0]["params"][0].device)
         return optimizer

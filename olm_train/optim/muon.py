@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from olm_train.distributed.world import World
 from olm_train.model.layers import Linear
 from olm_train.optim.base import Decay, OptimConfig
 from olm_train.optim.division import Division, Grid, Matrix
+from olm_train.optim.groups import ParamGroup
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic Newton-Schulz iteration (Jordan et al., 2024)."""
@@ -43,11 +44,12 @@ class Muon(Optimizer):
     Attributes:
         world: the ranks that hold the parameters, over which the work is divided; at first this one
             alone.
+        reduced: matrices are exchanged and orthogonalised in bfloat16 on a CPU too, as on CUDA.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, groups: list[ParamGroup]) -> None:
         super().__init__(groups, {})
-        self.world = World()
+        self.world, self.reduced = World(), False
         self._divided: tuple[object, Division] | None = None
         for group in self.param_groups:
             names = ["momentum_buffer"] if "parts" in group else ["exp_avg", "exp_avg_sq"]
@@ -89,6 +91,7 @@ class Muon(Optimizer):
             return _local(piece.parameter.grad)[where].lerp(momentum, piece.group["momentum"])
 
         def turn(number: int, whole: Tensor) -> Tensor:
+            whole = whole.bfloat16() if self.reduced else whole
             return orthogonalise(whole).mul_(scale(whole.shape, pieces[number].group["adjust_lr"]))
 
         def use(number: int, rows: Tensor) -> None:
@@ -105,13 +108,14 @@ class Muon(Optimizer):
         if self._divided is None or self._divided[0] != key:
             first = pieces[0].parameter
             matrices = [piece.matrix for piece in pieces]
-            like = _local(first).new_empty(0, dtype=torch.bfloat16 if first.is_cuda else None)
+            reduced = first.is_cuda or self.reduced
+            like = _local(first).new_empty(0, dtype=torch.bfloat16 if reduced else None)
             costs = [cost(matrix.stop - matrix.first, matrix.columns) for matrix in matrices]
             grid = Grid.of(first, self.world)
             self._divided = key, Division(matrices, costs, grid, like)
         return self._divided[1]
 
-    def _adamw(self, group: dict[str, Any]) -> None:
+    def _adamw(self, group: ParamGroup) -> None:
         found = [p for p in group["params"] if p.grad is not None]
         if not found:
             return
@@ -157,17 +161,15 @@ class MuonConfig(OptimConfig):
     nesterov: bool = True
     adjust_lr: Literal["rms_norm", "spectral_norm", "none"] = "rms_norm"
 
-    def group_options(self) -> dict[str, Any]:
-        """Return the options a group may replace, with their values."""
-        return {"betas": self.betas, "eps": self.eps, "mu": self.mu}
+    group_options = ("betas", "eps", "mu")
 
-    def _build(self, model: nn.Module, groups: list[dict[str, Any]]) -> Muon:
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Muon:
         inner = {
             f"{name}.weight": module.parts
             for name, module in model.named_modules()
             if isinstance(module, Linear) and name.startswith("blocks.")
         }
-        split: list[dict[str, Any]] = []
+        split: list[ParamGroup] = []
         for group in groups:
             mu = group.pop("mu", self.mu)
             by_muon = {"momentum": mu, "nesterov": self.nesterov, "adjust_lr": self.adjust_lr}
@@ -189,7 +191,7 @@ class MuonConfig(OptimConfig):
 class _Piece:
     """Rows of a parameter that are one matrix, and the options of its group."""
 
-    group: dict[str, Any]
+    group: ParamGroup
     parameter: Tensor
     first: int
     stop: int

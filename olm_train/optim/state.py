@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.distributed.world import World
+from olm_train.optim.groups import ParamGroup
 
 MOST_SHOWN = 5
 MOST_STEPS = 3
@@ -29,7 +30,16 @@ MOST_STEPS = 3
 
 _SET_HERE = ("params", "names", "lr", "peak_lr")
 """Entries of a group that the configuration and the schedule set at each start."""
-_PLAIN = (bool, int, float, str, type(None))
+
+
+class SpelledFloat(msgspec.Struct, frozen=True):
+    """A number that JSON has no word for."""
+
+    float: Literal["nan", "inf", "-inf"]
+
+
+PlainValue = bool | int | float | str | None
+RecordedValue = PlainValue | SpelledFloat
 
 
 class OptimizerRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +51,7 @@ class OptimizerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     class_name: str | None = msgspec.field(name="class", default=None)
-    groups: list[dict[str, Any]] = []
+    groups: list[dict[str, RecordedValue]] = []
 
 
 class OptimizerState:
@@ -71,13 +81,13 @@ class OptimizerState:
         unknown = self.optimizer.state_dict().keys() - {"state", "param_groups"}
         refused = [f"state_dict()[{key!r}]" for key in sorted(unknown)]
         refused += [f"state[{_short(key)}]" for key in self.optimizer.state if key not in names]
-        values: dict[str, Any] = {}
+        values: dict[str, RecordedValue] = {}
         for name, value in state_of(self.model, self.optimizer).items():
             if not isinstance(value, Tensor):
                 _put(values, name, value, refused)
         groups = []
         for group, built in zip(self.optimizer.param_groups, self._built, strict=True):
-            changed: dict[str, Any] = {}
+            changed: dict[str, RecordedValue] = {}
             for key, value in _options(group).items():
                 if key not in built or not _same(value, built[key]):
                     _put(changed, key, value, refused)
@@ -93,7 +103,7 @@ class OptimizerState:
         self._refuse_differences(world.gather((values, groups)))
         return OptimizerRecord(class_name=class_name(self.optimizer), groups=groups)
 
-    def _refuse_differences(self, by_rank: Sequence[tuple[dict[str, Any], Any]]) -> None:
+    def _refuse_differences(self, by_rank: Sequence[tuple[dict[str, RecordedValue], Any]]) -> None:
         first, options = by_rank[0]
         for rank, (values, groups) in enumerate(by_rank):
             names = [name for name in first | values if first.get(name) != values.get(name)]
@@ -146,17 +156,21 @@ class OptimizerState:
 
 
 def class_name(optimizer: Optimizer) -> str:
-    """Return the name of an optimiser's class, without the file it happens to lie in."""
-    kind = type(optimizer)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if getattr(torch.optim, kind.__name__, None) is kind:
-        name = f"torch.optim.{kind.__name__}"
-    elif kind.__module__.startswith("olm_train."):
-        name = f"olm_train.optim.{kind.__qualname__}"
+    """Return the name of an optimiser's class, and whether it leaves steps out."""
+    name = name_of_class(type(optimizer))
     return name if getattr(optimizer, "guard", None) is None else f"{name} with skipped steps"
 
 
-def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def name_of_class(kind: type[Optimizer]) -> str:
+    """Return the name of a class of optimisers, without the file it happens to lie in."""
+    if getattr(torch.optim, kind.__name__, None) is kind:
+        return f"torch.optim.{kind.__name__}"
+    if kind.__module__.startswith("olm_train."):
+        return f"olm_train.optim.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor | PlainValue]:
     """Return the live state, `parameter.key`; what lies in lists or mappings as `.0` or `.key`."""
     return {
         key: value
@@ -165,7 +179,7 @@ def state_of(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def set_values(model: nn.Module, optimizer: Optimizer, values: Mapping[str, Any]) -> None:
+def set_values(model: nn.Module, optimizer: Optimizer, values: Mapping[str, PlainValue]) -> None:
     """Put plain values, by the names of `state_of`, where they belong."""
     parameters = dict(model.named_parameters())
     for name, value in values.items():
@@ -260,7 +274,7 @@ def _path(holder: Any, keys: str) -> list[Any]:
     raise AssertionError(keys)
 
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+def _options(group: ParamGroup) -> ParamGroup:
     """Return a copy of the options of a group that a later one can be compared with."""
     return {
         key: value.clone() if isinstance(value, Tensor) else value
@@ -276,17 +290,17 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _put(into: dict[str, Any], name: str, value: Any, refused: list[str]) -> None:
-    if isinstance(value, _PLAIN):
-        # JSON has no other numbers.
-        finite = not isinstance(value, float) or math.isfinite(value)
-        into[name] = value if finite else {"float": str(value)}
+def _put(into: dict[str, RecordedValue], name: str, value: Any, refused: list[str]) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        into[name] = msgspec.convert({"float": str(value)}, SpelledFloat)
+    elif isinstance(value, PlainValue):
+        into[name] = value
     else:
         refused.append(f"{name} ({type(value).__name__})")
 
 
-def _decoded(value: Any) -> Any:
-    return float(value["float"]) if isinstance(value, dict) else value
+def _decoded(value: RecordedValue) -> PlainValue:
+    return float(value.float) if isinstance(value, SpelledFloat) else value
 
 
 def _listed(problems: list[str]) -> str:

@@ -66,7 +66,11 @@ class ActivationCheckpointingConfig(Config):
             UsageError: they are not.
         """
         if self.mode == "budget" and not compiling:
-            raise _refusal("mode", "a budget needs compiled blocks", "set compile_model: true")
+            raise UsageError(
+                "a budget needs compiled blocks",
+                where="ac_config.mode",
+                fix="set compile_model: true",
+            )
 
     def apply(self, blocks: nn.ModuleList) -> None:
         """Replace the forward function of the blocks; not for "budget", see `around_compiled`."""
@@ -77,6 +81,8 @@ class ActivationCheckpointingConfig(Config):
             options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_dear)
         for block in list(blocks)[:: self.block_interval or 1]:
             block.forward = partial(checkpoint, block.forward, **options)
+            if hasattr(block, "watched"):
+                vars(block)["watched"] = partial(checkpoint, block.watched, **options)
 
     def around_compiled(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Let the compiler of `forward` know the budget, while it is called and no longer."""
@@ -99,5 +105,4 @@ def _keep_dear(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Che
 
 
 def _refusal(field: str, what: str, fix: str | None) -> UsageError:
-    where = f"train_module.ac_config.{field}"
-    return UsageError(f"{where}: {what}", where=where, fix=fix)
+    return UsageError(what, where=field, fix=fix)

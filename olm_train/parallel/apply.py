@@ -13,7 +13,8 @@ a step only.
 
 # Annotations are objects here, not strings: DDP inspects those of the communication hook.
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,10 +75,49 @@ def parallelize(
     if compiling is not None:
         compiling.apply(model.blocks, checkpointing)
     if world.size > 1 and config.shards:
-        _fully_shard(model, config, world)
+        policy = MixedPrecisionPolicy(
+            param_dtype=DTYPES[config.param_dtype],
+            reduce_dtype=DTYPES[config.reduce_dtype],
+            # Rotary tables and masks enter the blocks as they are.
+            cast_forward_inputs=False,
+        )
+        _fully_shard(model, model.blocks, policy, config, world)
+        _prefetch(model.blocks, config.prefetch_factor)
     model.to_empty(device="cpu" if config.cpu_offload else world.device)
     if world.size > 1 and not config.shards:
         return _replicate(model, world)
+    return model
+
+
+def spread(
+    model: nn.Module, config: DataParallelConfig, world: World, units: Sequence[nn.Module] = ()
+) -> nn.Module:
+    """Spread any model that has its weights; every rank calls it, and has those of rank 0 then.
+
+    Args:
+        config: what it says of dtypes, but for `reduce_dtype`, is the caller's.
+        units: fsdp, hsdp: modules inside it whose weights are gathered and freed as a whole, each
+            after those inside it. `prefetch_factor` counts those inside no other one, in the order
+            in which the model has them; what is asked for in vain is freed after the step.
+
+    Returns:
+        The module to call: DDP's wrapper with ddp, else `model` itself.
+
+    Raises:
+        UsageError: the configuration does not fit the world.
+    """
+    model.to("cpu" if config.cpu_offload else world.device)
+    if world.size == 1:
+        return model
+    config.check(world.size, world.nodes)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.copy_(world.from_main(tensor.detach().to(world.device)))
+    if not config.shards:
+        return _replicate(model, world)
+    policy = MixedPrecisionPolicy(reduce_dtype=DTYPES[config.reduce_dtype])
+    _fully_shard(model, units, policy, config, world)
+    _prefetch(_outermost(model, units), config.prefetch_factor)
     return model
 
 
@@ -110,20 +150,20 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> None:
-    policy = MixedPrecisionPolicy(
-        param_dtype=DTYPES[config.param_dtype],
-        reduce_dtype=DTYPES[config.reduce_dtype],
-        # Rotary tables and masks enter the blocks as they are.
-        cast_forward_inputs=False,
-    )
+def _fully_shard(
+    model: nn.Module,
+    units: Iterable[nn.Module],
+    policy: MixedPrecisionPolicy,
+    config: DataParallelConfig,
+    world: World,
+) -> None:
     mesh = shard_mesh(world, *config.degrees(world.size, world.nodes))
     offload = OffloadPolicy()
     if config.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
-    for block in model.blocks:
+    for unit in units:
         fully_shard(
-            block,
+            unit,
             mesh=mesh,
             mp_policy=policy,
             offload_policy=offload,
@@ -131,8 +171,10 @@ def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> No
         )
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
-    if config.prefetch_factor:
-        _prefetch(model.blocks, config.prefetch_factor)
+    _sum_gradients(model)
+
+
+def _sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # A plain sum. Forcing sum-type collectives keeps PREMUL_SUM out, which gloo lacks.
@@ -140,8 +182,17 @@ def _fully_shard(model: Decoder, config: DataParallelConfig, world: World) -> No
             module.set_force_sum_reduction_for_comms(True)
 
 
-def _prefetch(modules: nn.ModuleList, factor: int) -> None:
+def _outermost(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the units that are inside no other one, in the order in which the model has them."""
+    inside = {inner for unit in units for inner in unit.modules() if inner is not unit}
+    wanted = set(units) - inside
+    return [module for module in model.modules() if module in wanted]
+
+
+def _prefetch(modules: Iterable[nn.Module], factor: int) -> None:
     """Have each block ask for the weights of the `factor` blocks that compute after it."""
+    if not factor:
+        return
     blocks: list[Any] = list(modules)  # FSDPModules; its setters are typed for lists of just those
     for i, block in enumerate(blocks):
         block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + factor])
@@ -149,20 +200,24 @@ def _prefetch(modules: nn.ModuleList, factor: int) -> None:
         block.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _replicate(model: Decoder, world: World) -> DistributedDataParallel:
+def _replicate(model: nn.Module, world: World) -> DistributedDataParallel:
     device_ids = None if world.device.index is None else [world.device.index]
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=device_ids,
-        gradient_as_bucket_view=True,
-        init_sync=False,  # each rank draws or loads the same weights later
-    )
+    with warnings.catch_warnings():
+        # torch 2.13 wants another name for broadcast_buffers, which does something else
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=device_ids,
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,
+            init_sync=False,  # each rank draws or loads the same weights later
+        )
     wrapped.register_comm_hook(dist.group.WORLD, _sum_hook)
     _settle_buckets(wrapped, model)
     return wrapped
 
 
-def _settle_buckets(wrapped: DistributedDataParallel, model: Decoder) -> None:
+def _settle_buckets(wrapped: DistributedDataParallel, model: nn.Module) -> None:
     """Have DDP lay out its buckets now, by a backward pass that adds nothing.
 
     DDP orders gradients anew after its first backward pass, and the order in which ranks are
@@ -170,7 +225,7 @@ def _settle_buckets(wrapped: DistributedDataParallel, model: Decoder) -> None:
     resume would round differently from the same step of an undisturbed run.
     """
     # Gradients become ready in the reverse of this order, which is that of a real backward pass.
-    vars(model)["forward"] = lambda: torch.stack([p.sum() for p in model.parameters()]).sum() * 0
+    vars(model)["forward"] = lambda: sum(p.sum() for p in model.parameters() if p.requires_grad) * 0
     wrapped().backward()
     del vars(model)["forward"]
     model.zero_grad(set_to_none=True)

@@ -6,6 +6,8 @@ the graphs. There is no limit to how many kinds, lengths and modes a run has.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,7 +43,31 @@ class CompileConfig(Config):
                 _forward, owner=block, fullgraph=self.fullgraph, mode=self.mode
             )
             vars(block)["forward"] = checkpointing.around_compiled(compiled)
+            if not hasattr(block, "watched"):  # no block of ours
+                continue
+            vars(block)["uncompiled_watched"] = block.watched
+            watched = CompiledByKind(
+                _watched, owner=block, fullgraph=self.fullgraph, mode=self.mode
+            )  # compiled where it is first called
+            vars(block)["watched"] = checkpointing.around_compiled(watched)
+
+
+@contextmanager
+def uncompiled(blocks: Iterable[nn.Module]) -> Iterator[None]:
+    """Around calls of other kinds each time, such as texts that grow: nothing is compiled."""
+    compiled = {block: vars(block)["forward"] for block in blocks if "uncompiled" in vars(block)}
+    try:
+        for block in compiled:
+            vars(block)["forward"] = vars(block)["uncompiled"]
+        yield
+    finally:
+        for block, forward in compiled.items():
+            vars(block)["forward"] = forward
 
 
 def _forward(block: Any, *args: Any, **kwargs: Any) -> Any:
     return block.uncompiled(*args, **kwargs)
+
+
+def _watched(block: Any, *args: Any, **kwargs: Any) -> Any:
+    return block.uncompiled_watched(*args, **kwargs)

@@ -52,7 +52,8 @@ class DataParallelConfig(Config):
             forward pass and gathered again for its backward pass; false: kept in between, more
             memory and a third less exchange; a number: kept cut over so many ranks.
         prefetch_factor: fsdp, hsdp: blocks whose weights are asked for while another one
-            computes; 0: the one that comes next, as late as that works.
+            computes; 0: the one that comes next, as late as that works. Of a model of one's own:
+            the modules that are cut over the ranks by themselves, in the order it has them.
         cpu_offload: fsdp, hsdp: weights, gradients and optimiser state live in the host's memory,
             where the optimiser steps; at least two ranks.
     """
@@ -140,8 +141,8 @@ class DataParallelConfig(Config):
             if value != type(self).__dataclass_fields__[field].default:
                 why = ", which sums fp32 gradients" if field == "reduce_dtype" else ""
                 raise UsageError(
-                    f"dp_config.{field} has no effect with {self.name}{why}",
-                    where=f"train_module.dp_config.{field}",
+                    f"has no effect with {self.name}{why}",
+                    where=field,
                     fix=f"leave it out, or use name: {'hsdp' if self.shards else 'fsdp'}",
                 )
 

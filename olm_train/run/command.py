@@ -34,7 +34,7 @@ Train from a configuration file; run the same command again to go on where it st
   python -m olm_train.run train.yaml --dry-run
 
 Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value ...]
-                               [--dry-run [--gpu NAME] [--mfu X]] [--config-diff RUN] [--strict]
+                               [--dry-run [--gpu NAME] [--mfu X]] [--strict]
                                [--strict-env] [--debug]
 
   CONFIG                  YAML file; default: ./train.yaml. Paths in it count from its folder.
@@ -47,8 +47,6 @@ Usage: python -m olm_train.run [CONFIG] [--preset NAME] [--name.of.field=value .
                           first rows; train nothing. Set WORLD_SIZE for that many ranks.
   --gpu NAME              for --dry-run: the accelerator to plan for; default: h100
   --mfu X                 for --dry-run: share of its peak that is reached; default: 0.4
-  --config-diff RUN       print what differs from the configuration of the run (or checkpoint) in
-                          that folder; train nothing
   --strict                refuse to go on where the newest checkpoint is damaged, instead of from
                           the one before it
   --strict-env            refuse to go on with a run made with other versions or devices
@@ -61,15 +59,21 @@ the same command again), 130 interrupted. torchrun itself turns every code but 0
 """
 
 CONFIG_HELP = """\
-olm-train config [CONFIG] [--preset NAME] [--name.of.field=value ...]
+olm-train config [CONFIG] [--preset NAME] [--name.of.field=value ...] [--diff RUN]
 
   olm-train config train.yaml --train_module.optim.lr=1e-3
+  olm-train config train.yaml --diff runs/first
 
 Prints the configuration that the file (by default ./train.yaml) and the options come to, as YAML.
+
+  --diff RUN              print instead what differs from the configuration of the run (or
+                          checkpoint) in that folder
 """
 
 FLAGS = ("--dry-run", "--strict", "--strict-env", "--debug", "--help", "-h")
-OPTIONS = ("--preset", "--gpu", "--mfu", "--config-diff")
+OPTIONS = ("--preset", "--gpu", "--mfu")
+CONFIG_OPTIONS = ("--preset", "--diff")
+"""Those of `olm-train config`; of the flags it takes those that are no matter of training."""
 
 
 @dataclass
@@ -93,12 +97,12 @@ class Arguments:
         rest = iter(argv)
         for text in rest:
             name, _, value = text.partition("=")
-            if name in OPTIONS:
+            if name in {*OPTIONS, *CONFIG_OPTIONS}:
                 arguments._take(name, value if "=" in text else next(rest, ""))
             elif text in FLAGS:
                 arguments.flags.add("--help" if text == "-h" else text)
             elif text.startswith("-"):
-                known = (*FLAGS, *OPTIONS)
+                known = (*FLAGS, *OPTIONS, *CONFIG_OPTIONS)
                 arguments.overrides.append(text if "=" in text else with_value(text, rest, known))
             elif arguments.config is not None:
                 raise UsageError(
@@ -168,8 +172,7 @@ def _resolve(arguments: Arguments) -> RunConfig:
     if "--preset" in arguments.options:
         values.override("--model=null")  # whatever the file's model says
         values.override(f"--model.preset={arguments.options['--preset']}")
-    for override in arguments.overrides:
-        values.override(override)
+    values.override_all(arguments.overrides)
     if "--strict" in arguments.flags:
         values.override("--trainer.load_strict=true")
     if "--strict-env" in arguments.flags:
@@ -188,15 +191,30 @@ def _resolve(arguments: Arguments) -> RunConfig:
 def _print_config(arguments: Arguments) -> int:
     import yaml
 
-    useless = [*arguments.flags - {"--debug", "--strict", "--strict-env"}]
-    useless += [name for name in arguments.options if name != "--preset"]
+    useless = [*arguments.flags & {"--dry-run"}, *arguments.options.keys() - {*CONFIG_OPTIONS}]
     if useless:
-        raise UsageError(f"{useless[0]} is for olm-train run", fix="leave it out")
-    print(shown(yaml.safe_dump(_resolve(arguments).as_dict(), sort_keys=False)), end="")
+        raise UsageError(f"{useless[0]} is for olm-train run", where=useless[0], fix="leave it out")
+    config = _resolve(arguments)
+    if run := arguments.options.get("--diff"):
+        from olm_train.run.config_diff import config_diff
+
+        print(shown("\n".join(config_diff(run, config)) or "no difference"))
+    else:
+        from olm_data.config.schema import modeline
+        from olm_train.run.reference import PATH
+
+        text = yaml.safe_dump(config.as_dict(), sort_keys=False)
+        print(f"{modeline(PATH)}\n{shown(text)}", end="")
     return 0
 
 
 def _run(arguments: Arguments) -> int:
+    if "--diff" in arguments.options:
+        raise UsageError(
+            "--diff is for olm-train config",
+            where="--diff",
+            fix="olm-train config train.yaml --diff RUN",
+        )
     config = _resolve(arguments)
 
     from olm_train.distributed.preempt import Preemption  # after it: a wrong name needs no torch
@@ -209,20 +227,14 @@ def _run(arguments: Arguments) -> int:
             nodes = size // int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
             print(shown(describe(config, size, _plan(arguments), nodes=nodes)))
         return 0
-    if "--config-diff" in arguments.options:
-        if _rank() == 0:
-            from olm_train.run.config_diff import config_diff
-
-            lines = config_diff(arguments.options["--config-diff"], config)
-            print(shown("\n".join(lines)) if lines else "no difference")
-        return 0
     with Preemption(at_once=True) as preemption:
         return _train(config, preemption)
 
 
 def _train(config: RunConfig, preemption: Preemption) -> int:
     """Meet the other ranks and train; return the exit code."""
-    from olm_train.distributed.agreement import Introduction, meet
+    from olm_train.distributed.agreement import RankSettings, require_agreement
+    from olm_train.distributed.host_memory import keep_freed_memory
     from olm_train.distributed.preempt import Preempted
     from olm_train.distributed.world import World
     from olm_train.estimate.device_defaults import Capability
@@ -234,8 +246,9 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
-    meet(world, Introduction.of(world, config.lock_digest(), config.as_dict()))
-    trainer = config.build(world, chosen=[*chosen, threads])
+    require_agreement(world, RankSettings.of(world, config.lock_digest(), config.as_dict()))
+    memory = keep_freed_memory(world.device.type, os.environ)
+    trainer = config.build(world, chosen=[*chosen, threads, *([memory] if memory else [])])
     try:
         trainer.fit(preemption)
         code = 0
@@ -250,7 +263,7 @@ def _with_threads(config: RunConfig, world: World) -> tuple[RunConfig, str]:
     """Return the configuration with the number of CPU threads, now in use, and a line about it."""
     import torch
 
-    from olm_train.checkpoint.logs import default_work_dir
+    from olm_train.checkpoint.documents import default_work_dir
     from olm_train.checkpoint.manifest import CONFIG
     from olm_train.distributed.threads import Processors, choose, recorded_threads
 

@@ -5,23 +5,34 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from msgspec import Meta
+
+from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import Config, as_dict, parse
-from olm_data.config.hints import FilePath, PositiveInt
+from olm_data.config.hints import (
+    FilePath,
+    LocalPath,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Parts,
+    PositiveFloat,
+    PositiveInt,
+)
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.order.steps import BatchSizeChange
+from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.lease import TAKEOVER_SECONDS
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
+from olm_train.checkpoint.documents import saved_config
 from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy
-from olm_train.checkpoint.saved_config import saved_config
-from olm_train.data.cache_config import CacheConfig
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
@@ -29,12 +40,39 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
+from olm_train.hf.load import Vocabulary
 from olm_train.model.config import DecoderConfig
 from olm_train.model.init import RULE
-from olm_train.model.presets import depth_fields, preset_fields
+from olm_train.run.derived import derive_model, named_shape, refuse_contradictions
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 from olm_train.trainer import Trainer
+
+_CACHE_FOLDER = FilePath(os.path.expanduser(DEFAULT_FOLDER))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig(Config):
+    """The local copy of shards of remote datasets; local datasets are read where they are.
+
+    Attributes:
+        enabled: copy whole shards of remote datasets to a local folder; false: their rows are read
+            one by one, a request each.
+        folder: local folder, shared by all ranks and runs of a machine.
+        size_gb: 10^9 bytes it may hold; default: twice what the mixture needs at a time. One that
+            is too small is refused with the numbers.
+    """
+
+    enabled: bool = True
+    folder: LocalPath = _CACHE_FOLDER
+    size_gb: Annotated[float, Meta(gt=0, lt=1e9)] | None = None
+
+    def build(self) -> CacheOptions | None:
+        """Return the options of the cache, None if there is to be none."""
+        if not self.enabled:
+            return None
+        size = None if self.size_gb is None else round(self.size_gb * 10**9)
+        return CacheOptions(folder=self.folder, size=size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +82,9 @@ class DataLoaderConfig(Config):
     Attributes:
         mixture: the lock that `olm-data mix` wrote.
         global_batch_size: tokens of one step over all ranks; a multiple of the mixture's (longest)
-            sequence length. With a schedule the size of the first steps. Stages with a [shorter
-            sequence length](mixture.md#sequence-length-phases) have more rows in it.
-        batch_size_schedule: [later sizes](#batch-size-schedules), each with the tokens or the step
-            from which on it holds.
+            sequence length. With a [batch_size_scheduler](#batch-size-schedules) that of the first
+            steps. Stages with a [shorter sequence length](mixture.md#sequence-length-phases) have
+            more rows in it.
         prefetch: steps prepared ahead by a background thread; 0: none.
         verify: check of the token blocks: `lazy` at first read, `full` before the start, `off`
             never.
@@ -58,8 +95,7 @@ class DataLoaderConfig(Config):
 
     mixture: FilePath
     global_batch_size: int
-    batch_size_schedule: list[BatchSizeChange] = field(default_factory=list)
-    prefetch: int = 2
+    prefetch: NonNegativeInt = 2
     verify: Literal["lazy", "full", "off"] = "lazy"
     skip: list[list[int]] = field(default_factory=list)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -78,7 +114,6 @@ class DataLoaderConfig(Config):
             skip=self.skip,
             cache=self.cache.build(),
             neighbours=world.neighbours,
-            batch_size_schedule=self.batch_size_schedule,
         )
 
 
@@ -101,10 +136,14 @@ class TrainerConfig(Config):
         load_strict: refuse to go on where the newest checkpoint is damaged, instead of from the one
             before it; `--strict` sets it.
         load_path: checkpoint, save folder of a run, or [exported weights](#weights-as-one-file) to
-            begin with, local or remote, where the save folder has no checkpoint yet.
+            begin with, local or remote, where the save folder has no checkpoint yet; or a model of
+            transformers, [`hf://ORG/NAME[@REVISION]` or a folder](../how-to/from-hugging-face.md),
+            from which `model` then follows.
         load_trainer_state: from `load_path`, take step, data position and callbacks' state too; the
             mixture, the model and the global batch size are then those of that run.
         load_optim_state: from `load_path`, take the optimiser's state too.
+        load_vocabulary: where the data has ids that a model of transformers at `load_path` does not
+            know: refuse (`keep`), or add rows that begin as the mean of the others (`extend`).
         time_limit: seconds after which the run is ended from outside, or `slurm`: at the end of its
             job, from `SLURM_JOB_END_TIME`.
         time_margin: seconds before that at which the run saves, and stops with exit code 75; longer
@@ -113,13 +152,15 @@ class TrainerConfig(Config):
             then it halts.
         takeover_seconds: a run that shows no sign of life in `save_folder` for so long is taken
             over by the next start; see [a long run](../how-to/survive-failures.md).
+        on_cancel: what a run does that somebody ends, by a file `stop` in `work_dir` or from a
+            callback: save and `finish` with exit code 0, or save and `requeue` with 75.
         single_writer: nobody else writes to the remote `save_folder`: go on where its store does
             not honour conditional creates.
         callbacks: what happens around the steps.
     """
 
     save_folder: FilePath
-    work_dir: FilePath | None = None
+    work_dir: LocalPath | None = None
     max_duration: Duration | None = None
     hard_stop: Duration | None = None
     metrics_collect_interval: PositiveInt = 5
@@ -128,11 +169,13 @@ class TrainerConfig(Config):
     load_path: FilePath | None = None
     load_trainer_state: bool = True
     load_optim_state: bool = True
-    time_limit: float | Literal["slurm"] | None = None
-    time_margin: float = 120.0
-    max_rewinds: int = 3
+    load_vocabulary: Vocabulary = "keep"
+    time_limit: PositiveFloat | Literal["slurm"] | None = None
+    time_margin: NonNegativeFloat = 120.0
+    max_rewinds: NonNegativeInt = 3
     takeover_seconds: Takeover = TAKEOVER_SECONDS
     single_writer: bool = False
+    on_cancel: Literal["finish", "requeue"] = "finish"
     callbacks: CallbacksConfig = field(default_factory=CallbacksConfig)
 
     def __post_init__(self) -> None:
@@ -142,15 +185,9 @@ class TrainerConfig(Config):
             Store(self.save_folder)  # refuses other kinds of storage
         elif self.single_writer:
             raise UsageError(
-                "single_writer has no effect with a local save_folder",
-                where="trainer.single_writer",
+                "has no effect with a local save_folder",
+                where="single_writer",
                 fix="leave it out",
-            )
-        if is_remote(self.work_dir or ""):
-            raise UsageError(
-                f"work_dir {self.work_dir} is remote",
-                where="trainer.work_dir",
-                fix="give a folder on a local disk",
             )
         self.load_policy()
 
@@ -166,6 +203,7 @@ class TrainerConfig(Config):
             path=self.load_path,
             trainer_state=self.load_trainer_state,
             optim_state=self.load_optim_state,
+            vocabulary=self.load_vocabulary,
         )
 
 
@@ -192,7 +230,7 @@ class RunConfig(Config):
 
     seed: int = 0
     initial_values: Literal["sliced-1"] = RULE
-    model: DecoderConfig
+    model: Annotated[DecoderConfig, Parts(DecoderConfig, "olm_train.models")]
     data_loader: DataLoaderConfig
     train_module: TransformerTrainModuleConfig
     trainer: TrainerConfig
@@ -210,10 +248,16 @@ class RunConfig(Config):
         """
         model = values.data.get("model")
         lock = None
+        begins = isinstance(trainer := values.data.get("trainer"), dict) and "load_path" in trainer
+        if begins and model is None:
+            model = {}
         if isinstance(model, dict):
-            values.data["model"] = model = _named_shape(model, values) | model
+            values.data["model"] = model = named_shape(model, values) | model
             if isinstance(values.data.get("data_loader"), dict):
                 lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
+            if begins:
+                _fill_in(model, values, lock)
+            if lock is not None:
                 model.setdefault("vocab_size", lock.tokenizer.vocab_size)
         config = parse(cls, values)
         _refuse_two_choices(config, values)
@@ -236,9 +280,9 @@ class RunConfig(Config):
 
     def most_micro_batches(self, world_size: int) -> int:
         """Return the micro-batches of a rank in the largest step, with so many ranks."""
-        loader = self.data_loader
-        sizes = [change.global_batch_size for change in loader.batch_size_schedule]
-        largest = max(loader.global_batch_size, *sizes, 0)
+        scheduler = self.trainer.callbacks.batch_size_scheduler
+        sizes = scheduler.batch_sizes if scheduler is not None and scheduler.enabled else []
+        largest = max(self.data_loader.global_batch_size, *sizes, 0)
         return largest // (self.train_module.rank_microbatch_size * world_size)
 
     def on_device(self, capability: Capability) -> tuple[RunConfig, list[str]]:
@@ -291,12 +335,13 @@ class RunConfig(Config):
             max_rewinds=trainer.max_rewinds,
             time_limit=trainer.time_limit,
             time_margin=trainer.time_margin,
-            checkpointer=trainer.callbacks.checkpointer,
+            checkpointer=trainer.callbacks.saving,
             callbacks=trainer.callbacks.build(),
             config=saved_config(self, trainer.save_folder),
             comm=self.comm,
             lease=trainer.lease_policy(),
             chosen=chosen,
+            on_cancel=trainer.on_cancel,
         )
 
     def lock_digest(self) -> str:
@@ -307,37 +352,21 @@ class RunConfig(Config):
         """
         return Lock.read(self.data_loader.mixture).digest
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return plain JSON values; reading them back gives the same configuration."""
-        plain: dict[str, Any] = as_dict(self)
+        plain: JsonObject = as_dict(self)
         return plain
 
 
-def _named_shape(model: dict[str, Any], values: Values) -> dict[str, Any]:
-    """Return the fields that `preset` or `depth` stands for, and take it out of `model`.
-
-    Raises:
-        UsageError: both are given, or one has no meaning.
-    """
-    given = [name for name in ("preset", "depth") if name in model]
-    if len(given) == 2:
-        raise UsageError(
-            "model.preset and model.depth each give the shape",
-            where=values.where(("model", "depth")),
-            fix="remove one of the two",
-        )
-    if not given:
-        return {}
-    where = values.where(("model", given[0]))
-    value = model.pop(given[0])
-    try:
-        if given[0] == "preset":
-            return preset_fields(str(value))
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UsageError(f"model.depth is an integer, not {value!r}")
-        return depth_fields(value)
-    except UsageError as error:
-        raise UsageError(error.what, where=where, fix=error.fix) from error
+def _fill_in(model: JsonObject, values: Values, lock: Lock | None) -> None:
+    """Put the fields that follow from `load_path` beside those that the user wrote."""
+    trainer = parse(TrainerConfig, values, ("trainer",))
+    ids = 0 if lock is None else lock.tokenizer.vocab_size
+    derived = derive_model(values, trainer.load_policy(), trainer.save_folder, ids)
+    if derived is not None:
+        refuse_contradictions(model, derived, values)
+        for name, value in derived.items():
+            model.setdefault(name, value)
 
 
 def _refuse_two_choices(config: RunConfig, values: Values) -> None:

@@ -1,4 +1,4 @@
-"""What differs between this configuration and that of a run: `--config-diff RUN`.
+"""What differs between this configuration and that of a run: `olm-train config --diff RUN`.
 
 RUN/config.json --defaults filled in--> plain values --+
 train.yaml + options --resolve--> RunConfig ----------> differences, one line each
@@ -13,8 +13,8 @@ from olm_data.config.convert import differences, parse
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_train.checkpoint.documents import folder_of_paths
 from olm_train.checkpoint.manifest import CONFIG
-from olm_train.checkpoint.saved_config import folder_of_paths
 from olm_train.distributed.world import local_device
 from olm_train.estimate.device_defaults import Capability
 from olm_train.run.config import RunConfig

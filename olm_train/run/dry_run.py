@@ -1,20 +1,24 @@
 """What a run would do, in text: configuration, mixture, schedule, size, memory, time, first rows.
 
-Made on one process without a GPU: the model is built on the meta device. Never: trains, or writes.
+Made on one process without a GPU: the model is built on the meta device. Never: trains, writes, or
+reads a remote dataset.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import yaml
 
 from olm_data.counts import duration
+from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.mixture.lock import Lock
-from olm_train.callbacks.evaluator import open_held_out
+from olm_data.rows.views import LockRows
+from olm_data.storage.store import is_remote
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.threads import Processors, choose
 from olm_train.distributed.world import World
@@ -24,8 +28,15 @@ from olm_train.estimate.flops import document_pairs, num_flops_per_token
 from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
+from olm_train.evaluation.held_out import open_held_out
+from olm_train.hf.families import family_of_config
+from olm_train.model.config import DecoderConfig
+from olm_train.optim.schedule_base import Position
 from olm_train.run.config import RunConfig
-from olm_train.run.first_rows import first_rows
+
+SHOWN_ROWS = 2
+SHOWN_DOCUMENTS = 3
+SHOWN_CHARACTERS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +68,10 @@ def describe(
     loader = config.data_loader.build(
         rank_microbatch_size=microbatch, world=World(rank=0, size=world_size)
     )
+    scheduler = config.trainer.callbacks.batch_size_scheduler
+    if scheduler is not None and scheduler.enabled:
+        size = config.data_loader.global_batch_size
+        loader.schedule_sizes(scheduler.sizes(size, config.model.num_params))
     with loader:
         memory = _memory(config, loader, world_size, nodes, plan)
         sections = [
@@ -139,7 +154,9 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
     tokens = loader.tokens_before
 
     def factor(step: int) -> float:
-        return module.scheduler.factor((step, max_steps), (tokens(step), tokens(max_steps)))
+        seen, total = tokens(step), tokens(max_steps)
+        position = Position(step=step, max_steps=max_steps, tokens=seen, max_tokens=total)
+        return module.scheduler.factor(position)
 
     peak = [step for step in range(1, min(max_steps, 100_000) + 1) if factor(step) == 1.0]
     grown = {steps.start + 1 for steps, _ in of_one_size}
@@ -172,6 +189,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         "shorter ones cost less)"
     )
     yield f"{tokens / config.model.num_params:.3g} tokens a parameter"
+    yield _exports_as(config.model)
     module = config.train_module
     loss = module.loss.choose(
         config.model,
@@ -186,6 +204,14 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         f"{time} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
         f"their peak (--gpu, --mfu): {rate / flops:,.0f} tokens a second"
     )
+
+
+def _exports_as(model: DecoderConfig) -> str:
+    """Return what `olm-train export --to hf` makes of a model, or what prevents it."""
+    try:
+        return f"exports as: {family_of_config(model).architecture}"
+    except UsageError as error:
+        return f"exports as nothing that transformers knows: {error.what}"
 
 
 def _memory(
@@ -218,3 +244,37 @@ def _held_out(config: RunConfig, lock: Lock) -> Iterator[str]:
         for name, folder in evaluator.datasets.items():
             dataset = open_held_out(name, folder, lock)
             yield f"{name}: {dataset.tokens:,} tokens in {dataset.documents:,} documents"
+
+
+def first_rows(lock: Lock, rows: Sequence[int]) -> Iterator[str]:
+    """Yield lines about the first few of `rows`, ids of rows of the lock's schedule.
+
+    Remote datasets are not read, and a missing tokenizer is no reason to fail.
+    """
+    shown = LockRows(lock)
+    for row in rows[:SHOWN_ROWS]:
+        yield from _row(shown, int(row))
+    if len(rows) > SHOWN_ROWS:
+        yield f"... and {len(rows) - SHOWN_ROWS:,} more rows in this step"
+
+
+def _row(shown: LockRows, row: int) -> Iterator[str]:
+    lock = shown.lock
+    place = shown.schedule.locate(np.array([row], np.int64))
+    source = lock.sources[int(place.source[0])].name
+    head = f"row {row}: stage {lock.stages[int(place.stage[0])].name}, source {source}"
+    if is_remote(lock.location(source)):
+        yield f"{head} (remote: `olm-data show row LOCK {row}` reads it)"
+        return
+    try:
+        view = shown.view(row)
+    except ValidationError as error:  # text is for people; a run needs no tokenizer
+        yield f"{head} (its text cannot be shown: {error.what})"
+        return
+    yield f"{head}, epoch {view.epoch}, {len(view.pieces)} documents"
+    for piece in view.pieces[:SHOWN_DOCUMENTS]:
+        text = printable(" ".join(piece.text[:SHOWN_CHARACTERS].split()))
+        more = "..." if len(piece.text) > SHOWN_CHARACTERS else ""
+        yield f"    document {piece.document}, {piece.stop - piece.start:,} tokens: {text}{more}"
+    if len(view.pieces) > SHOWN_DOCUMENTS:
+        yield f"    ... and {len(view.pieces) - SHOWN_DOCUMENTS:,} more"

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from olm_data.command import reported
+from olm_data.config.hints import Schema
 from olm_data.config.reference import refresh
-from olm_data.config.schema import Schema, schema_of
+from olm_data.config.schema import schema_of
 
 PAGE = "docs/reference/train-config.md"
 PATH = Path(__file__).with_name("train.schema.json")
@@ -34,6 +35,8 @@ def schema() -> Schema:
     from olm_train.run.config import RunConfig
 
     found = schema_of(RunConfig, "train.yaml of olm_train")
+    # the weights at trainer.load_path may give it
+    found["$defs"]["RunConfig"]["required"].remove("model")
     model = found["$defs"]["DecoderConfig"]
     model["properties"] |= SHAPES
     del model["required"]  # a shape or the lock may give them

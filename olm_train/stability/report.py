@@ -13,22 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.rows.views import LockRows
+from olm_data.run_log.bad_steps import BadDocument, BadRow, BadStep
 from olm_data.run_log.log import read_starts
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, STEP_SKIPPED
-from olm_data.storage.disk import write_durable
-from olm_train.data.loader import DataLoader
+from olm_train.data.base import DataLoaderBase
 from olm_train.distributed.world import World
 from olm_train.stability.gate import NonFinite
 
-PIECE = ("id", "input", "position", "position_kind", "shard", "document", "start", "stop")
-"""What a report says of each document of a row, as `olm_data.rows.views.DocumentView` has it."""
 MOST_SHOWN = 3
+NO_LOCK = "the data come from no mixture lock"
 
 
 class NonFiniteError(OlmError):
@@ -36,7 +36,7 @@ class NonFiniteError(OlmError):
 
     Attributes:
         step: the step that was not taken.
-        rows: half-open ranges of the global rows it was made of.
+        rows: half-open ranges of the global rows it was made of; none without a lock.
     """
 
     def __init__(self, step: int, rows: tuple[Range, ...], what: str, report: Path) -> None:
@@ -44,11 +44,13 @@ class NonFiniteError(OlmError):
         ranges = json.dumps([list(item) for item in rows])
         super().__init__(
             what,
-            where=f"rows {ranges}; documents, files and lines in {report}",
+            where=f"rows {ranges}; documents, files and lines in {report}" if rows else str(report),
             why="the step was not taken on any rank; the weights are those of the step before",
             fix="look at the rows with `olm-data show row LOCK N`; lower optim.lr, or leave the "
             f"rows out: --data_loader.skip='{ranges}'; train_module.non_finite=rewind does so by "
-            "itself",
+            "itself"
+            if rows
+            else "lower the learning rate, or go on without the step: non_finite=NonFinite.skip",
         )
 
 
@@ -69,7 +71,7 @@ class BadSteps:
 
     def __init__(
         self,
-        loader: DataLoader,
+        loader: DataLoaderBase,
         work_dir: Path,
         world: World,
         max_rewinds: int,
@@ -90,8 +92,8 @@ class BadSteps:
         rows = [int(row) for row in self._loader.rows_of_step(step - 1)]
         ranges = merge_ranges((row, row + 1) for row in rows)
         report = self._work_dir / f"bad-step{step:08d}.json"
-        found = {"step": step, "loss": str(loss), "grad_norm": str(norm)}
-        documents = self._world.on_main(lambda: write_report(report, found, lock, rows))
+        spelt = str(loss), str(norm)
+        documents = self._world.on_main(lambda: write_report(report, step, *spelt, lock, rows))
         what = f"step {step:,}: loss {loss}, gradient norm {norm}; {documents}"
         if policy is not NonFinite.skip:
             raise NonFiniteError(step, ranges, what, report)
@@ -105,37 +107,47 @@ class BadSteps:
             NonFiniteError: the policy is another, there is nothing to go back to, or it went back
                 too often.
         """
-        allowed = policy is NonFinite.rewind and can_go_back
-        if not allowed or self.rewinds == self._max_rewinds:
+        if not self.goes_back(policy, can_go_back=can_go_back):
             raise error
         self.rewinds += 1
         self.rows = error.rows
         self._say(f"warning: {error.what}")
         self._say(f"rewinding, and leaving out rows {[list(item) for item in error.rows]}")
 
+    def goes_back(self, policy: NonFinite, *, can_go_back: bool) -> bool:
+        """Whether the run answers a bad step by going back to a checkpoint, if there is one."""
+        # Without rows of a lock to leave out, it would only come back to the same step.
+        allowed = policy is NonFinite.rewind and can_go_back and self._loader.lock is not None
+        return allowed and self.rewinds < self._max_rewinds
+
     def earlier(self) -> list[Range]:
         """Return the rows that earlier starts of the run went back for."""
         starts = self._world.on_main(lambda: read_starts(self._work_dir))
-        digest = self._loader.lock.digest
+        digest = self._loader.lock.digest if self._loader.lock else ""
         return [item for start in starts if start.lock == digest for item in start.bad]
 
 
-def write_report(path: Path, found: dict[str, Any], lock: Lock, rows: list[int]) -> str:
-    """Write which documents a step was made of, and return the first few in words."""
-    shown, lines, places = LockRows(lock), [], []
+def write_report(
+    path: Path, step: int, loss: str, grad_norm: str, lock: Lock | None, rows: list[int]
+) -> str:
+    """Write which documents a step was made of, and return the first few in words.
+
+    Without a lock they are not known, and that is said.
+    """
+    told, incomplete = list[BadRow](), None if lock else NO_LOCK
+    shown = LockRows(lock) if lock else None
     try:
         for row in rows:
+            assert shown is not None, "rows are those of a lock"
             view = shown.view(row)
-            pieces = [{name: getattr(piece, name) for name in PIECE} for piece in view.pieces]
-            lines.append(
-                {"row": row, "stage": view.stage, "source": view.source, "documents": pieces}
-            )
-            places += [
-                f"{view.source} {piece.input} {piece.position_kind} {piece.position}"
-                for piece in view.pieces
-            ]
+            pieces = msgspec.convert(view.pieces, list[BadDocument], from_attributes=True)
+            told.append(BadRow(row, view.stage, view.source, pieces))
     except OlmError as error:  # a damaged dataset must not hide the bad step
-        found = {**found, "incomplete": error.what}
-    write_durable(path, json.dumps({**found, "rows": lines}, indent=1).encode() + b"\n")
+        incomplete = error.what
+    bad = BadStep(step=step, loss=loss, grad_norm=grad_norm, incomplete=incomplete, rows=told)
+    bad.write(path)
+    places = bad.places()
     rest = f" and {len(places) - MOST_SHOWN:,} more" if len(places) > MOST_SHOWN else ""
+    if lock is None:
+        return f"documents not known: {NO_LOCK}"
     return f"documents: {', '.join(places[:MOST_SHOWN])}{rest}"

@@ -34,6 +34,7 @@ step "4/7 mix 80/20"
 olm-data mix mix.yaml --output out/mixture.lock.json
 
 step "5/7 train on two ranks"
+echo "to see it while it trains: olm-train watch pipelines/quickstart/out/run"
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" \
   torchrun --nproc-per-node=2 -m olm_train.run train.yaml
 

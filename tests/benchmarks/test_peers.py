@@ -242,7 +242,7 @@ def test_characters_of_a_byte_level_vocabulary_stand_for_the_bytes_that_tokenize
 
 
 def test_ours_is_read_back_document_by_document(peers: Any, tmp_path: Path) -> None:
-    from support.datasets import write_dataset
+    from support.small_datasets import write_dataset
 
     shards = [[[3, 4, 0], [5, 0]], [[6, 7, 8, 0]]]
     write_dataset(tmp_path / "dataset", shards)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.datasets import write_dataset
 from support.pages import REPOSITORY, Block, printed, read_page
+from support.small_datasets import write_dataset
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
@@ -74,7 +74,7 @@ def test_the_fourth_order_is_read_locked_and_inverted(ran: Callable[[str], Lock]
     stream = Dataset.open("tokens/stories")
     batch = RowReader(again).read(np.arange(n))
     assert batch.input_ids.reshape(-1).tolist() == stream.read(0, n * S).tolist()
-    with pytest.raises(UsageError, match="shift must be a whole number") as caught:
+    with pytest.raises(UsageError, match="shift is at least 0") as caught:
         parse_mixture(MANIFEST + "order: sequential\nshift: -1\n")
     assert str(caught.value.where).endswith(":9")
     with pytest.raises(UsageError, match="shift has no meaning with order: global"):

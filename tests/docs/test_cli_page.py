@@ -14,7 +14,7 @@ from olm_data.cli import REPLACED, SUMMARIES, cli
 from olm_data.errors import UsageError
 from olm_train.cli import COMMANDS
 from olm_train.cli import cli as trainer
-from olm_train.run.command import FLAGS, OPTIONS
+from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {"--quiet", "--verbose", "--debug"}  # of every command; at the top of the page
@@ -48,7 +48,7 @@ def wanted() -> dict[str, set[str]]:
         found[f"olm-train {name}"] = (
             options(command) if name not in ("run", "config") else {*FLAGS, *OPTIONS} - {"-h"}
         )
-    found["olm-train config"] = {"--preset"}
+    found["olm-train config"] = {*CONFIG_OPTIONS}
     return found
 
 
@@ -58,7 +58,7 @@ def test_every_option_of_every_command_is_on_the_page_and_no_other(heading: str)
     shown = set(re.findall(r"--[a-z][a-z-]+", text))
     assert wanted()[heading] - shown == set(), "not on the page"
     known = set().union(*wanted().values()) | COMMON | {"--help", "--version"}
-    foreign = {"--name", "--nproc-per-node", "--requeue", "--data-path"}
+    foreign = {"--model", "--name", "--nproc-per-node", "--requeue", "--data-path"}
     assert shown - known - foreign == set(), "of no command"
 
 

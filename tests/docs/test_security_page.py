@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 from faults.rows import ROWS
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = (REPOSITORY / "SECURITY.md").read_text()
@@ -74,3 +76,29 @@ def test_s9_make_installs_by_hashes() -> None:
     assert len(installs) == 3
     for line in installs:
         assert "--require-hashes" in line or "$(TORCH)" in line or "--no-deps" in line, line
+
+
+def test_the_files_of_hashes_lack_nothing_that_their_packages_need() -> None:
+    """As `--no-deps` installs them; torch comes by itself."""
+    listed = set(pins("requirements/dev.txt")) | {"torch"}
+    missing = set()
+    for name in listed:
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # for another machine or Python
+            continue
+        for need in map(Requirement, needs):
+            wanted = need.marker is None or need.marker.evaluate({"extra": ""})
+            if wanted and normal(need.name) not in listed:
+                missing.add(f"{name} needs {need}")
+    # PyPI's torch names CUDA packages; they come with it
+    assert not {one for one in missing if not one.startswith("torch ")}
+
+
+def test_no_list_of_hashes_is_installed_with_what_its_packages_ask_for() -> None:
+    """torchdata asks for torch, which no list holds: pip would stop there."""
+    pages = ["Makefile", "README.md", "SECURITY.md"]
+    lines = [line for page in pages for line in (REPOSITORY / page).read_text().splitlines()]
+    for line in lines:
+        if "--require-hashes" in line:
+            assert "--no-deps --require-hashes" in line, line

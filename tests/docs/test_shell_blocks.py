@@ -26,6 +26,7 @@ REASONS = (
     "needs the network",
     "installs packages",
     "an excerpt",
+    "a server that goes on until Ctrl-C",
 )
 """What may stand after `not run:`, with more words behind it."""
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.datasets import write_dataset
+from support.small_datasets import write_dataset
 
 from olm_data.cli import main
 from olm_data.dataset.dataset import Dataset

@@ -15,7 +15,7 @@ import torch
 from support.every_file import Workplace, faults
 
 SEED = int(os.environ.get("OLM_WALK_SEED", "20260101"))
-CASES = int(os.environ.get("OLM_WALK_CASES", "600"))
+CASES = int(os.environ.get("OLM_WALK_CASES", "200"))
 
 
 @pytest.fixture(scope="module")

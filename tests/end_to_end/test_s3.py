@@ -11,14 +11,14 @@ from typing import Any
 import fsspec
 import pytest
 from support.command import arguments, environment, olm_data
+from support.inline_runner import InlineRunner
 from support.polling import wait_until
-from support.s3_proxy import Proxy, stall
+from support.store_proxy import Proxy, stall
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, StorageError
-from olm_data.runners.local import InlineRunner
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 
 @pytest.fixture

@@ -43,9 +43,9 @@ def test_01_killed_at_every_disk_operation_a_rerun_gives_identical_bytes(
 def test_01_killed_at_random_times_a_rerun_gives_identical_bytes(
     tiny_tokenizer: Path, tmp_path: Path, repository: Path
 ) -> None:
-    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "1", "40")
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "1", "20")
     assert [line for line in seen if line[1] is not None] == []
-    assert len(seen) == 40
+    assert len(seen) == 20
 
 
 @pytest.mark.slow
@@ -61,9 +61,9 @@ def test_01_a_shuffled_selection_killed_at_random_times_ends_in_identical_bytes(
         "shuffle_documents": True,
         "seed": 3,
     }
-    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "2", "25", json.dumps(options))
+    seen = kill_loop(tmp_path, tiny_tokenizer, repository, "random", "2", "12", json.dumps(options))
     assert [line for line in seen if line[1] is not None] == []
-    assert len(seen) == 25
+    assert len(seen) == 12
 
 
 @pytest.mark.slow

@@ -95,6 +95,7 @@ class Dying(Runner):
         RayRunner(2).run(dying, tasks, total, **callbacks)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_02_the_output_after_ray_workers_died_is_identical(
     ray_cluster: None, tiny_tokenizer: Path, tmp_path: Path
@@ -114,6 +115,7 @@ def test_02_the_output_after_ray_workers_died_is_identical(
     assert made.documents_now == 120  # the lost work is not counted twice
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("ray")
 def test_02_an_input_that_kills_every_ray_worker_is_named_and_the_rest_is_kept(
     ray_cluster: None, tiny_tokenizer: Path, tmp_path: Path

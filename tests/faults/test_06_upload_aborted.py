@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from support.s3_proxy import Proxy, answer, reset
+from support.store_proxy import Proxy, answer, reset
 
 from olm_data.errors import ResourceError, StorageError
-from olm_data.storage import s3_body
+from olm_data.storage import file_part
 from olm_data.storage.store import Store
 
 SIZE = 40 << 20  # three parts
@@ -67,11 +67,11 @@ def test_06_a_local_disk_that_fails_while_sending_aborts_the_upload(
             raise OSError(errno.EIO, "Input/output error")
         return real(*arguments)
 
-    monkeypatch.setattr(s3_body.os, "preadv", failing)
+    monkeypatch.setattr(file_part.os, "preadv", failing)
     with pytest.raises(ResourceError, match="input/output error") as caught:
         store.publish("x", file, "0" * 64)
     assert caught.value.exit_code == 5
-    monkeypatch.setattr(s3_body.os, "preadv", real)
+    monkeypatch.setattr(file_part.os, "preadv", real)
     assert nothing_is_there(store)
 
 
@@ -81,7 +81,7 @@ def test_06_an_interrupt_aborts_the_upload_and_removes_the_local_copy(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def interrupted(exchange):
-        monkeypatch.setattr("olm_data.storage.s3.S3Bucket._complete", _interrupt)
+        monkeypatch.setattr("olm_data.storage.upload._complete", _interrupt)
         exchange.reply(*exchange.forward())
 
     proxy.inject(interrupted, method="PUT", key="partNumber=3")

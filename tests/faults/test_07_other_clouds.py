@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.clouds import KEY, environment
-from support.s3_proxy import (
+from support.store_proxy import (
     Exchange,
     Fault,
     Proxy,
@@ -22,14 +22,14 @@ from support.s3_proxy import (
     lost_answer,
     operate,
     reset,
-    s3_proxy,
     stall,
+    store_proxy,
     throttled,
 )
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.errors import ConflictError, ResourceError, StorageError
-from olm_data.storage import bucket, cloud, service
+from olm_data.errors import ConflictError, InputError, ResourceError, StorageError
+from olm_data.storage import bucket, service, services
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
@@ -112,6 +112,18 @@ def test_07_a_large_upload_is_identical_whichever_request_fails(
     assert number >= 3
 
 
+def test_07_a_part_that_fails_on_azure_is_sent_again_alone(
+    az_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    with store_proxy(az_server) as proxy:
+        for name, value in environment("az", proxy.url).items():
+            monkeypatch.setenv(name, value)
+        store = Store(f"az://{az_server['bucket']}/{tmp_path.name}")
+        proxy.inject(BUSY, key="comp=block&")
+        store.publish("x", file, hashlib.sha256(file.read_bytes()).hexdigest())
+        assert writes(proxy) == 5  # three blocks, one of them twice, and their list
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [(BUSY, "503 ServerBusy"), (INTERNAL, "500 InternalError"), (reset, "connection failed")],
@@ -155,7 +167,7 @@ def test_07_a_file_that_is_not_what_it_was_said_to_be_is_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the store's answer proves nothing, the object is read back."""
-    kind = type(cloud.service(store.bucket.scheme))
+    kind = type(services.service(store.bucket.scheme))
     real = kind.put_file
     monkeypatch.setattr(kind, "put_file", lambda *given: real(*given) and False)
     path = tmp_path / "y"
@@ -183,7 +195,7 @@ def test_06_a_local_disk_that_fails_while_sending_leaves_nothing_to_see(
     file.chmod(0)
     file.unlink()
     file.mkdir()
-    with pytest.raises((ResourceError, StorageError)):
+    with pytest.raises((InputError, ResourceError)):
         store.publish("x", file, "0" * 64)
     assert store.entries() == []
 
@@ -191,18 +203,21 @@ def test_06_a_local_disk_that_fails_while_sending_leaves_nothing_to_see(
 def test_06_an_interrupt_ends_the_upload_and_nothing_appears_later(
     cloud_proxy: Proxy, store: Store, file: Path
 ) -> None:
-    passed = threading.Event()
+    passed, answered = threading.Event(), threading.Event()
 
     def interrupted(exchange: Exchange) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         passed.wait(1)  # while this request waits, the main thread gets the signal
-        exchange.reply(*exchange.forward())
+        answer = exchange.forward()
+        answered.set()
+        exchange.reply(*answer)
 
     last = r"comp=blocklist" if write_of(store) == "PUT" else r"upload_id="
     cloud_proxy.inject(interrupted, key=last)
     with pytest.raises(KeyboardInterrupt):
         store.publish("x", file, "0" * 64)
     passed.set()
+    assert answered.wait(60)  # what was sent before the signal may be done
     before, sent = store.exists("x"), writes(cloud_proxy)
     threading.Event().wait(0.5)
     assert (store.exists("x"), writes(cloud_proxy)) == (before, sent)
@@ -337,7 +352,7 @@ def test_07_an_answer_longer_than_what_was_asked_for_is_not_read(
 def test_73_the_account_key_comes_out_of_no_answer(
     az_server: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with s3_proxy(az_server) as proxy:
+    with store_proxy(az_server) as proxy:
         for name, value in environment("az", proxy.url).items():
             monkeypatch.setenv(name, value)
         store = Store(f"az://{az_server['bucket']}/{tmp_path.name}")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.s3_proxy import (
+from support.store_proxy import (
     Fault,
     Proxy,
     answer,

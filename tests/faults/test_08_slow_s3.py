@@ -6,17 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
-from support.s3_proxy import Proxy, delay, operate, stall, throttled
+from support.store_proxy import Proxy, delay, operate, stall, throttled
 
 from olm_data.errors import StorageError
-from olm_data.storage import bucket, s3_client
+from olm_data.storage import bucket, service
 from olm_data.storage.retry import Backoff
 from olm_data.storage.store import Store
 
 
 @pytest.fixture
 def store(proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(s3_client, "READ_TIMEOUT", 0.4)
+    monkeypatch.setattr(service, "READ_TIMEOUT", 0.4)
     return Store(f"s3://{proxy.server['bucket']}/{tmp_path.name}")
 
 
@@ -51,7 +51,7 @@ def test_08_a_store_that_stays_silent_is_exit_6_and_the_waiting_is_said(
 def test_08_a_slow_answer_is_not_a_stalled_one(
     store: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_client, "READ_TIMEOUT", 1.0)
+    monkeypatch.setattr(service, "READ_TIMEOUT", 1.0)
     store.put("a", bytes(10_000))
     proxy.clear()
     proxy.inject(throttled(7_000), delay(0.2))

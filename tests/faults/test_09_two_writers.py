@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.inline_runner import InlineRunner
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
-from olm_data.runners.local import InlineRunner
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from support.command import olm_data
-from support.s3_proxy import Fault, Proxy, answer, ignore_condition
+from support.inline_runner import InlineRunner
+from support.store_proxy import Fault, Proxy, answer, ignore_condition
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError, StorageError
-from olm_data.runners.local import InlineRunner
 from olm_data.storage.store import Store
 
 REFUSED = answer(501, "NotImplemented", "A header you provided implies functionality")

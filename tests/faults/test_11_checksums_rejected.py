@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.s3_proxy import Exchange, Proxy, answer, passing
+from support.store_proxy import Exchange, Proxy, answer, passing
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import StorageError

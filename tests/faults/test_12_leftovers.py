@@ -15,11 +15,11 @@ import pytest
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.clean import find, parse_age, remove
+from olm_data.clean import Leftover, clean, parse_age
 from olm_data.errors import InputError, UsageError
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 
 @pytest.fixture
@@ -35,6 +35,10 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
+
+
+def find(place: str, older_than: float) -> list[Leftover]:
+    return clean(place, older_than, dry_run=True).found
 
 
 def begin_upload(s3: dict[str, str], key: str) -> str:
@@ -65,9 +69,9 @@ def test_12_on_s3_only_our_own_unfinished_uploads_and_probes_are_deleted(
         "host-7.json": "heartbeat",
         "shard-00001.tokens.npy": "upload",
     }
-    assert [item.upload.id for item in found if item.upload] == [ours]
-    remove(output, found)
+    assert [item.name for item in clean(output, 0).found] == [item.name for item in found]
     assert find(output, 0) == []
+    assert ours not in [upload.id for upload in store.bucket.uploads(store.key(""))]
     left = {upload.id for upload in store.bucket.uploads(store.key("").rstrip("/"))}
     assert left == {theirs, beside}
     assert [entry.name for entry in store.entries() if entry.name != "run/notes.txt"] == before
@@ -113,7 +117,7 @@ def test_12_the_local_copies_of_a_killed_writer_are_found_and_those_of_a_living_
         dead.send_signal(signal.SIGKILL)
         dead.wait()
         assert [(item.kind, item.name) for item in find(output, 1e9)] == [("scratch", folders[0])]
-        remove(output, find(output, 0))
+        clean(output, 0)
         assert [str(path) for path in scratch.iterdir()] == [folders[1]]
         alive.send_signal(signal.SIGKILL)
         alive.wait()
@@ -147,7 +151,7 @@ def test_12_in_a_local_folder_staging_folders_probes_and_heartbeats_go_and_data_
         ("heartbeat", "host-1.json", 2),
         ("staging", ".staging-aaaaaaa2", 5),
     ]
-    remove(str(out), found)
+    assert len(clean(str(out), parse_age("1d")).found) == len(found)
     assert find(str(out), parse_age("1d")) == []
     assert (out / ".staging-youngone").exists()
     assert verify(str(out)).ok

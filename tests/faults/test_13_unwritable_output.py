@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.inline_runner import InlineRunner
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
-from olm_data.runners.local import InlineRunner
 
 
 class Never(InlineRunner):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.reading import read_source
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.errors import InputError
 from olm_data.tokenizer.tokenizer import load_tokenizer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.base import Unencodable
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import Unencodable, concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.tokenizer.tokenizer import load_tokenizer
 

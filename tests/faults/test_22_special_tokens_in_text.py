@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.encoders import make_encoder
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.encoders.special import special_ids
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
 

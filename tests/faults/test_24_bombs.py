@@ -13,18 +13,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
 from support.command import olm_data
 from support.reading import read_source
 
 from olm_data.errors import InputError
 from olm_data.sources import limits
-from olm_data.sources.limits import dictionary_bytes
 
 PIECE = 16 << 20
+
+
 PIECES = 256  # 4 GiB of text each
+
+
 LINE = b'{"text": "' + b"a" * 2000 + b'"}\n'
+
+
 LINES = LINE * (PIECE // len(LINE))
 
 
@@ -140,23 +143,3 @@ def test_honest_text_that_compresses_well_is_read(tmp_path: Path) -> None:
     assert len(text) > 50 * len(packed)
     (tmp_path / "a.jsonl.gz").write_bytes(packed)
     assert len(read_source(str(tmp_path / "a.jsonl.gz")).texts) == 120_000
-
-
-@pytest.mark.parametrize("size", [10, 5000, 1 << 20])
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_the_size_of_a_dictionary_is_read_from_its_page_header(
-    size: int, version: str, tmp_path: Path
-) -> None:
-    column = pa.array([b"x" * size] * 10, pa.binary())
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": column}), path, data_page_version=version)
-    place = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
-    assert dictionary_bytes(path.read_bytes()[place : place + 16]) == size + 4  # length prefix
-    pq.write_table(pa.table({"text": column}), path, use_dictionary=False)
-    place = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset
-    assert dictionary_bytes(path.read_bytes()[place : place + 16]) == 0
-
-
-@given(header=st.binary(max_size=20))
-def test_any_bytes_for_a_page_header_give_a_size(header: bytes) -> None:
-    assert dictionary_bytes(header) >= 0

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.s3_proxy import Proxy, answer, cut_response, delay, reset, throttled
+from support.inline_runner import InlineRunner
+from support.store_proxy import Proxy, answer, cut_response, delay, reset, throttled
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import InputError, StorageError
-from olm_data.runners.local import InlineRunner
 from olm_data.storage.store import Store
 
 

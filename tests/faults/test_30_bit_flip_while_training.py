@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.datasets import random_shards, write_mixture
+from support.small_datasets import random_shards, write_mixture
 
 from olm_data.dataset.container import HEADER_BYTES
 from olm_data.dataset.record import BLOCK_BYTES

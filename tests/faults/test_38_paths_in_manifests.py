@@ -15,11 +15,12 @@ from support.stand_in import MANIFEST, compiled
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.inputs import RecordOptions
 from olm_data.dataset.manifest import Addition, Manifest, version_name
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 ESCAPES = [
     "../shard-00000",
@@ -145,7 +146,11 @@ def test_38_the_digest_of_an_older_version_cannot_be_a_path(dataset: Path) -> No
 
     def change(manifest: Manifest) -> Manifest:
         addition = Addition(
-            parent="../../secret", plan="0" * 64, stored_options={}, first_shard=1, first_input=1
+            parent="../../secret",
+            plan="0" * 64,
+            options=RecordOptions(),
+            first_shard=1,
+            first_input=1,
         )
         return msgspec.structs.replace(manifest, added=[addition])
 

@@ -14,6 +14,7 @@ import yaml
 
 from olm_data.config import strict_yaml
 from olm_data.errors import UsageError
+from olm_data.mixture.manifest import parse_mixture
 
 BILLION_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
@@ -89,11 +90,11 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
 
 
 def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_key() -> None:
-    document = strict_yaml.load("a: 1\nmax_epoch: 2\n", "m.yaml")
+    text = "version: 1\nsources:\n  web: {data: web, max_epoch: 2}\n"
     with pytest.raises(UsageError) as error:
-        strict_yaml.check_keys(document.value, ["a", "max_epochs"], document.where)
+        parse_mixture(text, "m.yaml")
     assert str(error.value).splitlines() == [
-        "unknown key 'max_epoch'",
-        "  where: m.yaml:2",
+        "unknown field sources.web.max_epoch",
+        "  where: m.yaml:3",
         "  fix: did you mean 'max_epochs'?",
     ]

@@ -27,7 +27,7 @@ from olm_train.convert_checkpoint import main as convert
 from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
-from olm_train.generate import main as generate
+from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("pickles")  # its fixtures are made once
 
@@ -89,7 +89,7 @@ def all_uses(place: Path, lock: Path, tmp_path: Path) -> list[int]:
     return [
         use(generate, place, "--prompt", "the", "--max-new-tokens", 1),
         use(export, place, "--output", tmp_path / "out"),
-        use(evaluate, place, lock.parent / "held"),
+        use(evaluate, place, "--data", lock.parent / "held"),
         use(convert, place, tmp_path / "new", "--trust"),
     ]
 

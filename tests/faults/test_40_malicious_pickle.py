@@ -16,7 +16,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, OlmError
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 NAMES = [
     "a.jsonl",

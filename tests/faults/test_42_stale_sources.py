@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.remote import TOKENS, remote_mixture
-from support.s3_proxy import Proxy
+from support.store_proxy import Proxy
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset

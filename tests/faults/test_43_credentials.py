@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Said, inside, olm_data
-from support.s3_proxy import Proxy, answer
+from support.store_proxy import Proxy, answer
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.errors import UsageError, redacted, refuse_secrets

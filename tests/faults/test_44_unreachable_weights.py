@@ -8,7 +8,8 @@ import pytest
 from support.stand_in import compiled, stand_in_dataset
 
 from olm_data.errors import InputError, UsageError
-from olm_data.mixture.compile import compile_lock, parse_mixture
+from olm_data.mixture.compile import compile_lock
+from olm_data.mixture.manifest import parse_mixture
 
 
 def manifest(stages: str, web: str = "", code: str = "") -> str:

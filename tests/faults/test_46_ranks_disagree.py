@@ -9,7 +9,7 @@ from support.distributed import run_ranks
 from support.runs import group_world
 
 from olm_data.errors import ValidationError
-from olm_train.distributed.agreement import Introduction, differences, meet
+from olm_train.distributed.agreement import RankSettings, differences, require_agreement
 
 CONFIG = {"seed": 1, "train_module": {"optim": {"lr": 3e-4, "betas": [0.9, 0.95]}}}
 
@@ -19,11 +19,11 @@ def check(kind: str) -> str:
     world = group_world()
     odd = world.rank == 2
     config = {**CONFIG, "seed": 2} if odd and kind == "seed" else CONFIG
-    mine = Introduction.of(world, "b" * 64 if odd and kind == "lock" else "a" * 64, config)
+    mine = RankSettings.of(world, "b" * 64 if odd and kind == "lock" else "a" * 64, config)
     if odd and kind == "world size":
         mine = replace(mine, world_size=8)
     try:
-        meet(world, mine)
+        require_agreement(world, mine)
     except ValidationError as error:
         return f"{error.exit_code} {error}"
     return ""
@@ -47,6 +47,6 @@ def test_46_every_rank_refuses_and_names_who_differs_in_what() -> None:
 
 
 def test_46_a_rank_that_is_there_twice_or_not_at_all_is_named() -> None:
-    one = Introduction(rank=0, world_size=2, lock="a", config="c")
+    one = RankSettings(rank=0, world_size=2, lock="a", config="c")
     assert differences([one, replace(one, rank=1)]) == []
     assert differences([one, one]) == ["process 1 of 2 was told to be rank 0 of 2"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datasets import random_shards, write_mixture
+from support.small_datasets import random_shards, write_mixture
 
 from olm_data.order.steps import order_digest
 from olm_train.data import DataLoader

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.datasets import random_shards, write_mixture
+from support.small_datasets import random_shards, write_mixture
 
 from olm_train.data import DataLoader
 

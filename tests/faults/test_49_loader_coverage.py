@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.datasets import write_mixture
+from support.small_datasets import write_mixture
 
 from olm_train.data import DataLoader
 

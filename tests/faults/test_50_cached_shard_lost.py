@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.remote import S, remote_mixture
-from support.s3_proxy import Proxy
+from support.store_proxy import Proxy
 
 from olm_data.errors import StorageError
 from olm_data.rows.cache_plan import CacheOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.remote import remote_mixture
 from support.runs import build_trainer
-from support.s3_proxy import Proxy, delay
+from support.store_proxy import Proxy, delay
 
 from olm_data.errors import StorageError
 from olm_data.storage.store import Store

@@ -12,8 +12,9 @@ from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics, same_bits
 
 from olm_data.mixture.lock import Lock
+from olm_data.rows.views import LockRows
 from olm_data.run_log.log import RunLog, read_starts
-from olm_data.run_log.run import Run
+from olm_data.run_log.run_folder import Run
 from olm_data.show.steps import Batches
 from olm_data.verify.training import verify_training
 from olm_train.callbacks.base import Callback
@@ -123,7 +124,7 @@ def test_57_skip_goes_on_and_log_and_verify_say_so(
     assert sum(account.trained for account in found.accounts) == 23 * 8
     run = Run.read(str(folder))
     assert found.steps == 24
-    batches = Batches(lock, batch_sizes=run.batch_sizes, run=run)
+    batches = Batches(LockRows(lock), batch_sizes=run.batch_sizes, run=run)
     assert [batches.state(step) for step in (BAD - 1, BAD, 24)] == [
         "trained",
         "not taken",

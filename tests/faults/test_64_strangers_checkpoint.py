@@ -27,7 +27,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
-from olm_train.generate import main as generate
+from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("strangers")  # its fixture is made once
 
@@ -171,7 +171,7 @@ def test_64_it_is_refused_by_whatever_reads_the_file(
         assert result.exit_code in (0, 3, 4), (result.output, result.exception)
         assert "secret" not in result.output
         refusals += result.exit_code > 0
-    result = CliRunner().invoke(evaluate, [str(run / STEP), held])
+    result = CliRunner().invoke(evaluate, [str(run / STEP), "--data", held])
     assert result.exit_code in (0, 3, 4), (result.output, result.exception)
     try:
         one_step_trainer(tiny_mixture, run, "--trainer.hard_stop={value: 2, unit: steps}").restore()

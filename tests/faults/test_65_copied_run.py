@@ -13,7 +13,7 @@ from support.runs import build_trainer, make_mixture
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, TOKENIZER
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
-from olm_train.generate import main as generate
+from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("moved-runs")  # its fixture is made once
 
@@ -68,12 +68,12 @@ def test_65_u4_evaluation_of_a_copy_and_of_an_export_gives_the_loss_that_the_run
     (logged,) = [line["eval"]["held"] for line in lines if "eval" in line]
     run(export, moved / "run", "--output", tmp_path)
     for place in (moved / "run", tmp_path / "model.safetensors"):
-        result = json.loads(run(evaluate, place, moved / "held", "--json"))
+        result = json.loads(run(evaluate, place, "--data", moved / "held", "--json"))
         (found,) = result["datasets"].values()
         assert result["step"] == 3
         assert found["tokens"] == logged["tokens"]
         assert found["CE loss"] == pytest.approx(logged["CE loss"], rel=1e-6)
-    assert "nats a token" in run(evaluate, moved / "run", moved / "held")
+    assert "nats a token" in run(evaluate, moved / "run", "--data", moved / "held")
 
 
 def test_65_u4_no_file_of_a_checkpoint_or_an_export_names_the_place_where_it_was_written(

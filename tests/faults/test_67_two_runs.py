@@ -16,15 +16,15 @@ import pytest
 from support.command import environment
 from support.polling import wait_until
 from support.runs import build_trainer, metrics, write_config
-from support.s3_proxy import Proxy, ignore_condition
+from support.store_proxy import Proxy, ignore_condition
 
 from olm_data.errors import ConflictError, ResourceError, StorageError, UsageError
 from olm_data.storage.lease import LeaseLostError, Record
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import save as under_test
+from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.checkpoint.place import candidates
 from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
 
@@ -111,15 +111,15 @@ def test_67_s2_a_zombie_finds_out_before_it_changes_a_byte(
             if first.step == 3 and moment != "before the manifest":
                 after.update(sleep_until_taken_over(first, second))
 
-    real = under_test._finish
+    real = under_test._Save._finish
 
-    def finish(*arguments: Any) -> None:
-        if arguments[4].step == 4 and not after:
+    def finish(save: Any, entries: Any) -> None:
+        if save.contents.step == 4 and not after:
             after.update(sleep_until_taken_over(first, second))
-        real(*arguments)
+        real(save, entries)
 
     if moment == "before the manifest":
-        monkeypatch.setattr(under_test, "_finish", finish)
+        monkeypatch.setattr(under_test._Save, "_finish", finish)
     first.callbacks["sleeps"] = Sleeps()
     with pytest.raises(LeaseLostError) as lost:
         first.fit()

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 from support.command import arguments, environment
+from support.inline_runner import InlineRunner
 from support.polling import wait_until
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ConflictError
 from olm_data.rows.shard_cache import RemoteShard, ShardCache
-from olm_data.runners.local import InlineRunner
 from olm_data.storage.scratch import abandoned, scratch
 from olm_data.storage.store import Store
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 
 @pytest.fixture(autouse=True)

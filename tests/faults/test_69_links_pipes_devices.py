@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 from support.command import inside
-from support.datasets import mix_datasets
+from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.errors import ValidationError
 from olm_data.regular_files import open_regular, read_regular
 from olm_data.storage.store import Store
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 KINDS = ("zero", "pipe", "folder", "socket", "out")
 FILES = (
@@ -96,7 +96,7 @@ def test_69_commands_on_locks_runs_and_manifests_end_at_once(
     bad, run = tmp_path / "bad.lock.json", tmp_path / "run"
     put(kind, bad, tmp_path / "away")
     run.mkdir()
-    for name in ("metrics.jsonl", "starts.jsonl", "config.json", "sample.json"):
+    for name in ("metrics.jsonl", "starts.jsonl", "ends.jsonl", "config.json", "sample.json"):
         put(kind, run / name, tmp_path / "away")
     for words in (
         ("show", "row", bad, "0"),

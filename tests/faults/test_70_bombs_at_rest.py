@@ -105,7 +105,7 @@ def test_70_show_stats_and_verify_refuse_a_bomb_in_50_mb(
     forge(folder, BOMBS[name])
     script = """
 import contextlib, io, resource, sys
-import olm_data.show.documents, olm_data.stats.count, olm_data.verify.run, pyarrow.compute
+import olm_data.show.documents, olm_data.stats.count, olm_data.verify.datasets, pyarrow.compute
 from olm_data.cli import main
 good, bad = sys.argv[1:]
 def codes(folder):
@@ -165,7 +165,7 @@ def test_s4_honest_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "s.docs.parquet", row_group_size=ROW_GROUP)
     found = DocumentRows(Store(tmp_path), "s", rows)
     assert found.table(table.column_names).equals(table)
-    assert found.row(ROW_GROUP + 3)["k"] == kept[ROW_GROUP + 3]
+    assert found.row(ROW_GROUP + 3).columns["k"] == kept[ROW_GROUP + 3]
     assert sum(batch.num_rows for batch in found.batches(["id"])) == rows
 
 

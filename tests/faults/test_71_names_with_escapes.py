@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.command import inside
-from support.datasets import mix_datasets
+from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts
 
 from olm_data.canonical import digest
@@ -61,8 +61,10 @@ def test_s6_names_are_refused_where_they_are_decoded(name: str, made: Path) -> N
         assert not acts(str(caught.value).replace("\n", ""))
     path = made / "web" / "manifest.json"
     manifest = decode_manifest(path.read_bytes(), "manifest")
-    options = manifest.stored_options | {"keep": [[name, "string"]]}
-    forged = msgspec.structs.replace(manifest, stored_options=options)
+    options = msgspec.structs.replace(manifest.options, keep=((name, "string"),))
+    forged = msgspec.structs.replace(
+        manifest, stored_options=msgspec.Raw(msgspec.json.encode(options))
+    )
     forged = msgspec.structs.replace(forged, digest=forged.compute_digest())
     with pytest.raises(ValidationError, match="control characters"):
         decode_manifest(forged.encode(), "manifest")

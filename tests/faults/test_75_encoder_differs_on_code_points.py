@@ -9,9 +9,10 @@ from support.tokenizer_kinds import SPLITS, variant_of
 from support.tokenizing import digests, make_dataset, make_request, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.encoders.proof import Proof, remember
-from olm_data.tokenization.report import summary_json, summary_lines
+from olm_data.tokenization.summary import RunResult
+from olm_data.tokenization.summary_text import summary_lines
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 # What the gate finds for this pre-tokenizer and the versions pinned here, and some more.
@@ -62,7 +63,7 @@ def test_the_dataset_is_the_references_and_says_how_many_documents_were_its(
     assert ("change under NFC" in lines) == (form is not None)
     assert "encoder     hf: the reference" in "\n".join(summary_lines(request, slow, 1))
     assert "proved" not in "\n".join(summary_lines(request, slow, 1))
-    assert summary_json(fast)["by_reference"] == by_hf
+    assert RunResult.of(fast).by_reference == by_hf
 
 
 @pytest.mark.parametrize("number", [1, 10, 100])

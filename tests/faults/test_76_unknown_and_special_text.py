@@ -12,8 +12,9 @@ from support.tokenizing import make_dataset, make_request, tokenized, write_json
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError
-from olm_data.tokenization.report import summary_json, summary_lines
-from olm_data.verify.run import verify
+from olm_data.tokenization.summary import RunResult
+from olm_data.tokenization.summary_text import summary_lines
+from olm_data.verify.datasets import verify
 
 LOWER = ["the cat", "the \u6f22\u5b57 cat", "ends </s> here", "on the mat"]
 TEXTS = ["the cat", "the \u6f22\u5b57 cat", "ends </s> here [SEP]", "on the mat"]
@@ -53,7 +54,7 @@ def test_unknown_characters_are_counted_and_special_text_stays_text(
     assert account.unknown_documents >= 1
     lines = "\n".join(summary_lines(request, done, 1))
     assert f"unknown     {stored} unknown tokens in {account.unknown_documents} document" in lines
-    assert summary_json(done)["unknown_tokens"] == stored
+    assert RunResult.of(done).unknown_tokens == stored
     assert verify(str(tmp_path / "out")).ok
 
 

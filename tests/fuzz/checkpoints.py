@@ -16,6 +16,7 @@ import torch
 from support.old_checkpoints import seal
 
 from olm_data.errors import OlmError
+from olm_train.checkpoint.documents import encoded
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import INDEX, MANIFEST, STATE, Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
@@ -37,7 +38,11 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         state = {"model": {"w": torch.ones(4, 3), "b": torch.ones(2)}, "optim": {"step": 3}}
         contents = Contents(
-            step=1, kind=Kind.final, state=state, documents={STATE: TRAIN}, lock_digest="ab"
+            step=1,
+            kind=Kind.final,
+            state=state,
+            documents={STATE: encoded(TRAIN)},
+            lock_digest="ab",
         )
         self.folder = Path(save_checkpoint(folder, contents, World(), work_dir=folder))
         self._whole = {name: (self.folder / name).read_bytes() for name in (INDEX, MANIFEST, STATE)}

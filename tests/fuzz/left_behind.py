@@ -15,11 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from olm_data.errors import OlmError
-from olm_data.importing.files import TokenFile, read_borders
-from olm_data.importing.megatron import HEAD, MAGIC
-from olm_data.report.run import TrainedRun, headline, training_section
+from olm_data.importing.borders import HEAD, MAGIC, read_borders
+from olm_data.importing.token_files import TokenFile
+from olm_data.report.training import (
+    TrainedRun,
+    held_out_section,
+    runs_section,
+    speed_section,
+)
 from olm_data.run_log.log import RunLog
-from olm_data.run_log.run import Run
+from olm_data.run_log.run_folder import Run
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import read_beats
 from olm_data.select.selection import IdSet
@@ -85,8 +90,8 @@ def targets(folder: Path) -> dict[str, tuple[Callable[[bytes], None], list[bytes
                 Run.read(str(log)).skip()
             with suppress(OlmError):
                 read = TrainedRun.read(log)
-                headline(read)
-                training_section([read])
+                for section in (runs_section, held_out_section, speed_section):
+                    section([read])
 
         return run
 

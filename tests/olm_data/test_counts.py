@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.counts import MAX_COUNT, duration, parse_count, rates, scaled, spell_ranges
+from olm_data.counts import (
+    MAX_COUNT,
+    duration,
+    parse_count,
+    parse_share,
+    rates,
+    scaled,
+    spell_ranges,
+)
 from olm_data.errors import UsageError
 
 
@@ -78,3 +86,12 @@ def test_rates_are_scaled() -> None:
 )
 def test_numbers_in_a_row_are_a_range(numbers: list[int], text: str) -> None:
     assert spell_ranges(numbers, ", ") == text
+
+
+def test_shares_are_exact() -> None:
+    assert parse_share("0.001", "--holdout") == Fraction(1, 1000)
+    assert parse_share("1/3", "--holdout") == Fraction(1, 3)
+    assert parse_share("0.1%", "--holdout") == Fraction(1, 1000)
+    for odd in ("1", "-0.1", "2", "x", "1/0", "nan", "inf"):
+        with pytest.raises(UsageError):
+            parse_share(odd, "--holdout")

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.sources import modules, together, tree
+
+pytestmark = together
+
 
 def test_olm_data_loads_neither_torch_nor_arrow_nor_olm_train(repository: Path) -> None:
     code = "import sys, olm_data; print(sorted({'torch', 'pyarrow', 'numpy'} & set(sys.modules)))"
@@ -17,9 +21,9 @@ def test_olm_data_loads_neither_torch_nor_arrow_nor_olm_train(repository: Path) 
     assert run.stdout.strip() == "[]"
 
 
-def test_no_module_of_olm_data_imports_torch_or_olm_train(repository: Path) -> None:
-    for path in sorted((repository / "olm_data").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+def test_no_module_of_olm_data_imports_torch_or_olm_train() -> None:
+    for path in modules("olm_data"):
+        for node in ast.walk(tree(path)):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -38,16 +42,14 @@ def test_the_pure_layer_does_no_input_or_output(repository: Path) -> None:
         package / "packing/best_fit.py",
     ]
     for path in (*pure, *sorted((package / "order").glob("*.py"))):
-        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree(path)))
         calls = {
-            n.func.id
-            for n in ast.walk(tree)
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+            n.func.id for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
         }
-        modules = {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        modules |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        named = {n.module or "" for n in nodes if isinstance(n, ast.ImportFrom)}
+        named |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
         assert "open" not in calls
-        assert not {m.split(".")[0] for m in modules} & {
+        assert not {m.split(".")[0] for m in named} & {
             "os",
             "pathlib",
             "time",
@@ -66,7 +68,6 @@ def test_configurations_are_read_by_olm_data_config_alone(repository: Path) -> N
 
 
 def test_every_source_file_says_what_it_is_for(repository: Path) -> None:
-    for package in ("olm_data", "olm_train", "benchmarks"):
-        for path in (repository / package).rglob("*.py"):
-            text = path.read_text()
-            assert not text or ast.get_docstring(ast.parse(text)), f"{path} has no docstring"
+    for path in (*modules(), *(repository / "benchmarks").rglob("*.py")):
+        module = tree(path)
+        assert not module.body or ast.get_docstring(module), f"{path} has no docstring"

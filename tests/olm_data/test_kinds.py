@@ -57,11 +57,11 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_u5_a_thing_is_known_by_what_it_holds(things: Path, name: str) -> None:
+def test_a_thing_is_known_by_what_it_holds(things: Path, name: str) -> None:
     assert kind_of(str(things / name)) == KINDS[name]
 
 
-def test_u5_what_is_read_as_text_is_known_as_text(tmp_path: Path) -> None:
+def test_what_is_read_as_text_is_known_as_text(tmp_path: Path) -> None:
     for ending in FORMATS:
         for codec in ("", *CODECS):
             path = tmp_path / f"a{ending}{codec}"
@@ -101,7 +101,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "said"), WRONG, ids=[words for words, _ in WRONG])
-def test_u5_no_command_calls_a_wrong_thing_an_error_of_the_disk(
+def test_no_command_calls_a_wrong_thing_an_error_of_the_disk(
     things: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(things)
@@ -124,7 +124,7 @@ def test_u6_no_advice_says_to_write_among_the_text(
         assert "--output texts\n" not in f"{error}\n"
 
 
-def test_u5_a_mixture_names_text_where_a_dataset_should_be(things: Path) -> None:
+def test_a_mixture_names_text_where_a_dataset_should_be(things: Path) -> None:
     wrong = things / "wrong.yaml"
     wrong.write_text((things / "mix.yaml").read_text().replace("./dataset", "./text.jsonl"))
     try:
@@ -134,9 +134,31 @@ def test_u5_a_mixture_names_text_where_a_dataset_should_be(things: Path) -> None
         wrong.unlink()
 
 
-def test_u5_names_of_things_reach_the_terminal_escaped(tmp_path: Path) -> None:
+def test_names_of_things_reach_the_terminal_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[31m\n.txt"
     path.write_text(json.dumps({}))
     with pytest.raises(OlmError) as caught:
         require(str(path), "dataset")
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("notes.md", 'The lock says `"format": "olm-mixture-lock"`.', "text"),
+        ("a.txt", '"added_tokens" and "model" are its keys', "text"),
+        ("m.lock.json", '{"format": "olm-mixture-lock"}', "lock"),
+        ("t.json", '{"added_tokens": [], "model": {}}', "tokenizer"),
+    ],
+)
+def test_a_text_that_speaks_of_a_thing_is_a_text(
+    name: str, content: str, kind: str, here: Path
+) -> None:
+    (here / name).write_text(content)
+    assert kind_of(name) == kind

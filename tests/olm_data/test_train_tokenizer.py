@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from support.command import inside
 
-from olm_data.cli import cli
 from olm_data.errors import InputError, UsageError
 from olm_data.sources import resolve_source
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
@@ -92,14 +91,6 @@ def test_what_cannot_be_trained_is_refused_and_writes_nothing(text: Path, tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
 
 
-def test_the_command_prints_what_it_made_and_what_to_type_next(text: Path, tmp_path: Path) -> None:
-    output = tmp_path / "t.json"
-    arguments = ["train-tokenizer", str(text), "--vocab-size", "600", "--output", str(output)]
-    dry = CliRunner().invoke(cli, [*arguments, "--dry-run"])
-    assert dry.exit_code == 0
-    assert not output.exists()
-    done = CliRunner().invoke(cli, arguments)
-    assert done.exit_code == 0
-    assert "600 entries" in done.stdout
-    assert "(1 records dropped)" in done.stdout
-    assert f"olm-data tokenize {text} --tokenizer {output}" in done.stderr
+def test_a_vocabulary_has_a_largest_size(capsys: pytest.CaptureFixture[str]) -> None:
+    said = inside(capsys, "train-tokenizer", "a.txt", "--vocab-size", "9" * 20)
+    assert (said.returncode, "Traceback" in said.stderr) == (2, False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
+from olm_data.errors import UsageError
 from olm_train.metrics import MetricsBuffer
 
 
@@ -13,16 +17,43 @@ def test_values_come_out_as_they_went_in_by_ascending_step_and_once() -> None:
     buffer.record(2, {"a": third, "b": 0.1})
     buffer.record(1, {"a": torch.tensor(2**53 - 1), "c": torch.tensor([1.5])})
     buffer.record(2, {"d": 7})
-    assert buffer.collect() == [
+    assert buffer.collect(10**9) == [
         (1, {"a": float(2**53 - 1), "c": 1.5}),
         (2, {"a": third.item(), "b": 0.1, "d": 7.0}),
     ]
-    assert buffer.collect() == []
+    assert buffer.collect(10**9) == []
 
 
 def test_a_recorded_tensor_may_change_its_graph_but_not_its_value() -> None:
     weight = torch.ones((), requires_grad=True)
     buffer = MetricsBuffer()
     buffer.record(1, {"loss": weight * 2})
-    ((_, metrics),) = buffer.collect()
+    ((_, metrics),) = buffer.collect(10**9)
     assert metrics == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reduce"),
+    [
+        ("x", "text", None),
+        ("x", None, None),
+        ("x", torch.ones(3), None),
+        ("x", torch.tensor(1j), None),
+        ("x", 10**400, None),
+        ("x", 1.0, "median"),
+        ("", 1.0, None),
+        ("two\nlines", 1.0, None),
+        (3, 1.0, None),
+    ],
+)
+def test_what_is_no_metric_is_refused_where_it_is_recorded(
+    name: Any, value: Any, reduce: Any
+) -> None:
+    with pytest.raises(UsageError):
+        MetricsBuffer().record_one(1, name, value, reduce)
+
+
+def test_a_reduction_may_be_given_by_name() -> None:
+    buffer = MetricsBuffer()
+    buffer.record_one(1, "x", 2, "mean")  # type: ignore[arg-type]
+    assert buffer.collect(1) == [(1, {"x": 2.0})]

@@ -1,6 +1,6 @@
 """The step: exact loss under any cut, clipping, schedule, refusal of NaN, exact resume.
 
-More than one rank: parallel/test_parallel.py.
+More than one rank: parallel/test_apply.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from support.training import (
 )
 
 from olm_data.errors import UsageError, ValidationError
+from olm_train.model.decoder import Decoder
+from olm_train.model.init import init_parameters
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.schedule import WSD, Constant
 from olm_train.stability.gate import NonFinite
+from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 
@@ -263,3 +266,18 @@ def test_default_config_and_refusals() -> None:
     assert config.scheduler == Constant()
     with pytest.raises(UsageError, match="max_grad_norm"):
         replace(config, max_grad_norm=0.0)
+
+
+def test_a_decoder_with_its_weights_trains_as_one_of_that_shape_and_seed() -> None:
+    given = Decoder(MODEL)
+    init_parameters(given, 5)
+    own = TransformerTrainModule(build().config, given.to(torch.float64), seed=99)
+    assert own.model is given
+    drawn = build()
+    whole = make_batch(LENGTHS, vocab_size=8)
+    for step in (1, 2):
+        ours = own.train_step([whole], step, STEPS)
+        theirs = drawn.train_step([whole], step, STEPS)
+        assert {n: float(v) for n, v in ours.items()} == {n: float(v) for n, v in theirs.items()}
+    assert digest(own.model.state_dict()) == digest(drawn.model.state_dict())
+    assert {parameter.dtype for parameter in given.parameters()} == {torch.float32}

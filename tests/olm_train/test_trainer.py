@@ -87,9 +87,9 @@ def test_hooks_run_in_the_stated_order(tiny_mixture: Path, tmp_path: Path) -> No
         *[text.format(0) for text in step],
         "post_step@1",
         *[text.format(1) for text in step],
+        "post_step@2",
         "log 1@2",  # read from the device every second step
         "log 2@2",
-        "post_step@2",
         "saved step00000002@2",
         *[text.format(2) for text in step],
         "post_step@3",
@@ -213,7 +213,9 @@ def test_another_model_or_batch_size_is_refused_with_the_difference(
 def test_another_mixture_is_refused_with_the_difference(tiny_mixture: Path, tmp_path: Path) -> None:
     from support.runs import MANIFEST
 
-    from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
+    from olm_data.mixture.compile import compile_lock
+    from olm_data.mixture.manifest import parse_mixture
+    from olm_data.mixture.sources import open_sources
 
     build_trainer(tiny_mixture, tmp_path / "run", stop_at(2)).fit()
     folder = tiny_mixture.parent
@@ -262,8 +264,8 @@ def test_a_second_run_into_the_folder_is_refused(tiny_mixture: Path, tmp_path: P
 def test_mandatory_callbacks_are_added_and_each_can_be_switched_off(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    names = {"console_logger", "garbage_collector", "metric_saver"}
-    names |= {"speed_monitor", "environment", "watchdog"}
+    names = {"console_logger", "garbage_collector", "metrics_logger"}
+    names |= {"speed_monitor", "environment", "watchdog", "lr_monitor"}
     assert names <= set(build_trainer(tiny_mixture, tmp_path).callbacks)
     all_of_them = (*sorted(names), "checkpointer", "lm_evaluator")
     off = [f"--trainer.callbacks.{name}.enabled=false" for name in all_of_them]

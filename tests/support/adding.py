@@ -6,13 +6,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+from support.inline_runner import InlineRunner
 from support.tokenizing import make_recipe
 
 from olm_data.progress import Progress
-from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.add import add
-from olm_data.tokenization.add_request import Existing
-from olm_data.tokenization.run import Summary
+from olm_data.tokenization.base_dataset import BaseDataset
+from olm_data.tokenization.request import prepare
+from olm_data.tokenization.summary import Summary
+from olm_data.tokenization.tokenize import tokenize
 
 
 class Stop(Exception):
@@ -28,12 +29,9 @@ def add_to(
     **fields: Any,
 ) -> Summary:
     """Add inputs in this process."""
-    existing = Existing.open(str(output))
     recipe = make_recipe(inputs, shard_tokens=shard_tokens, **fields)
-    return add(
-        existing,
-        recipe,
-        existing.find_source(recipe, recipe.inputs),
+    return tokenize(
+        prepare(recipe, recipe.inputs, BaseDataset.open(str(output))),
         runner=runner or InlineRunner(),
         progress=Progress("add", stream=log or io.StringIO()),
     )

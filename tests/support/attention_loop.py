@@ -10,13 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from olm_train.data.batch import Batch
 from olm_train.model.attention import ATTENTION_BACKENDS
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Use
+from olm_train.model.attention_backend import PLAIN, AttentionBackend, DocumentLayout, Scores, Use
 
 
 def _prepare(layout: DocumentLayout) -> list[int]:
@@ -24,13 +26,15 @@ def _prepare(layout: DocumentLayout) -> list[int]:
     return layout.offsets()[0].tolist()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: list[int], scores: Scores) -> Tensor:
     group = q.shape[2] // k.shape[2]
     flat_q = q.flatten(0, 1)  # [b * S, H, D]
     flat_k, flat_v = (x.flatten(0, 1).repeat_interleave(group, dim=1) for x in (k, v))
     pieces = [
         F.scaled_dot_product_attention(
-            *(x[start:end].transpose(0, 1)[None] for x in (flat_q, flat_k, flat_v)), is_causal=True
+            *(x[start:end].transpose(0, 1)[None] for x in (flat_q, flat_k, flat_v)),
+            is_causal=True,
+            scale=scores.scale,
         )[0].transpose(0, 1)
         for start, end in itertools.pairwise(offsets)
         if end > start
@@ -39,7 +43,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: list[int]) -> Tensor:
 
 
 def varlen_loop(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_seqlen: int, left: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    left: int,
+    scores: Scores = PLAIN,
 ) -> Tensor:
     """Causal attention inside [offset, next offset), at most `left` keys before the query.
 
@@ -48,6 +58,7 @@ def varlen_loop(
         cu_seqlens: int32 [n], from 0 to T, never falling.
         max_seqlen: no document is longer.
         left: -1: all.
+        scores: what is done to the products.
     """
     offsets = cu_seqlens.tolist()
     assert offsets[0] == 0
@@ -60,8 +71,11 @@ def varlen_loop(
             keys, values = (
                 x[first : place + 1].repeat_interleave(group, dim=1) for x in (k, v)
             )  # [n, H, D]
-            scores = torch.einsum("hd,nhd->hn", q[place], keys) / q.shape[-1] ** 0.5
-            out.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), values))
+            scale = scores.scale or q.shape[-1] ** -0.5
+            products = torch.einsum("hd,nhd->hn", q[place], keys) * scale
+            if scores.softcap:
+                products = scores.softcap * torch.tanh(products / scores.softcap)
+            out.append(torch.einsum("hn,nhd->hd", products.softmax(-1), values))
     return torch.stack(out)
 
 
@@ -79,3 +93,30 @@ def loop_backend() -> Iterator[str]:
         yield "loop"
     finally:
         del ATTENTION_BACKENDS["loop"]
+
+
+ROWS = [[40, 1, 23], [64], [1, 1, 62]]
+
+
+def layout_of(batch: Batch) -> DocumentLayout:
+    return DocumentLayout(batch.doc_start, batch.cu_seqlens, batch.max_seqlen)
+
+
+def inputs(kv_heads: int, **options: Any) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(3, 64, heads, 16) for heads in (4, kv_heads, kv_heads)]
+    return [torch.randn(shape, generator=generator).to(**options) for shape in shapes]
+
+
+def forward_backward(
+    backend: AttentionBackend,
+    layout: DocumentLayout,
+    leaves: list[torch.Tensor],
+    window: int | None,
+    scores: Scores = PLAIN,
+) -> list[torch.Tensor]:
+    """Output and gradients of q, k, v for a fixed gradient of the output."""
+    leaves = [x.detach().clone().requires_grad_() for x in leaves]
+    out = backend.attend(*leaves, backend.prepare(layout._replace(window=window)), scores)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
+    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import warnings
 from collections.abc import Mapping
@@ -72,6 +73,19 @@ def olm_data(
         arguments(*words),
         cwd=folder,
         env=environment(extra),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def python(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as a process of its own, which can import from its folder."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script))
+    return subprocess.run(
+        [sys.executable, str(file)],
+        env=environment({"PYTHONPATH": f"{environment()['PYTHONPATH']}:{tmp_path}"}),
         capture_output=True,
         text=True,
         check=False,

@@ -110,6 +110,8 @@ def _child(command: Command, place: Path, log: int) -> None:
 def _main(command: Command) -> int:
     from importlib import import_module
 
+    from olm_train.cli import MODULES
+
     if command.module == "olm_data":
         from olm_data.cli import main
 
@@ -119,7 +121,12 @@ def _main(command: Command) -> int:
         from olm_train.run.command import main as train
 
         return int(train(list(command.words)))
-    module = import_module(f"olm_train.{command.module}")
+    if command.module == "config":
+        from olm_train.run.command import print_config
+
+        return int(print_config(list(command.words)))
+    name = command.module.replace("_", "-")
+    module = import_module(f"olm_train.{MODULES.get(name, command.module)}")
     module.main(list(command.words))
     return 0
 
@@ -157,7 +164,7 @@ COMMANDS = [
     Command("olm_data", ("mix", "--diff", "mixture.lock.json", "best.lock.json"), LOCKS),
     Command(
         "olm_data",
-        ("mix", "manifest.yaml", "--extend", "8192", "-o", "longer.lock.json"),
+        ("mix", "manifest.yaml", "--extend", "6656", "-o", "longer.lock.json"),
         ("*.lock.json", "manifest.yaml"),
     ),
     Command("olm_data", ("show", "step", "mixture.lock.json", "5", "--run", "run"), RUN),
@@ -165,12 +172,12 @@ COMMANDS = [
     Command("olm_data", ("report", "mixture.lock.json", "--run", "run"), RUN),
     Command("run", ("train.yaml",), (*RUN, "run/step00000012/*", *DATASET, "train.yaml")),
     Command("run", ("train.yaml", "--dry-run"), ("train.yaml", "mixture.lock.json", *DATASET)),
-    Command("run", ("train.yaml", "--config-diff", "run"), RUN),
+    Command("config", ("train.yaml", "--diff", "run"), RUN),
     Command("generate", ("run", "--max-new-tokens", "3"), RUN),
-    Command("evaluate", ("run", "held"), (*RUN, "held/*")),
+    Command("evaluate", ("run", "--data", "held"), (*RUN, "held/*")),
     Command("export", ("run", "--output", "out"), RUN),
     Command("generate", ("exported", "--max-new-tokens", "3"), ("exported/*",)),
-    Command("evaluate", ("exported", "held"), ("exported/*",)),
+    Command("evaluate", ("exported", "--data", "held"), ("exported/*",)),
     Command(
         "run",
         (

@@ -3,8 +3,9 @@
     folder/datasets/ORG/NAME/... and folder/models/ORG/NAME/...  ->  http://127.0.0.1:PORT
 
 Serves what `huggingface_hub`, `HfFileSystem` and `datasets` ask for when they read: repository
-info, trees, path info and files with range requests. Every repository is at the same commit.
-Nothing can be written to it. Clients find it by HF_ENDPOINT (see `environment`).
+info, trees, path info and files with range requests; and takes what it writes (`hub_commits.py`).
+Repositories that nobody has written to are all at the same commit.
+Clients find it by HF_ENDPOINT (see `environment`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlparse
 
+from support.hub_commits import COMMIT, LARGE, Answer, Commits, git_oid
 from support.quiet_server import QuietServer
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class HubStub:
@@ -32,10 +32,12 @@ class HubStub:
         url: its address.
         requests: "METHOD path [range]" of each request so far, in order of arrival.
         root: the folder it serves.
+        commits: what is written to it.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.commits = Commits(root)
         self.requests: list[str] = []
         self._server = QuietServer(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -62,37 +64,52 @@ class HubStub:
             self._server.server_close()
             thread.join()
 
-    def answer(self, method: str, path: str, body: bytes) -> Any:
-        """Return the JSON value, the `Path` of a file, or None (not found) for a request."""
+    def answer(self, method: str, path: str, body: bytes, authorization: str = "") -> Any:
+        """Return the JSON value, the `Path` of a file, or None (not found) for a request.
+
+        Raises:
+            Answer: it is another one.
+        """
         route = unquote(urlparse(path).path)
-        if found := re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)(/revision/[^/]+)?", route):
-            return self._info(found[1], found[2])
-        if found := re.fullmatch(r"/api/(datasets|models)/([^/]+/[^/]+)/tree/[^/]+/?(.*)", route):
+        if method == "PUT" and (found := re.fullmatch(r"/lfs/([0-9a-f]{64})", route)):
+            self.commits.put(found[1], body)
+            return {}
+        if found := re.fullmatch(r"/api/((?:datasets|models)/[^/]+/[^/]+)(/revision/(.+))?", route):
+            return self._info(found[1], found[3] or "main")
+        if found := re.fullmatch(
+            r"/api/((?:datasets|models)/[^/]+/[^/]+)/tree/([^/]+)/?(.*)", route
+        ):
             query = parse_qs(urlparse(path).query)
             deep = query.get("recursive", ["false"])[0].lower() == "true"
-            return self._tree(self.root / found[1] / found[2], found[3], deep)
-        if found := re.match(r"/api/(datasets|models)/([^/]+/[^/]+)/paths-info/", route):
+            return self._tree(self.commits.folder(found[1], found[2]), found[3], deep)
+        if found := re.match(r"/api/((?:datasets|models)/[^/]+/[^/]+)/paths-info/(.+)", route):
             names = (
                 json.loads(body)["paths"] if body[:1] == b"{" else parse_qs(body.decode())["paths"]
             )
-            folder = self.root / found[1] / found[2]
-            return [_entry(folder, folder / name) for name in names if (folder / name).exists()]
-        if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", route):
-            file = self.root / ("datasets" if found[1] else "models") / found[2] / found[3]
-            return file if method in ("GET", "HEAD") and file.is_file() else None
-        return None
+            folder = self.commits.folder(found[1], found[2])
+            if folder is None:
+                return []
+            there = [folder / name for name in names if (folder / name).exists()]
+            return [self.commits.entry(folder, place) for place in there]
+        if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", route):
+            kind = "datasets" if found[1] else "models"
+            folder = self.commits.folder(f"{kind}/{found[2]}", found[3])
+            file = folder / found[4] if folder else None
+            return file if method in ("GET", "HEAD") and file and file.is_file() else None
+        return self.commits.post(route, body, authorization) if method == "POST" else None
 
-    def _info(self, kind: str, name: str) -> Any:
-        folder = self.root / kind / name
-        if not folder.is_dir():
+    def _info(self, repository: str, revision: str) -> Any:
+        folder = self.commits.folder(repository, revision)
+        if folder is None:
             return None
         files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+        name = repository.partition("/")[2]
         return {
             "_id": "1",
             "id": name,
             "modelId": name,
-            "sha": COMMIT,
-            "private": False,
+            "sha": self.commits.head(repository, revision),
+            "private": repository in self.commits.private,
             "gated": False,
             "disabled": False,
             "downloads": 0,
@@ -102,19 +119,11 @@ class HubStub:
             "siblings": [{"rfilename": file} for file in files],
         }
 
-    def _tree(self, folder: Path, below: str, deep: bool) -> Any:
-        start = folder / below
-        if not start.is_dir():
+    def _tree(self, folder: Path | None, below: str, deep: bool) -> Any:
+        if folder is None or not (folder / below).is_dir():
             return None
-        return [_entry(folder, p) for p in sorted(start.rglob("*") if deep else start.iterdir())]
-
-
-def _entry(folder: Path, path: Path) -> dict[str, Any]:
-    name = path.relative_to(folder).as_posix()
-    oid = hashlib.sha1(name.encode()).hexdigest()
-    if path.is_dir():
-        return {"type": "directory", "path": name, "size": 0, "oid": oid}
-    return {"type": "file", "path": name, "size": path.stat().st_size, "oid": oid}
+        found = (folder / below).rglob("*") if deep else (folder / below).iterdir()
+        return [self.commits.entry(folder, p) for p in sorted(found)]
 
 
 def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
@@ -133,10 +142,19 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             self._respond(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
+        def do_PUT(self) -> None:
+            self.do_POST()
+
         def _respond(self, body: bytes) -> None:
             asked = self.headers.get("Range", "")
             stub.requests.append(f"{self.command} {self.path} {asked}".strip())
-            answer = stub.answer(self.command, self.path, body)
+            authorization = self.headers.get("Authorization", "")
+            try:
+                answer = stub.answer(self.command, self.path, body, authorization)
+            except Answer as other:
+                said = json.dumps({"error": other.said}).encode()
+                self._send(other.status, said, {"X-Error-Code": other.code} if other.code else {})
+                return
             if answer is None:
                 missing = "EntryNotFound" if "/resolve/" in self.path else "RepoNotFound"
                 if "/tree/" in self.path:
@@ -151,7 +169,7 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
             size = path.stat().st_size
             headers = {
                 "Accept-Ranges": "bytes",
-                "ETag": f'"{hashlib.sha1(path.read_bytes()).hexdigest()}"',
+                "ETag": f'"{_etag(path)}"',
             }
             low, high, code = 0, size, 200
             if wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", asked):
@@ -168,13 +186,19 @@ def _handler(stub: HubStub) -> type[http.server.BaseHTTPRequestHandler]:
             self.send_response(code)
             for name, value in headers.items():
                 self.send_header(name, value)
-            self.send_header("X-Repo-Commit", COMMIT)
+            found = re.search(r"/resolve/([0-9a-f]{40})/", self.path)
+            self.send_header("X-Repo-Commit", found[1] if found else COMMIT)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
 
     return Handler
+
+
+def _etag(path: Path) -> str:
+    data = path.read_bytes()
+    return hashlib.sha256(data).hexdigest() if LARGE.fullmatch(path.name) else git_oid(data)
 
 
 def write_fineweb_edu(

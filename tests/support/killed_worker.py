@@ -47,5 +47,9 @@ class DieOnce(Job):
         return str(self.job.output)
 
     @property
+    def own_parts(self) -> bool:
+        return False
+
+    @property
     def identity(self) -> str:
         return str(self.job.identity)

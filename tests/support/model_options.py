@@ -25,9 +25,18 @@ OLMO3: dict[str, Any] = {
 }  # fmt: skip
 GEMMA2: dict[str, Any] = {
     "block": "peri_norm", "feed_forward": "geglu", "sliding_window": (7, 3), "embed_scale": 5.7,
-    "logit_softcap": 2.0, "tie_embeddings": True, "vocab_multiple": 128,
+    "logit_softcap": 2.0, "tie_embeddings": True, "vocab_multiple": 128, "attention_softcap": 3.0,
+    "norm_zero_centred": True, "query_pre_attn_scalar": 12.0, "qk_norm": None,
 }  # fmt: skip
-FAMILIES: dict[str, dict[str, Any]] = {"GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2}
+GEMMA3: dict[str, Any] = {
+    "block": "peri_norm", "feed_forward": "geglu", "sliding_window": (4, -1), "embed_scale": 5.7,
+    "norm_zero_centred": True, "query_pre_attn_scalar": 12.0, "rope_theta_windowed": 50.0,
+    "rope_scaling": PositionInterpolation(factor=4), "rope_scaling_windowed": False,
+    "tie_embeddings": True,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2, "Gemma 3": GEMMA3,
+}  # fmt: skip
 OPTIONS: list[dict[str, Any]] = [
     {"n_kv_heads": 4},
     {"n_kv_heads": 1},
@@ -36,6 +45,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"feed_forward": "geglu"},
     {"feed_forward": "gelu"},
     {"bias": "qkv"},
+    {"bias": "attention"},
     {"bias": "all"},
     {"bias": "all", "feed_forward": "gelu"},
     {"block": "reordered_norm"},
@@ -52,6 +62,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"rope_scaling": YaRNScaling(factor=4, old_context_len=64)},
     {"no_rope_layer_interval": 2},
     {"sliding_window": (5, -1)},
+    {"sliding_window": (5, -1), "rope_theta_windowed": 100.0},
+    {"query_pre_attn_scalar": 3.0},
+    {"attention_softcap": 0.5},
+    {"attention_softcap": 0.5, "query_pre_attn_scalar": 3.0, "sliding_window": (5, -1)},
     {"embed_scale": 8.0},
     {"tie_embeddings": True},
     {"logit_softcap": 0.1},
@@ -59,6 +73,7 @@ OPTIONS: list[dict[str, Any]] = [
     GPT2,
     OLMO3,
     GEMMA2,
+    GEMMA3,
 ]
 PADDED: list[dict[str, Any]] = [
     {"vocab_multiple": 128},

@@ -1,4 +1,4 @@
-"""What each of two ranks does for tests/olm_train/parallel/test_parallel.py; results by name.
+"""What each of two ranks does for tests/olm_train/parallel/test_apply.py; results by name.
 
 They stand here, and run in one call, because starting processes is what costs time.
 """

@@ -6,6 +6,7 @@ It has no mask, no batch and no fused product, so it shares no fault with the on
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def _norm(config: DecoderConfig, w: dict[str, Tensor], name: str, x: Tensor) -> 
     if config.norm == "layer_norm":
         x = x - x.mean(-1, keepdim=True)
     x = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm_eps)
-    return x * w[f"{name}.weight"] + w.get(f"{name}.bias", 0.0)
+    return x * (w[f"{name}.weight"] + config.norm_zero_centred) + w.get(f"{name}.bias", 0.0)
 
 
 def _linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -108,25 +109,32 @@ def _attention(config: DecoderConfig, w: dict[str, Tensor], layer: int, x: Tenso
     window = pattern[layer % len(pattern)]
     every = config.no_rope_layer_interval
     if config.positions == "rope" and not (every and layer % every == every - 1):
-        keep = window > 0 and not config.rope_scaling_windowed
-        q, k = _turn(config, q, plain=keep), _turn(config, k, plain=keep)
-    out = torch.zeros_like(q)
+        of = config
+        if window > 0:
+            of = replace(
+                config,
+                rope_theta=config.rope_theta_windowed or config.rope_theta,
+                rope_theta_windowed=None,
+                rope_scaling=config.rope_scaling if config.rope_scaling_windowed else None,
+                rope_scaling_windowed=True,
+            )
+        q, k = _turn(of, q), _turn(of, k)
+    out, cap = torch.zeros_like(q), config.attention_softcap
     for place in range(len(x)):
         first = 0 if window < 0 else max(0, place - window + 1)
         for head in range(heads):
-            of = head // (heads // kv_heads)
-            scores = k[first : place + 1, of] @ q[place, head] / math.sqrt(d)
-            out[place, head] = torch.softmax(scores, 0) @ v[first : place + 1, of]
+            of_head = head // (heads // kv_heads)
+            scores = k[first : place + 1, of_head] @ q[place, head]
+            scores = scores / math.sqrt(config.query_pre_attn_scalar or d)
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
+            out[place, head] = torch.softmax(scores, 0) @ v[first : place + 1, of_head]
     return _linear(w, "attention.w_out", out.flatten(1))
 
 
-def _turn(config: DecoderConfig, x: Tensor, *, plain: bool) -> Tensor:
+def _turn(config: DecoderConfig, x: Tensor) -> Tensor:
     """Multiply the pairs, as complex numbers, by exp(i * place * frequency)."""
-    d, scaling = config.head_size, None if plain else config.rope_scaling
-    if plain:
-        rates = [config.rope_theta ** (-2 * i / d) for i in range(d // 2)]
-    else:
-        rates = frequencies(config)
+    d, scaling, rates = config.head_size, config.rope_scaling, frequencies(config)
     angles = torch.arange(len(x)).double()[:, None, None] * torch.tensor(rates).double()
     turned = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * torch.exp(1j * angles)
     longer = 0.1 * math.log(scaling.factor) + 1 if isinstance(scaling, YaRNScaling) else 1.0

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from support.datasets import random_shards, write_dataset
+from support.small_datasets import random_shards, write_dataset
+from support.store_proxy import Proxy
 
 from olm_data.mixture.mix import mix
+from olm_data.rows.cache_plan import CacheOptions
+from olm_train.data import DataLoader
 
 S = 16
 SHARDS, TOKENS = 12, 1000
@@ -35,3 +38,20 @@ def remote_mixture(folder: Path, url: str, seed: int = 0, **keys: Any) -> tuple[
         path.write_text(yaml.safe_dump(manifest))
         locks.append(Path(mix(str(path), overwrite=True).path))
     return locks[0], locks[1]
+
+
+SHARD = 128 + 2 * TOKENS + 128 + 8 * (TOKENS // 50)
+
+
+def loader(lock: Path, folder: Path, size: int | None = None, **options: object) -> DataLoader:
+    return DataLoader(
+        lock,
+        global_batch_size=8 * S,
+        rank_microbatch_size=4 * S,
+        cache=CacheOptions(folder=str(folder), size=size),
+        **options,
+    )
+
+
+def gets(proxy: Proxy) -> list[str]:
+    return [seen.path for seen in proxy.seen if seen.method == "GET"]

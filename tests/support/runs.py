@@ -17,7 +17,9 @@ import yaml
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.config.values import Values
-from olm_data.mixture.compile import compile_lock, open_sources, parse_mixture
+from olm_data.mixture.compile import compile_lock
+from olm_data.mixture.manifest import parse_mixture
+from olm_data.mixture.sources import open_sources
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
@@ -214,3 +216,17 @@ def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> b
     return one.keys() == other.keys() and all(
         one[name].numpy().tobytes() == other[name].numpy().tobytes() for name in one
     )
+
+
+SIX_STEPS = (
+    "--trainer.callbacks.lm_evaluator.enabled=false",
+    "--trainer.callbacks.checkpointer={save_interval: 2}",
+    "--trainer.hard_stop={value: 6, unit: steps}",
+)
+"""Options of a short run that leaves three checkpoints."""
+
+
+def six_steps(lock: Path, folder: Path) -> Path:
+    """Run `SIX_STEPS`; return the save folder."""
+    build_trainer(lock, folder, *SIX_STEPS).fit()
+    return folder

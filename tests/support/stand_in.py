@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import msgspec
+import numpy as np
+from hypothesis import strategies as st
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.manifest import InputInfo, Manifest, ShardInfo, Totals
+from olm_data.dataset.manifest import (
+    InputInfo,
+    Manifest,
+    ShardInfo,
+    Totals,
+)
 from olm_data.dataset.tokenizer import TokenizerInfo
-from olm_data.mixture.compile import compile_lock, parse_mixture
+from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import Mixture
+from olm_data.mixture.manifest import Mixture, parse_mixture
 from olm_data.storage.store import Store
 
 _SHA = "0" * 64
@@ -58,7 +66,7 @@ def stand_in_dataset(
             eos=0,
             special="plain",
         ),
-        stored_options={"name": name},
+        stored_options=msgspec.Raw(msgspec.json.encode({"name": name})),
         plan=_SHA,
         inputs=[InputInfo("input.jsonl", 1, "line", documents, _SHA)],
         shards=[ShardInfo("shard-00000", tokens, documents, tokens, 0, {})],
@@ -80,3 +88,36 @@ def compiled(text: str, tokens: int = 60_000_000) -> Lock:
     """Compile a manifest's text against sources of `tokens` tokens each."""
     mixture = parse_mixture(text)
     return compile_lock(mixture, stand_ins(mixture, tokens))
+
+
+THREE_SOURCES = """\
+version: 1
+seed: 3
+sequence_length: 10
+sources: {a: {data: ./a, max_epochs: 9}, b: {data: ./b, max_epochs: 9}, c: {data: ./c}}
+stages:
+"""
+
+
+def three_sources(stages: list[dict[str, object]], rows: dict[str, int] | None = None) -> Lock:
+    """Compile a manifest of the sources a, b and c, of `rows` rows of 10 tokens."""
+    lines = [f"  - {json.dumps({'name': f's{i}'} | stage)}\n" for i, stage in enumerate(stages)]
+    mixture = parse_mixture(THREE_SOURCES + "".join(lines))
+    sizes = {"a": 400, "b": 300, "c": 200} | (rows or {})
+    opened = {name: stand_in_dataset(name, n * 10 + 1) for name, n in sizes.items()}
+    return compile_lock(mixture, opened)
+
+
+def rows_of(lock: Lock) -> list[tuple[object, ...]]:
+    """Return what every row of a run is, by brute force."""
+    place = lock.schedule().locate(np.arange(lock.total_rows))
+    datasets = [(source.name, source.dataset) for source in lock.sources]
+    found = zip(place.source.tolist(), place.epoch.tolist(), place.row.tolist(), strict=True)
+    return [(datasets[s], epoch, row) for s, epoch, row in found]
+
+
+STAGE = st.builds(
+    lambda tokens, weights: {"tokens": tokens, "weights": dict(zip("abc", weights, strict=True))},
+    st.integers(1, 40).map(lambda n: n * 10),
+    st.tuples(*[st.integers(0, 3)] * 3).filter(any),
+)

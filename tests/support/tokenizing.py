@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.inline_runner import InlineRunner
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.options import Options
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
-from olm_data.runners.local import InlineRunner
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.tokenization.recipe import Recipe, read_recipe
 from olm_data.tokenization.request import Request, prepare
-from olm_data.tokenization.run import Summary, tokenize
+from olm_data.tokenization.summary import Summary
+from olm_data.tokenization.tokenize import tokenize
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -28,6 +29,19 @@ TEXTS = [
     "nul \x00 and escape \x1b[31m stay",
     "a text that spells <|endoftext|> in the middle",
 ]
+
+TWO_SOURCES = """\
+version: 1
+seed: 7
+sequence_length: 64
+packing: concat
+sources:
+  a: {data: a}
+  b: {data: b}
+stages:
+  - {name: main, tokens: 640, weights: {a: 1, b: 1}}
+"""
+"""The manifest of a mixture of the datasets `a` and `b` beside it."""
 
 
 def texts(count: int, start: int = 0) -> list[str]:

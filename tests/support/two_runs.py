@@ -17,12 +17,12 @@ from pathlib import Path
 
 def main() -> int:
     """Run; return the exit code of the command."""
-    from olm_train.callbacks.metric_saver import MetricSaverCallback
+    from olm_train.callbacks.metrics_logger import MetricsLoggerCallback
     from olm_train.run.command import main as train
 
     what, step = sys.argv[2], int(sys.argv[3])
 
-    def post_step(callback: MetricSaverCallback) -> None:
+    def post_step(callback: MetricsLoggerCallback) -> None:
         if callback.trainer.step != step or not callback.trainer.world.main:
             return
         if what in ("pause", "kill"):
@@ -32,7 +32,7 @@ def main() -> int:
         while not Path(what).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    MetricSaverCallback.post_step = post_step  # type: ignore[method-assign]
+    MetricsLoggerCallback.post_step = post_step  # type: ignore[method-assign]
     if os.environ.get("RANK", "0") == "0":
         print("READY", flush=True)
         sys.stdin.readline()

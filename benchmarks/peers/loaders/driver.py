@@ -123,7 +123,7 @@ def run_peers(options: argparse.Namespace) -> int:
 
 def make_data(folder: Path, options: argparse.Namespace) -> tuple[int, int]:
     """Write the stream, its document ends, and ours; return the rows' digest and number."""
-    from support.datasets import mix_datasets, write_dataset
+    from support.small_datasets import mix_datasets, write_dataset
 
     length, batch = options.sequence_length, options.batch
     rows = options.tokens // (length * batch) * batch

@@ -89,7 +89,7 @@ def measure_sizes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def write(folder: Path, size: Size, options: argparse.Namespace) -> tuple[Path, int]:
     """Write the datasets and the lock; return the lock and the bytes of all manifests."""
-    from support.datasets import mix_datasets, write_sparse_dataset
+    from support.small_datasets import mix_datasets, write_sparse_dataset
 
     names = [f"source-{i:04d}" for i in range(size.sources)]
     each = size.tokens // size.shards

@@ -152,7 +152,7 @@ def test_each_kind_of_field_can_be_overridden(
         ("inner: {steps: 3}\nshare: x\n", 2, "'x' is not a share", "write 1/3"),
         ("inner: {steps: 3}\nrates:\n  a: 1\n  b: 2\n", 4, "rates.b is above 0", None),
         ("inner: {steps: 3}\nrates:\n  a: 1\n  B: 1\n", 4, "rates.B is a word of small", None),
-        ("inner: {steps: 3}\nsizes: []\n", 2, "sizes is not empty, not []", None),
+        ("inner: {steps: 3}\nsizes: []\n", 2, "sizes is empty", None),
         ("inner: {steps: 3}\noptim: {name: 3}\n", 2, "optim.name is one of adam, lion", None),
         ("inner: {steps: 3}\nskip: 3\n", 2, "skip is a list", None),
         ("inner: 3\n", 1, "inner is a mapping with steps, color, not 3", None),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.config.strict_yaml import check_keys, load, load_file, parse_value
+from olm_data.config.strict_yaml import load, load_file, parse_value
 from olm_data.errors import InputError, UsageError
 
 
@@ -135,19 +135,6 @@ def test_a_file_name_cannot_forge_output() -> None:
     with pytest.raises(UsageError) as error:
         load("a: 1\na: 1", "m\n\x1b[31m.yaml")
     assert "\n\x1b" not in str(error.value)
-
-
-def test_unknown_keys_name_the_nearest_known_one() -> None:
-    document = load("seed: 1\nsequence_lenght: 5\n", "m.yaml")
-    with pytest.raises(UsageError, match="'sequence_lenght'") as error:
-        check_keys(document.value, ["seed", "sequence_length"], document.where)
-    assert error.value.where == "m.yaml:2"
-    assert error.value.fix == "did you mean 'sequence_length'?"
-
-
-def test_missing_keys_are_named() -> None:
-    with pytest.raises(UsageError, match="'data' is missing"):
-        check_keys({}, ["data"], "m.yaml:3", required=["data"])
 
 
 def test_a_file_is_read_from_disk_and_a_missing_one_is_an_input_error(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from support.adding import add_to
 from support.command import inside, olm_data
-from support.datasets import mix_datasets
+from support.small_datasets import mix_datasets
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.rows.reader import RowReader
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 OPTIONS = {"shard_tokens": 500, "holdout": "0.2"}
 

@@ -6,17 +6,19 @@ import hashlib
 import json
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import plans
-from support.plans import settings_of
 
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.options import Last
-from olm_data.dataset.plan import Plan, group, likely_text, shard_name, shard_text
+from olm_data.dataset.plan import OtherVersion, Plan, group, likely_text, shard_name, shard_text
+from olm_data.errors import ValidationError
+from olm_data.storage.store import Store
 
 SIZES = st.lists(st.integers(0, 1000), max_size=60)
 
@@ -107,7 +109,8 @@ def test_the_bytes_of_a_plan_are_those_of_version_1() -> None:
         ("special", "plain"),
         ("shard_text_bytes", 4194304),
     ]
-    both = settings_of(sample="1/3", shuffle_documents=True, parent="d", first_shard=3).stored()
+    both = plan_of(sample="1/3", shuffle_documents=True, parent="d", first_shard=3).encode()
+    both = json.loads(both)["settings"]
     assert [name for name in both if name in ("sample", "seed", "shuffle_documents")] == [
         "sample",
         "seed",
@@ -123,7 +126,6 @@ def test_the_bytes_of_a_plan_are_those_of_version_1() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda text: text.replace('"version": 1', '"version": 2'),
         lambda text: text.replace('"eos": 0', '"eos": 1'),
         lambda text: text.replace('"eos": 0', '"eos": 0, "more": 1'),
         lambda text: text.replace('"format": "olm-plan",', ""),
@@ -135,6 +137,21 @@ def test_the_bytes_of_a_plan_are_those_of_version_1() -> None:
 def test_a_plan_that_was_changed_is_none(change: Callable[[str], str]) -> None:
     with pytest.raises(MalformedJson):
         Plan.decode(change(plan_of().encode().decode()).encode())
+
+
+def test_a_plan_of_another_version_says_so_and_who_wrote_it(tmp_path: Path) -> None:
+    later = plan_of().encode().replace(b'"version": 1', b'"version": 2, "more": []')
+    (tmp_path / "plan.json").write_bytes(later)
+    (tmp_path / "job.json").write_text('{"version": 9, "packages": {"olm": "7.1"}}')
+    with pytest.raises(OtherVersion, match="of version 2, and this release reads version 1"):
+        Plan.decode(later)
+    with pytest.raises(ValidationError, match="another release of olm-data wrote") as refused:
+        Plan.read(Store(tmp_path), "plan.json")
+    assert "written by olm-data 7.1" in str(refused.value.why)
+    assert "use the release that wrote it" in str(refused.value.fix)
+    (tmp_path / "job.json").unlink()
+    with pytest.raises(ValidationError, match="version 2"):
+        Plan.read(Store(tmp_path), "plan.json")
 
 
 def test_differences_name_the_option_the_input_and_both_values() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datasets import write_dataset
+from support.small_datasets import write_dataset
 
 from olm_data.dataset.container import HEADER_BYTES, npy_header
 from olm_data.dataset.manifest import Manifest

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.tokenizer import (
     TOKENIZER,
     TokenizerInfo,
@@ -77,3 +80,16 @@ def test_the_body_of_a_document_is_without_bos_and_eos(
     rules = TokenizerRules("", "", 10, bos, eos)
     assert rules.body(np.array([9, 1, 8])).tolist() == body
     assert rules.delimiters == delimiters
+
+
+def test_another_tokenizer_is_refused_before_it_is_tried(
+    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_dataset([write_jsonl(tmp_path / "a.jsonl", texts(3))], tiny_tokenizer, tmp_path / "web")
+    path = tmp_path / "web/tokenizer.json"
+    model = json.loads(path.read_bytes())
+    model["model"]["merges"][0][0] = "x" * 1_000_000
+    path.write_text(json.dumps(model))
+    monkeypatch.setattr("olm_data.dataset.tokenizer.probe", pytest.fail)
+    with pytest.raises(ValidationError, match="not the one the dataset was made with"):
+        _ = Dataset.open(str(tmp_path / "web")).tokenizer

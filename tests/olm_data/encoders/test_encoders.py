@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.encoding import NAMES, rows
 
-from olm_data.encoders import Encoded, TextEncoder, choose_encoder, make_encoder, sweep
-from olm_data.encoders.batches import concatenate
-from olm_data.encoders.hf import HfEncoder
-from olm_data.encoders.special import SCAN_BYTES, Scanner
-from olm_data.errors import InputError, UsageError
+from olm_data.encoders import choose_encoder, make_encoder, sweep
+from olm_data.encoders.base import concatenate
+from olm_data.errors import UsageError
 from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
-
-NAMES = ["hf", "gigatoken"]
-
-
-@pytest.fixture(scope="module")
-def spec(tiny_tokenizer: Path) -> TokenizerSpec:
-    return load_tokenizer(tiny_tokenizer)
-
-
-def rows(encoded: Encoded) -> list[list[int]]:
-    ids, offsets = encoded[:2]
-    return [ids[a:b].tolist() for a, b in pairwise(offsets)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,75 +54,6 @@ def test_both_encoders_agree_on_any_text_and_it_decodes_back(
     one, other = (make_encoder(name, spec, "plain").encode(*buffers) for name in NAMES)
     assert rows(one) == rows(other)
     assert [spec.decode(row) for row in rows(one)] == texts
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_special_tokens_in_text_follow_the_policy(spec: TokenizerSpec, name: str) -> None:
-    texts = ["a<|endoftext|>b<|endoftext|>", "none", "<|endoftext", "|>"]
-    buffers = concatenate(text.encode() for text in texts)
-    plain = make_encoder(name, spec, "plain").encode(*buffers)
-    assert plain.special_hits == 2
-    assert spec.eos not in plain.ids
-    assert [spec.decode(row) for row in rows(plain)] == texts
-    allowed = make_encoder(name, spec, "allow").encode(*buffers)
-    assert rows(allowed)[0].count(spec.eos) == 2
-    assert rows(allowed)[1:] == rows(plain)[1:]
-    with pytest.raises(InputError, match=r"special token <\|endoftext\|>") as caught:
-        make_encoder(name, spec, "error").encode(*buffers, where=lambda k: f"line {k}")
-    assert "line 0" in str(caught.value)
-
-
-def test_an_end_token_the_file_forgot_to_mark_special_is_plain_in_text_too(
-    spec: TokenizerSpec,
-) -> None:
-    model = json.loads(spec.json_bytes)
-    model["added_tokens"][0]["special"] = False
-    other = spec_from_bytes(json.dumps(model).encode(), name="t", eos="<|endoftext|>")
-    for name in NAMES:
-        encoded = make_encoder(name, other, "plain").encode(*concatenate([b"a<|endoftext|>b"]))
-        assert other.eos not in encoded.ids
-        assert encoded.special_hits == 1
-
-
-@given(
-    texts=st.lists(st.text("<|eos>a", max_size=12), max_size=6),
-    tokens=st.sets(st.sampled_from(["<|e|>", "<|eos|>", "<s>", "<|", "<|e|><|"]), min_size=1),
-)
-def test_hits_are_what_searching_each_document_finds(texts: list[str], tokens: set[str]) -> None:
-    found = Scanner(tokens).hits(*concatenate(text.encode() for text in texts))
-    by_prefix: dict[str, list[str]] = {}
-    for token in tokens:
-        by_prefix.setdefault(token[:2], []).append(token)
-    wanted = []
-    for group in by_prefix.values():
-        pattern = "|".join(re.escape(t) for t in sorted(group, key=len, reverse=True))
-        for k, text in enumerate(texts):
-            wanted += [(k, hit) for hit in re.findall(pattern, text)]
-    assert sorted(found) == sorted(wanted)
-
-
-@pytest.mark.parametrize(
-    "place", [0, 1, SCAN_BYTES - 2, SCAN_BYTES - 1, SCAN_BYTES, 3 * SCAN_BYTES]
-)
-@pytest.mark.parametrize("token", ["<|x|>", "\u00a0", "~"])
-def test_a_special_token_is_found_wherever_it_lies(token: str, place: int) -> None:
-    text = b"<" * place + token.encode() + b"|" * (2 * SCAN_BYTES - 1)
-    assert Scanner([token]).hits(*concatenate([text])) == [(0, token)]
-
-
-def test_what_an_encoder_makes_a_special_token_of_is_given_to_the_reference(
-    spec: TokenizerSpec,
-) -> None:
-    class Leaky:
-        name = "leaky"
-
-        def encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return np.array([5, spec.eos, 7], np.uint32), np.array([0, 3])
-
-    buffers = concatenate([b"abc"])
-    made = TextEncoder(Leaky(), spec, "plain", lambda: HfEncoder(spec, "plain")).encode(*buffers)
-    assert (rows(made), made.by_reference) == ([spec.encode("abc")], 1)
-    assert rows(TextEncoder(Leaky(), spec, "allow").encode(*buffers)) == [[5, spec.eos, 7]]
 
 
 def test_auto_takes_the_fast_encoder_after_comparing_it(

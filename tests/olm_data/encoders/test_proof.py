@@ -10,18 +10,13 @@ import pytest
 
 import olm_data.encoders as encoders
 from olm_data.encoders import SMALL_TEXT, choose_encoder, known_encoder, proof, sweep
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.encoders.hf import HfEncoder
 from olm_data.encoders.proof import Proof, recall, remember
 from olm_data.errors import ValidationError
-from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 PROOF = Proof(routed=((0x898, 0x89F), (0x1ACF, 0x1ACF)))
-
-
-@pytest.fixture(scope="module")
-def spec(tiny_tokenizer: Path) -> TokenizerSpec:
-    return load_tokenizer(tiny_tokenizer)
 
 
 @pytest.fixture(autouse=True)

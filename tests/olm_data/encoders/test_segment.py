@@ -13,14 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olm_data.encoders import hf, make_encoder
-from olm_data.encoders.batches import concatenate
+from olm_data.encoders.base import concatenate
 from olm_data.encoders.segment import pieces
-from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer, spec_from_bytes
-
-
-@pytest.fixture(scope="module")
-def spec(tiny_tokenizer: Path) -> TokenizerSpec:
-    return load_tokenizer(tiny_tokenizer)
+from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 
 def variant(spec: TokenizerSpec, **changes: Any) -> TokenizerSpec:

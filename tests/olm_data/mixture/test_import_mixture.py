@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from support.tokenizing import make_dataset, texts, write_jsonl
+from support.importing import OLMO
 
-from olm_data.cli import cli
-from olm_data.errors import ConflictError, UsageError
-from olm_data.exporting.export import export
+from olm_data.errors import UsageError
 from olm_data.mixture.import_mixture import (
-    ImportedSource,
+    ForeignSource,
     import_command,
     manifest_text,
     read_mixture_file,
 )
-from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
-
-OLMO = b"""\
-sources:
-  - source_name: reddit:high
-    target_ratio: 0.18273684787
-    max_repetition_ratio: 2.5
-    max_source_fraction: 0.5
-    paths:
-      - weka://bucket/reddit/**/*.npy  # globs stay as they are
-      - s3://bucket/more/*.npy
-  - source_name: web
-    target_ratio: .81726315213
-    paths: [/data/web/part-0.npy]
-"""
 
 
 def manifest(raw: bytes, tokens: int | None = None) -> str:
@@ -97,9 +75,9 @@ def test_a_blend_without_weights_goes_once_through_each_source() -> None:
         (b"1 /a 1 /a", "two sources"),
         (b"-1 /a 1 /b", "negative"),
         (b"1 /a 1 /b", "how many tokens"),
-        (OLMO.replace(b"paths", b"path"), "unknown key 'path'"),
+        (OLMO.replace(b"paths", b"path"), "unknown field sources[0].path"),
         (OLMO.replace(b": web", b": reddit_high").replace(b"t:h", b"t_h"), "two sources"),
-        (OLMO.replace(b".5\n", b".5x\n"), "not a number"),
+        (OLMO.replace(b".5\n", b".5x\n"), "is a number, not"),
         (b"source: 1\n", "a list `sources`"),
     ],
 )
@@ -109,59 +87,9 @@ def test_what_has_no_exact_meaning_is_refused(raw: bytes, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_the_command_writes_a_manifest_once_and_says_what_to_import(tmp_path: Path) -> None:
-    (tmp_path / "mix.yaml").write_bytes(OLMO)
-    arguments = ["import", str(tmp_path / "mix.yaml"), "--tokens", "1B"]
-    arguments += ["--output", str(tmp_path / "manifest.yaml")]
-    printed = CliRunner().invoke(cli, [*arguments, "--dry-run"], standalone_mode=False)
-    assert not (tmp_path / "manifest.yaml").exists()
-    assert parse_mixture(printed.stdout).stages[0].tokens == 10**9
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert (tmp_path / "manifest.yaml").read_text() == printed.stdout
-    assert "olm-data import does not take weka://bucket/reddit/**/*.npy" in done.stderr
-    assert "olm-data import /data/web/part-0.npy --tokenizer TOKENIZER --dtype DTYPE" in done.stderr
-    again = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert isinstance(again.exception, ConflictError)
-
-
-def printed_commands(stderr: str) -> list[str]:
-    return [
-        line.partition(": ")[2]
-        for line in stderr.splitlines()
-        if line.startswith(("next: ", "then: "))
-    ]
-
-
-def test_d8_the_commands_it_prints_run_as_they_are(
-    tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prefixes, in a folder with a space; the manifest in another folder than the shell."""
-    monkeypatch.chdir(tmp_path)
-    blend = []
-    for name in ("web", "code"):
-        source = write_jsonl(tmp_path / f"{name}.jsonl", texts(60))
-        make_dataset([source], tiny_tokenizer, tmp_path / "made" / name)
-        export(f"made/{name}", "megatron", f"their data/{name}", merge=True)
-        blend += ["0.5", f"'their data/{name}/dataset'"]
-    (tmp_path / "blend.txt").write_text(" ".join(blend))
-    (tmp_path / "runs").mkdir()
-    words = ["import", "blend.txt", "--tokens", "1024", "--sequence-length", "16"]
-    words += ["--output", "runs/m.yaml", "--tokenizer", str(tiny_tokenizer)]
-    done = CliRunner().invoke(cli, words, standalone_mode=False)
-    assert done.exit_code == 0, done.exception
-    commands = printed_commands(done.stderr)
-    assert len(commands) == 3
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for command in commands:
-        run = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
-        assert run.returncode == 0, (command, run.stderr)
-    lock = Lock.read("runs/m.lock.json")
-    assert [source.name for source in lock.sources] == ["code-dataset", "web-dataset"]
-
-
 def command_of(*paths: str, **options: str) -> str | None:
     given = {"data": "./tokens", "output": "m.yaml", "tokenizer": "gpt2", "dtype": "uint16"}
-    source = ImportedSource("web", Fraction(1), paths, None)
+    source = ForeignSource("web", Fraction(1), paths, None)
     return import_command(source, **(given | options))
 
 
@@ -187,10 +115,3 @@ def test_d8_paths_and_patterns_are_spelled_for_a_shell(path: str, argument: str)
 @pytest.mark.parametrize("path", ["https://b/a.npy", "s3://b/*/a.npy", "/d/**/a.npy", "weka://x/a"])
 def test_d8_what_import_cannot_take_gets_no_command(path: str) -> None:
     assert command_of("/d/a.npy", path) is None
-
-
-def test_d8_the_output_is_where_the_manifest_looks(tmp_path: Path) -> None:
-    assert "--output runs/./tokens/web" in str(command_of("/a/p", output="runs/m.yaml"))
-    assert "--dtype" not in str(command_of("/a/p"))
-    remote = command_of("/a/p", output="runs/m.yaml", data="s3://b/t/")
-    assert str(remote).endswith("--output s3://b/t/web")

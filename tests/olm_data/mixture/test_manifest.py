@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from support.command import inside
 from support.stand_in import MANIFEST
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, quoted
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.packing.concat import Concat
 
@@ -77,30 +79,30 @@ def test_counts_that_are_not_whole_or_not_counts_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
-        ("version: 1", "version: 2", 1, "version must be 1"),
+        ("version: 1", "version: 2", 1, "version is 1, not 2"),
         ("seed: 20260101", "sed: 1", 2, "did you mean 'seed'"),
-        ("seed: 20260101", "seed: -1", 2, "seed must be"),
-        ("seed: 20260101", "seed: 1.5", 2, "seed must be"),
-        ("sequence_length: 2048", "sequence_length: 0", 3, "sequence_length must be"),
-        ("sequence_length: 2048", "sequence_length: '8'", 3, "not a number"),
-        ("sequence_length: 2048\n", "", 1, "'sequence_length' is missing"),
+        ("seed: 20260101", "seed: -1", 2, "seed is at least 0"),
+        ("seed: 20260101", "seed: 1.5", 2, "seed is an integer, not 1.5"),
+        ("sequence_length: 2048", "sequence_length: 0", 3, "sequence_length is at least 1"),
+        ("sequence_length: 2048", "sequence_length: '8'", 3, "an integer, not '8'"),
+        ("sequence_length: 2048\n", "", 1, "sequence_length is missing"),
         ("packing: concat", "packing: bestfit", 4, "best_fit"),
-        ("on_exhausted: error", "on_exhausted: stop", 11, "accepts: error, cap"),
+        ("on_exhausted: error", "on_exhausted: stop", 11, "one of error, cap"),
         ("max_epochs: 4", "max_epoch: 4", 6, "did you mean 'max_epochs'"),
-        ("max_epochs: 4", "max_epochs: 0", 6, "more than 0"),
-        ("max_epochs: 4", "max_epochs: many", 6, "not a number"),
+        ("max_epochs: 4", "max_epochs: 0", 6, "above 0"),
+        ("max_epochs: 4", "max_epochs: many", 6, "a number, not 'many'"),
         ("data: ./tokens/web", "data: 5", 6, "not a path"),
         ("data: ./tokens/web", 'data: "a\\tb"', 6, "not a path"),
-        ("{data: ./tokens/web, max_epochs: 4}", "{}", 6, "must be a mapping"),
-        ("{data: ./tokens/web, max_epochs: 4}", "{max_epochs: 4}", 6, "'data' is missing"),
+        ("{data: ./tokens/web, max_epochs: 4}", "{}", 6, "data is missing"),
+        ("{data: ./tokens/web, max_epochs: 4}", "{max_epochs: 4}", 6, "data is missing"),
         ("  web:  {", "  we b: {", 6, "not a source name"),
         ("s3://bucket", "s3://user:hunter2@bucket", 7, "user, password or query"),
         ("tokens/code", "code?X-Amz-Signature=hunter2", 7, "user, password or query"),
         ("web: 85, code: 15", "web: 85, cod: 15", 9, "did you mean 'code'"),
         ("web: 85, code: 15", "web: 0, code: 0", 9, "sum to 0"),
-        ("web: 85, code: 15", "web: 85, code: -1", 9, "negative"),
+        ("web: 85, code: 15", "web: 85, code: -1", 9, "weights.code is at least 0, not -1"),
         ("web: 85, code: 15", "web: 85, code: .nan", 9, "not a finite number"),
-        ("weights: {web: 85, code: 15}", "weights: 5", 9, "must be a mapping"),
+        ("weights: {web: 85, code: 15}", "weights: 5", 9, "is a mapping of names"),
         ("weights: {web: 85, code: 15}", "epochs: {web: 1}", 9, "epochs and tokens"),
         ("tokens: 95M, ", "", 9, "add its length"),
         (", weights: {web: 85, code: 15}", "", 9, "it has none"),
@@ -124,9 +126,9 @@ def test_a_wrong_manifest_is_refused_with_its_line(
 
 def test_without_stages_the_message_shows_an_example_that_works() -> None:
     head = MANIFEST[: MANIFEST.index("stages:")]
-    with pytest.raises(UsageError, match="'stages' is missing") as error:
+    with pytest.raises(UsageError, match="stages is missing") as error:
         parse_mixture(head)
-    example = (error.value.fix or "").removeprefix("add\n")
+    example = (error.value.fix or "").removeprefix("write\n")
     assert parse_mixture(head + "\n".join(line[4:] for line in example.splitlines())).stages
 
 
@@ -156,5 +158,35 @@ def test_a_stage_may_have_a_shorter_sequence_length_that_divides_the_longest() -
         with pytest.raises(UsageError, match="does not divide the mixture's 2,048") as caught:
             lengths(wrong)
         assert f"write {near:,}" in str(caught.value)
-    with pytest.raises(UsageError, match="sequence_length must be a whole number"):
+    with pytest.raises(UsageError, match=r"stages\[0\].sequence_length is at least 1"):
         lengths(0)
+
+
+NUMBERS = """version: 1
+seed: 1
+sequence_length: 16
+packing: concat
+sources: {a: {data: ./a, max_epochs: EPOCHS}}
+stages: [{name: NAME, tokens: TOKENS, weights: {a: WEIGHT}}]
+"""
+PLAIN = {"EPOCHS": "1", "NAME": "s", "TOKENS": "64", "WEIGHT": "1"}
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1e3999"])
+@pytest.mark.parametrize("field", PLAIN)
+def test_numbers_beyond_a_float_in_a_manifest(
+    field: str, number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = NUMBERS
+    for name, value in (PLAIN | {field: number}).items():
+        text = text.replace(name, value)
+    (tmp_path / "m.yaml").write_text(text)
+    said = inside(capsys, "mix", tmp_path / "m.yaml")
+    assert (said.returncode in (2, 4), "Traceback" in said.stderr) == (True, False), said.stderr
+
+
+def test_numbers_beyond_a_float_are_shown_short() -> None:
+    assert quoted(Fraction(10**400)) == "1e400 or more"
+    assert quoted(Fraction(-(10**400))) == "-1e400 or more"
+    assert quoted(Fraction(1, 3)) == "0.333333"
+    assert quoted(Fraction(1, 10**400)) == "0"

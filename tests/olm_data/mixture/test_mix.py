@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.datasets import random_shards, write_dataset
+from support.small_datasets import random_shards, write_dataset
 
 from olm_data.cli import cli
 from olm_data.errors import OlmError, ValidationError
-from olm_data.mixture.compile import open_sources, read_mixture
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.manifest import read_mixture
+from olm_data.mixture.sources import open_sources
 
 
 @pytest.fixture

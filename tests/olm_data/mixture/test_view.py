@@ -7,22 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from support.datasets import random_shards, write_dataset
+from support.small_datasets import random_shards, write_dataset
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix
-from olm_data.mixture.summary import summarise, warnings
-from olm_data.mixture.summary_tables import view_lines
+from olm_data.mixture.summary import summarise, view_lines, warnings
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
-from olm_data.verify.run import report_lines, verify
+from olm_data.verify.datasets import report_lines, verify
 
 S = 16
 SHARDS = [[5, 3, 40, 24, 1, 1, 6], [16, 17, 2], [9] * 20, [64, 1, 30, 33]]
@@ -172,6 +172,27 @@ def test_verify_tells_the_view_and_finds_a_damaged_plan_that_mix_then_mends(proj
     assert [finding.field for finding in found] == ["sha256"]
     mix(str(project / "manifest.yaml"))  # as the message of a damaged plan says
     assert not [finding for finding in verify(path).findings if finding.file == str(place)]
+
+
+def test_the_last_label_of_a_view_is_not_dropped_and_older_locks_that_count_it_verify(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))
+    lock = mix(manifest).lock
+    plan = lock.sources[0].plan
+    assert plan is not None
+    monkeypatch.setattr("olm_data.packing.write_plan.WINDOW", 1)
+    assert mix(manifest).status == "unchanged"
+    before = verify(str(project / "manifest.lock.json")).findings
+    older = msgspec.structs.replace(plan, dropped=plan.dropped + 1)
+    (project / plan.folder).rename(project / older.folder)
+    source = msgspec.structs.replace(lock.sources[0], plan=older)
+    lock = msgspec.structs.replace(lock, sources=(source,))
+    lock = msgspec.structs.replace(lock, digest=lock.compute_digest())
+    path = project / "older.lock.json"
+    lock.write(path)
+    assert verify(str(path)).findings == before
+    assert Lock.read(path).open_plan(0) is not None
 
 
 def test_packings_of_the_view_are_compared(project: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.importing.run import import_files
+from olm_data.importing.import_files import import_files
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix
@@ -31,7 +31,7 @@ from olm_data.order.shuffled import Shuffled
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import LockRows
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 FOREIGN = Path(__file__).parents[2] / "support" / "foreign"
 CASES: list[dict[str, Any]] = json.loads(
@@ -137,7 +137,7 @@ def test_the_shuffle_is_frozen() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_rows": None}, "'batch_rows' is missing"),
+        ({"batch_rows": None}, "batch_rows is missing"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"packing": "best_fit"}, "packing: best_fit"),
         ({"order": "windowed"}, "batch_rows has no meaning"),

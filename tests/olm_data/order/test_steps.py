@@ -15,7 +15,6 @@ from olm_data.order.skip import KeptRows
 from olm_data.order.steps import (
     LEFT_OVER,
     SKIPPED,
-    BatchSizeChange,
     Steps,
     StepSizes,
     order_digest,
@@ -100,44 +99,18 @@ def test_sizes_until_a_step_say_all_of_its_past_and_nothing_else(sizes, step):
     assert other.until(step) == sizes.until(step)
     steps = range(step + 1)
     assert [other.before(t) for t in steps] == [sizes.before(t) for t in steps]
-    record = sizes.record()
-    assert StepSizes.recorded(
-        record["global_batch_size"], record.get("batch_size_changes", ())
-    ) == (sizes)
+    assert StepSizes.recorded(sizes.size(0), sizes.changes) == sizes
 
 
-def change(size: int, **when: int) -> BatchSizeChange:
-    return BatchSizeChange(global_batch_size=size, **when)
-
-
-def test_a_change_comes_with_the_first_step_that_begins_at_or_after_its_tokens():
-    for tokens, first in ((1, 1), (8, 1), (9, 2), (16, 2), (17, 3)):
-        assert StepSizes.scheduled(8, [change(24, from_tokens=tokens)]).sizes_from == (
-            (0, 8),
-            (first, 24),
-        )
-    sizes = StepSizes.scheduled(8, [change(24, from_step=3), change(8, from_tokens=17)])
+def test_a_later_size_holds_from_its_step_on():
+    sizes = StepSizes.constant(8).then(2, 24).then(3, 8)
     assert sizes.sizes_from == ((0, 8), (2, 24), (3, 8))
     assert str(sizes.per(8)) == "1 tokens, 3 tokens from step 3, 1 tokens from step 4"
-    assert StepSizes.scheduled(8, [change(8, from_step=3)]) == StepSizes.constant(8)
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ([{"from_tokens": 8, "from_step": 2}], "at from_tokens or at from_step"),
-        ([{}], "at from_tokens or at from_step"),
-        ([{"from_step": 1}], "the first step has data_loader.global_batch_size already"),
-        ([{"from_tokens": 0}], "the first step has data_loader.global_batch_size already"),
-        ([{"from_step": 9}, {"from_tokens": 16}], "they come to steps 1, 9, 3"),
-        ([{"from_tokens": 17}, {"from_tokens": 24}], "they come to steps 1, 4, 4"),
-    ],
-)
-def test_a_schedule_that_is_no_schedule_is_refused(changes, says):
-    with pytest.raises(UsageError, match=says):
-        StepSizes.scheduled(8, [change(16 * 2**n, **when) for n, when in enumerate(changes)])
+    assert StepSizes.constant(8).then(2, 8) == StepSizes.constant(8)
+    with pytest.raises(UsageError, match="they come to steps 1, 4, 3"):
+        StepSizes.constant(8).then(3, 16).then(2, 32)
 
 
 def test_a_size_that_is_no_whole_number_of_rows_is_refused_by_its_name():
-    with pytest.raises(UsageError, match="global_batch_size of batch_size_schedule is 20 tokens"):
+    with pytest.raises(UsageError, match="one of the batch_sizes is 20 tokens"):
         StepSizes(((0, 8), (3, 20))).per(8)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.packing import LENGTHS, documents, inputs, rows_of
 
 from olm_data.packing import best_fit as module
-from olm_data.packing.best_fit import best_fit, fill
+from olm_data.packing.base import PackingCost
+from olm_data.packing.best_fit import best_fit, fill, pack_best_fit
 
 # a length of a row, up to far more than one block of rooms, and pieces that fit into it
 ROWS = st.one_of(st.integers(1, 60), st.integers(1, 1 << 13), st.sampled_from([1023, 1024, 2048]))
@@ -69,3 +71,49 @@ def test_more_pieces_than_a_window_holds_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "MOST_PIECES", 4)
     with pytest.raises(ValueError, match="5 pieces"):
         best_fit(np.ones(5, np.int64), np.zeros(5, np.uint64), 8)
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(0, 3))
+def test_best_fit_rows_hold_every_token_once_and_name_the_one_that_follows(
+    lengths: list[int], sequence_length: int, gap: int
+) -> None:
+    starts, sizes = documents(lengths, gap)
+    cost = PackingCost()
+    packed = pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=1, cost=cost)
+    rows = rows_of(packed)
+    seen = [t for row in rows for t in inputs(row, sequence_length)]
+    places = [t for a, n in zip(starts.tolist(), lengths, strict=True) for t in range(a, a + n)]
+    assert sorted(seen) == places
+    ends = set((starts + sizes).tolist())
+    for row in rows:
+        total = sum(size for _, size in row)
+        assert total <= sequence_length + 1
+        if total == sequence_length + 1:  # one document that goes on
+            assert len(row) == 1
+            assert row[0][0] + sequence_length not in ends
+        else:
+            assert all(start + size in ends for start, size in row)
+    assert (cost.rows, cost.tokens, cost.dropped) == (len(rows), len(places), 0)
+    assert cost.padding == len(rows) * sequence_length - len(places)
+    assert cost.cut_long == sum(n > sequence_length for n in lengths)
+    assert cost.cut_short == 0
+
+
+@given(LENGTHS, st.integers(1, 20), st.integers(1, 8))
+def test_only_remainders_shorter_than_min_tail_are_dropped_and_counted(
+    lengths: list[int], sequence_length: int, min_tail: int
+) -> None:
+    starts, sizes = documents(lengths, gap=1)
+    cost = PackingCost()
+    rows = rows_of(
+        pack_best_fit(starts, sizes, sequence_length, key=7, min_tail=min_tail, cost=cost)
+    )
+    seen = sorted(t for row in rows for t in inputs(row, sequence_length))
+    kept = []
+    for start, size in zip(starts.tolist(), lengths, strict=True):
+        tail = size % sequence_length
+        cut = tail if size > sequence_length and tail < min_tail else 0
+        kept += range(start, start + size - cut)
+    assert seen == kept
+    assert (cost.tokens, cost.dropped) == (len(kept), sum(lengths) - len(kept))
+    assert cost.padding == len(rows) * sequence_length - len(kept)

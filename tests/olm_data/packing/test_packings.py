@@ -32,8 +32,6 @@ def test_each_token_is_an_input_once_or_counted_as_dropped(
 ) -> None:
     sizes = np.array(lengths, np.int64)
     starts = np.cumsum(sizes + gap) - sizes
-    if name == "concat":  # one stream across windows: test_row_plan.py
-        window = len(lengths) or 1
     windows = (
         (starts[low : low + window], sizes[low : low + window])
         for low in range(0, len(sizes), window)

@@ -67,15 +67,6 @@ def lines(*steps: int) -> str:
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
-def folder(tmp_path: Path, metrics: str | None, *starts: int) -> Path:
-    """A run folder with these lines, and starts that went on from these steps."""
-    if metrics is not None:
-        (tmp_path / METRICS).write_text(metrics)
-    for step in starts:
-        append_start(tmp_path, msgspec.structs.replace(START, step=step))
-    return tmp_path
-
-
 def test_what_is_written_are_the_bytes_of_version_1(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path)
     for line in LINES:
@@ -158,53 +149,6 @@ def test_lines_beyond_the_step_and_a_cut_last_one_go(
     assert [entry.name for entry in tmp_path.iterdir()] == [METRICS]
 
 
-@pytest.mark.parametrize(
-    ("metrics", "starts", "says"),
-    [
-        (lines(1, 2, 3), (0,), []),
-        (lines(4, 5), (3,), []),  # began with the state of another run
-        (lines(1, 2, 3), (0, 2, 1), []),
-        (None, (), []),
-        ("", (0,), []),
-        (lines(1, 4, 5, 9), (0,), ["has no line of steps 2 to 3, 6 to 8"]),
-        (lines(3), (0,), ["has no line of steps 1 to 2"]),
-        (lines(1, 3), (0,), ["has no line of step 2"]),
-        (lines(1, 2, 2, 1, 3), (0,), ["has more than one line of steps 1 to 2"]),
-        (lines(1, 2), (), ["starts.jsonl is missing or empty"]),
-        (None, (0,), ["metrics.jsonl is missing"]),
-        (lines(1) + '{"step"', (0,), ["metrics.jsonl is cut off after 7 bytes"]),
-        (lines(*range(1, 20, 2)), (0,), ["steps 2, 4, 6 and 6 more ranges"]),
-    ],
-)
-def test_cut_missing_and_repeated_lines_are_told(
-    tmp_path: Path, metrics: str | None, starts: tuple[int, ...], says: list[str]
-) -> None:
-    notes = RunLog.read(folder(tmp_path, metrics, *starts)).notes
-    assert len(notes) == len(says), notes
-    for note, part in zip(notes, says, strict=True):
-        assert part in note
-        assert str(tmp_path) in note
-
-
-@pytest.mark.parametrize(
-    ("metrics", "starts", "says"),
-    [
-        (lines(1, 2, 3, 4), (0,), []),
-        (lines(1, 2), (0,), ["has no line of step 3"]),
-        (lines(), (0,), ["has no line of steps 1 to 3"]),
-        (lines(1, 2, 2, 3), (0,), ["has more than one line of step 2"]),
-        (lines(1, 2, 3), (), ["starts.jsonl is missing"]),
-        (None, (0,), ["metrics.jsonl is missing"]),
-    ],
-)
-def test_a_start_learns_what_the_log_lacks_up_to_its_checkpoint(
-    tmp_path: Path, metrics: str | None, starts: tuple[int, ...], says: list[str]
-) -> None:
-    notes = keep_until(folder(tmp_path, metrics, *starts), 3)[1]
-    assert len(notes) == len(says), notes
-    assert all(part in note for note, part in zip(notes, says, strict=True))
-
-
 def test_starts_keep_their_bytes_and_a_cut_last_one_is_told_and_goes(tmp_path: Path) -> None:
     spaced = GOLDEN_START.replace(b",", b", ")
     (tmp_path / STARTS).write_bytes(spaced + b'{"step": 3')
@@ -213,3 +157,19 @@ def test_starts_keep_their_bytes_and_a_cut_last_one_is_told_and_goes(tmp_path: P
     assert "starts.jsonl is cut off after 10 bytes" in notes[0]
     append_start(tmp_path, START)
     assert (tmp_path / STARTS).read_bytes() == spaced + GOLDEN_START
+
+
+def test_a_step_of_data_from_no_lock_is_version_2_and_has_no_rows(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    step = Step(step=1, time=1.5, epoch=2, metrics={"train/CE loss": 5.0}, version=2)
+    writer.write(step)
+    writer.close()
+    line = b'{"step": 1, "time": 1.5, "epoch": 2, "version": 2, "train/CE loss": 5.0}\n'
+    assert (tmp_path / METRICS).read_bytes() == line
+    assert list(read_metrics(tmp_path, metrics=["train/CE loss"])) == [
+        msgspec.structs.replace(step, line=1)
+    ]
+    for wrong in (b'"version": 1', b'"version": 2, "rows": [0, 4]'):
+        (tmp_path / METRICS).write_bytes(line.replace(b'"version": 2', wrong))
+        with pytest.raises(ValidationError, match="malformed"):
+            list(read_metrics(tmp_path))

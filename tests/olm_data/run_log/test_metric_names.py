@@ -7,17 +7,23 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.sources import modules, together, tree
+
 from olm_data.run_log import metric_names
 
+pytestmark = together
+
 HOME = "olm_data/run_log/metric_names.py"
-SPELLED = re.compile(r"(train|optim|throughput)/[A-Za-z][A-Za-z /-]*\Z|CE loss\Z|PPL\Z")
+SPELLED = re.compile(
+    r"(train|optim|throughput|spike|system|gap)/[A-Za-z][A-Za-z /-]*\Z|CE loss\Z|PPL\Z|BPB\Z"
+)
 
 
 def literals(path: Path) -> Iterator[tuple[int, str]]:
     """(line, text) of each string in the code of a module; comments and docstrings are none."""
-    tree = ast.parse(path.read_text())
-    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree(path)))
+    said = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in said:
             yield node.lineno, node.value
 
@@ -26,10 +32,20 @@ def test_metric_names_are_what_runs_have_written_so_far() -> None:
     names = {value for name, value in vars(metric_names).items() if name.isupper()}
     assert names == {
         "train/CE loss", "train/Z loss", "train/tokens", "train/labels", "train/attention pairs",
-        "train/sequence length", "optim/lr", "optim/total grad norm", "optim/non-finite",
+        "train/sequence length", "train/truncated tokens", "optim/lr",
+        "optim/total grad norm", "optim/non-finite",
         "optim/step skipped", "throughput/", "throughput/tokens per second",
         "throughput/seconds per step", "throughput/data wait seconds",
-        "throughput/data wait share", "throughput/MFU", "CE loss", "PPL", "tokens",
+        "throughput/data wait share", "throughput/MFU", "CE loss", "PPL", "BPB", "tokens",
+        "optim/gradient noise scale", "optim/gradient signal", "optim/gradient variance",
+        "optim/micro-batch norms", "optim/micro-batches", "gap/",
+        "spike/SpikeScore", "spike/SpikeScore (total)",
+        "system/GPU active mem (GiB)", "system/GPU active mem (%)",
+        "system/GPU reserved mem (GiB)", "system/GPU reserved mem (%)",
+        "system/GPU memory allocation retries", "system/HF exports failed",
+        "acc", "len_norm", "acc_per_token", "acc_uncond", "soft", "soft_log", "questions",
+        "left out", "truncated", "ties", "downstream/", "train/instances",
+        "throughput/instances per second", "merged/", "watched/step",
     }  # fmt: skip
     assert metric_names.lr_of_group(1) == "optim/lr (group 1)"
 
@@ -37,8 +53,7 @@ def test_metric_names_are_what_runs_have_written_so_far() -> None:
 def test_no_other_module_spells_the_name_of_a_metric(repository: Path) -> None:
     found = [
         f"{path.relative_to(repository)}:{line}: {text!r}"
-        for package in ("olm_data", "olm_train")
-        for path in sorted((repository / package).rglob("*.py"))
+        for path in modules()
         if str(path.relative_to(repository)) != HOME
         for line, text in literals(path)
         if SPELLED.match(text)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+from support.command import olm_data, python
+from support.tokenizing import texts, write_jsonl
 
 FORKS = """
 import os, sys, traceback
@@ -38,3 +42,76 @@ def test_a_forked_process_tokenizes_after_its_parent_did(
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "out-parent" / "manifest.json").read_text()
     assert (tmp_path / "out-child" / "manifest.json").read_text()
+
+
+def test_the_fork_server_ends_with_its_parent_without_taking_its_modules_apart(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "heavy.py").write_text(
+        "import os\n"
+        "class Torn:\n"
+        "    def __del__(self, write=os.write):\n"
+        "        write(2, b'torn apart')\n"
+        "os.write(2, b'loaded ')\n"
+        "torn = Torn()\n"
+    )
+    done = python(
+        tmp_path,
+        """
+        from olm_data.runners import fork_server
+
+        if __name__ == "__main__":
+            fork_server.start(["heavy"])
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "loaded ")  # stderr is open as long as the server
+
+
+def test_the_fork_server_is_started_before_the_large_libraries_are_imported(
+    tmp_path: Path,
+) -> None:
+    done = python(
+        tmp_path,
+        """
+        import sys
+        from olm_data.runners import fork_server
+
+        def start(modules):
+            large = {"numpy", "pyarrow", "tokenizers", "fsspec", "awkward"}
+            print("large:", *sorted(large & set(sys.modules)))
+            raise SystemExit(9)
+
+        fork_server.start = start
+        sys.argv = ["olm-data", "tokenize", "a.jsonl", "--tokenizer", "gpt2", "--output", "out"]
+        from olm_data.cli import main
+        main()
+        """,
+    )
+    assert (done.returncode, done.stdout) == (9, "large:\n")
+
+
+def test_a_long_name_of_tmpdir_does_not_matter(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    folder = tmp_path / ("t" * 120)
+    folder.mkdir()
+    text = write_jsonl(tmp_path / "a.jsonl", texts(3))
+    said = olm_data(
+        *("tokenize", text, "--tokenizer", tiny_tokenizer, "-o", tmp_path / "out"),
+        extra={"TMPDIR": str(folder)},
+    )
+    assert (said.returncode, "Traceback" in said.stderr) == (0, False), said.stderr
+    assert os.listdir(folder) == []
+
+
+def test_a_short_tmpdir_keeps_its_sockets(tmp_path: Path) -> None:
+    code = (
+        "import tempfile; tempfile.tempdir = {0!r}\n"
+        "from olm_data.runners.fork_server import short_sockets\n"
+        "from multiprocessing.util import get_temp_dir\n"
+        "short_sockets(); print(get_temp_dir(), tempfile.gettempdir())"
+    )
+    for folder, there in ((Path("/tmp"), True), (tmp_path / ("t" * 80), False)):
+        folder.mkdir(exist_ok=True)
+        words = [sys.executable, "-c", code.format(str(folder))]
+        sockets, files = subprocess.check_output(words, text=True).split()
+        assert (sockets.startswith(f"{folder}/"), files) == (there, str(folder))
+        assert len(sockets) < 70

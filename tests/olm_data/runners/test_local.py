@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -14,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inline_runner import InlineRunner
 from support.jobs import Squares
 
 from olm_data.errors import InputError, ResourceError
 from olm_data.runners.base import Count
-from olm_data.runners.local import InlineRunner, LocalRunner, granted_cpus
+from olm_data.runners.local import LocalRunner, granted_cpus
 
 
 def run(runner: Any, job: Squares, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
@@ -67,6 +69,19 @@ def test_a_task_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     assert caught.value.where == "input-2.jsonl"
     assert "SIGKILL" in caught.value.what
     assert "memory" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dies_by", "said"), [(0, "ended by itself"), (signal.SIGSEGV, "a crash in native code")]
+)
+def test_want_of_memory_is_given_as_the_reason_only_for_sigkill(
+    tmp_path: Path, dies_by: int, said: str
+) -> None:
+    job = Squares(str(tmp_path), deaths=99, dies_by=dies_by)
+    with pytest.raises(ResourceError, match="3 times") as caught:
+        run(LocalRunner(1), job, [2], 3)
+    assert said in str(caught.value)
+    assert "memory" not in f"{caught.value.why} {caught.value.fix}"
 
 
 def test_an_error_for_the_user_comes_back_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from support.tokenizing import digests, make_dataset, texts, write_jsonl
 from olm_data.errors import InputError, StorageError
 from olm_data.runners.ray import RayRunner
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.slow]
 
 
 @pytest.fixture

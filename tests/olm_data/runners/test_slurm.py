@@ -192,16 +192,6 @@ def test_without_slurm_the_command_says_what_is_missing(
         make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=SlurmRunner(1))
 
 
-@pytest.mark.parametrize("word", ["array=1-5", "output=x", "requeue", "=x", "time=", "-t=1", "A=1"])
-def test_options_that_are_none_or_not_the_users_are_refused(word: str) -> None:
-    with pytest.raises(UsageError, match="--slurm"):
-        SlurmRunner(1, options=[word])
-    assert slurm_commands.sbatch_options(["time=1:00", "exclusive"]) == [
-        "--time=1:00",
-        "--exclusive",
-    ]
-
-
 @pytest.mark.parametrize(
     ("tasks", "workers", "largest", "elements"),
     [(100_000, 64, 1001, 256), (100_000, 1000, 1001, 1001), (3, 64, 1001, 3), (5, 1, 10_000, 4)],

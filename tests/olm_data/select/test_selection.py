@@ -8,26 +8,28 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.inline_runner import InlineRunner
 from support.tokenizing import digests, hashes_of, make_dataset, make_request, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
+from olm_data.errors import ConflictError, InputError, ValidationError
 from olm_data.runners.base import Count
-from olm_data.runners.local import InlineRunner, LocalRunner
+from olm_data.runners.local import LocalRunner
 from olm_data.select.selection import drawn
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.tokenization.budget import BudgetWatch
 from olm_data.tokenization.recipe import parse_budget
-from olm_data.tokenization.report import plan_lines, summary_lines
-from olm_data.tokenization.selecting import select_documents
+from olm_data.tokenization.select_documents import select_documents
 from olm_data.tokenization.stored_job import load_job
-from olm_data.verify.run import verify
+from olm_data.tokenization.summary_text import plan_lines, summary_lines
+from olm_data.verify.datasets import verify
 
 COUNT = 90
 
@@ -110,10 +112,7 @@ def test_any_selection_over_any_cut_takes_the_same_documents_and_counts_the_rest
         seed=seed,
         limit=limit,
     )
-    options = source.options.__class__(
-        **{name: getattr(source.options, name) for name in source.options.__slots__}
-        | {"batch_bytes": batch_bytes}
-    )
+    options = msgspec.structs.replace(source.options, batch_bytes=batch_bytes)
     ids, lost, seen = [], 0, 0
     for index, input in enumerate(source.inputs):
         units = plan_units(index, input, options, target)
@@ -228,7 +227,7 @@ def test_a_rerun_takes_the_end_from_the_plan_and_reads_nothing(
     def read_again(*_: Any) -> None:
         raise AssertionError("the inputs were read again")
 
-    monkeypatch.setattr("olm_data.tokenization.selecting.limited", read_again)
+    monkeypatch.setattr("olm_data.tokenization.select_documents.limited", read_again)
     again = make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
     assert again.already_complete
     assert again.manifest == made.manifest
@@ -241,24 +240,6 @@ def test_a_rerun_takes_the_end_from_the_plan_and_reads_nothing(
     (out / "plan.json").write_bytes(b'{"settings": {"last": 3}, "inputs": []}')
     with pytest.raises(AssertionError, match="read again"):
         make_dataset(sources["jsonl"], tiny_tokenizer, out, **before)
-
-
-@pytest.mark.parametrize("separator", [None, "blank-lines"])
-def test_text_files_end_at_a_limit_too(separator: str | None, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {k}" for k in range(4)))
-    source = resolve_source([str(tmp_path)], separator=separator)
-    documents = {None: 2, "blank-lines": 8}[separator]
-    for limit in range(1, documents + 2):
-        chosen = select_documents(source, limit=limit)
-        units = [
-            unit
-            for index, input in enumerate(chosen.inputs)
-            for unit in plan_units(index, input, chosen.options, 1 << 20)
-        ]
-        read = list(read_units(chosen.inputs, units, chosen.options))
-        assert sum(batch.documents for batch in read) == min(limit, documents)
-        assert sum(batch.rows_in for batch in read) == min(limit, documents)
 
 
 def test_duplicates_are_looked_for_among_the_chosen_documents_only(
@@ -344,7 +325,7 @@ def test_damaged_ids_in_a_store_are_refused_by_a_worker(
             super().run(*arguments, **options)
 
     options = everything(tmp_path)
-    with pytest.raises(ValidationError, match="ids to leave out are damaged"):
+    with pytest.raises(ValidationError, match="ids to leave out are missing or damaged"):
         make_dataset(sources["gz"], tiny_tokenizer, out, runner=Damaging(), **options)
 
 
@@ -369,35 +350,3 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
     assert "sample      50% wanted" in said
     assert "25 of " in said
     assert "limit       25 documents, up to 1.jsonl.gz, line" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"sample": Fraction(0)}, UsageError, "more than nothing"),
-        ({"exclude_ids": "{}/0.jsonl"}, UsageError, "one text file"),
-        ({"exclude_ids": "{}/gone.txt"}, InputError, "no such file"),
-        ({"exclude_ids": "{}/empty.txt"}, InputError, "holds no id"),
-        ({"exclude_ids": "{}/odd.txt"}, InputError, "not valid UTF-8"),
-    ],
-)
-def test_a_selection_that_cannot_be_made_is_refused(
-    options: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
-) -> None:
-    write_jsonl(tmp_path / "0.jsonl", texts(3))
-    (tmp_path / "empty.txt").write_text(" \n\n")
-    (tmp_path / "odd.txt").write_bytes(b"good\nalso\n\xff\n")
-    options = {n: v.format(tmp_path) if isinstance(v, str) else v for n, v in options.items()}
-    with pytest.raises(error, match=message) as caught:
-        select_documents(resolve_source([str(tmp_path / "0.jsonl")]), **options)
-    if "odd" in str(options):
-        assert "odd.txt, line 3" in str(caught.value)
-
-
-def test_records_without_ids_cannot_be_left_out_by_id(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    (tmp_path / "ids.txt").write_text("one")
-    source = resolve_source([str(tmp_path / "a.jsonl")])
-    with pytest.raises(InputError, match="no ids to leave out by") as caught:
-        select_documents(source, exclude_ids=str(tmp_path / "ids.txt"))
-    assert "--id-column" in str(caught.value.fix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.show import find as peek_find
 from olm_data.show.find import Hit, find_id, find_text
 from olm_data.show.token_text import token_bytes, token_texts
-from olm_data.tokenizer.tokenizer import TokenizerSpec, load_tokenizer
+from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 DOCUMENTS = [*texts(30), "aaaaaaaaaab", "ab" * 40, "\u4f60\u597d" * 9, "x", "a", "b"]
 
@@ -54,7 +53,7 @@ def test_all_documents_that_hold_a_string_are_found_whatever_the_pieces(
     @given(pieces)
     def check(text: str) -> None:
         text = text[:limit].encode()[:limit].decode(errors="ignore") or "a"
-        hits = find_text(dataset, spec, text, most=1000)
+        hits = find_text(dataset, text, most=1000)
         assert [hit.document for hit in hits] == [
             n for n, document in enumerate(DOCUMENTS) if text in document
         ]
@@ -67,23 +66,19 @@ def test_all_documents_that_hold_a_string_are_found_whatever_the_pieces(
     check()
 
 
-def test_a_search_ends_when_it_has_enough_and_tells_how_far_it_is(
-    dataset: Dataset, spec: TokenizerSpec
-) -> None:
+def test_a_search_ends_when_it_has_enough_and_tells_how_far_it_is(dataset: Dataset) -> None:
     seen: list[tuple[int, int]] = []
-    hits = find_text(dataset, spec, "fox", most=2, watch=lambda *n: seen.append(n))
+    hits = find_text(dataset, "fox", most=2, watch=lambda *n: seen.append(n))
     assert len(hits) == 2
     assert 0 < seen[-1][0] < seen[-1][1] == len(DOCUMENTS)
 
 
-def test_neither_ends_of_documents_nor_neighbours_are_text(
-    dataset: Dataset, spec: TokenizerSpec
-) -> None:
-    found = find_text(dataset, spec, "<|endoftext|>", most=100)
+def test_neither_ends_of_documents_nor_neighbours_are_text(dataset: Dataset) -> None:
+    found = find_text(dataset, "<|endoftext|>", most=100)
     assert [hit.document for hit in found] == [
         n for n, text in enumerate(DOCUMENTS) if "<|endoftext|>" in text
     ]
-    assert [hit.document for hit in find_text(dataset, spec, "xa", most=9)] == []
+    assert [hit.document for hit in find_text(dataset, "xa", most=9)] == []
 
 
 def test_ids_are_found_in_every_shard(dataset: Dataset) -> None:
@@ -106,28 +101,6 @@ def test_other_tokenizers_are_searched_by_their_decoded_text(tmp_path: Path) -> 
     dataset = Dataset.open(str(tmp_path / "out"))
     spec = dataset.tokenizer
     assert token_bytes(spec) is None
-    assert find_text(dataset, spec, "fox r", most=5) == [Hit(1, 0, 2)]
-    assert find_text(dataset, spec, "red", most=5) == [Hit(0, 0, 1), Hit(2, 0, 1)]
+    assert find_text(dataset, "fox r", most=5) == [Hit(1, 0, 2)]
+    assert find_text(dataset, "red", most=5) == [Hit(0, 0, 1), Hit(2, 0, 1)]
     assert "".join(token_texts(spec, [2, 3, 2], None)) == "fox runs fox"
-
-
-@given(ids=st.lists(st.integers(0, 511), max_size=60))
-def test_the_texts_of_tokens_make_the_decoded_text_whatever_the_ids(
-    ids: list[int], spec: TokenizerSpec
-) -> None:
-    table = token_bytes(spec)
-    assert table is not None
-    texts = token_texts(spec, ids, table)
-    assert len(texts) == len(ids)
-    assert "".join(texts) == spec.decode(ids)
-    data, ends = table.join(np.array(ids, np.uint16))
-    assert len(ends) == len(ids)
-    assert data.tobytes().decode(errors="replace") == spec.decode(ids)
-
-
-def test_a_character_of_several_tokens_belongs_to_the_last_of_them(tiny_tokenizer: Path) -> None:
-    spec = load_tokenizer(tiny_tokenizer)
-    ids = spec.encode("a\U0001f600b")
-    texts = token_texts(spec, ids, token_bytes(spec))
-    assert [text for text in texts if text] == ["a", "\U0001f600", "b"]
-    assert len(texts) == 6

@@ -6,35 +6,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hub_stub import COMMIT, HubStub, write_fineweb_edu
+from support.hub_stub import HubStub
 from support.reading import read_source
 
-from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.errors import UsageError
 from olm_data.sources import named, resolve_source
-from olm_data.tokenizer.tokenizer import load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[HubStub, list[str]]]:
-    root = tmp_path_factory.mktemp("hub")
-    texts = write_fineweb_edu(root)
-    with HubStub(root).running() as stub:
-        yield stub, texts
-
-
-@pytest.fixture
-def endpoint(
-    hub: tuple[HubStub, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> HubStub:
-    """The stub, for clients that read HF_ENDPOINT when they are called."""
-    for name, value in hub[0].environment(tmp_path / "home").items():
-        monkeypatch.setenv(name, value)
-    return hub[0]
 
 
 def run(hub: HubStub, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,12 +53,6 @@ def test_only_the_wanted_columns_of_a_row_group_are_fetched(endpoint: HubStub) -
     assert max(parts) < size.st_size // 3
 
 
-def test_files_are_pinned_to_the_commit_that_was_listed(endpoint: HubStub) -> None:
-    plan = resolve_source(source="fineweb-edu")
-    assert all(f"@{COMMIT}/" in file.url for file in plan.inputs)
-    assert all(COMMIT not in file.path for file in plan.inputs)
-
-
 def test_a_mirror_with_the_same_layout_gives_the_same_inputs_by_name(endpoint: HubStub) -> None:
     remote = resolve_source(source="fineweb-edu", subset="sample-10BT")
     mirror = endpoint.root / "datasets/HuggingFaceFW/fineweb-edu"
@@ -86,38 +60,6 @@ def test_a_mirror_with_the_same_layout_gives_the_same_inputs_by_name(endpoint: H
     assert [(f.path, f.bytes) for f in local.inputs] == [(f.path, f.bytes) for f in remote.inputs]
     assert local.options == remote.options
     assert local.name == remote.name == "fineweb-edu-sample-10BT"
-
-
-def test_hub_urls_work_as_inputs(hub: tuple[HubStub, list[str]], endpoint: HubStub) -> None:
-    url = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"
-    assert read_source(f"{url}/001_00000.parquet").texts == hub[1][60:]
-    assert read_source(f"{url}/*.parquet").texts == hub[1]
-    assert read_source(url).texts == hub[1]
-
-
-def test_what_is_not_on_the_hub_is_refused_by_name(endpoint: HubStub) -> None:
-    for arguments in (
-        {"source": "fineweb"},
-        {"source": "fineweb-edu", "subset": "CC-MAIN-2024-10"},
-        {"source": "hf:nobody/nothing"},
-        {"inputs": ["hf://datasets/nobody/nothing/a.parquet"]},
-        {"inputs": ["hf://datasets/HuggingFaceFW/fineweb-edu/no-*.parquet"]},
-    ):
-        with pytest.raises(InputError):
-            resolve_source(**arguments)
-    with pytest.raises(UsageError, match="neither a local path nor a hub repository"):
-        load_tokenizer("nobody/nothing")
-
-
-def test_a_hub_that_does_not_answer_is_a_storage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("HF_TOKEN", "hf_canarysecret")
-    for source in ("fineweb-edu", "hf:nobody/nothing"):
-        with pytest.raises(StorageError) as caught:
-            resolve_source(source=source)
-        assert "canary" not in str(caught.value)
 
 
 def test_offline_the_command_says_at_once_that_the_hub_is_needed(

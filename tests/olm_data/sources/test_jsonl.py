@@ -10,15 +10,12 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.inputs import lines
 from support.reading import read_source
 
 from olm_data.errors import InputError
 
 GOOD = [{"text": f"document {k}", "id": f"id-{k}", "n": k} for k in range(20)]
-
-
-def lines(records: list[object]) -> bytes:
-    return b"".join(json.dumps(record).encode() + b"\n" for record in records)
 
 
 def pack(data: bytes, ending: str) -> bytes:
@@ -50,64 +47,6 @@ def test_positions_are_byte_offsets_in_plain_files_and_line_numbers_in_compresse
     assert plain.texts == packed.texts == ["a", "\u00e9", "c"]
     assert [p for _, p in plain.places] == [0, data.index(b'{"text": "\xc3'), data.rindex(b"{")]
     assert [p for _, p in packed.places] == [0, 3, 4]
-
-
-ODD_LINES = {
-    b'{"text": "cut': "malformed",
-    b"not json": "malformed",
-    b"[1, 2]": "malformed",
-    b'"text"': "malformed",
-    b'{"text": "two"} {"text": "objects"}': "malformed",
-    b'{"text": "raw\ttab"}': "malformed",
-    b"[" * 100_000: "malformed",
-    b'{"id": "no text"}': "no_text",
-    b'{"text": null}': "no_text",
-    b'{"text": 7}': "no_text",
-    b'{"text": ["a"]}': "no_text",
-    b'{"text": "\xff\xfe"}': "invalid_utf8",
-    b'{"text": "\xed\xa0\x80"}': "invalid_utf8",
-    b'{"text": "\xc0\xaf"}': "invalid_utf8",
-    b'{"text": "lone \\ud800 surrogate"}': "invalid_utf8",
-    b'{"text": ""}': "empty",
-    b'{"text": " \\n\\t\\u00a0\\u3000"}': "empty",
-}
-
-
-@pytest.mark.parametrize(("line", "reason"), ODD_LINES.items(), ids=lambda v: str(v)[:30])
-def test_an_odd_line_is_dropped_with_its_reason_and_place_and_its_neighbours_are_kept(
-    tmp_path: Path, line: bytes, reason: str
-) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
-    read = read_source(path)
-    assert read.texts == ["before", "after"]
-    assert read.reasons == [(reason, 19)]
-    assert all(drop.detail.isprintable() for drop in read.drops)
-
-
-def test_bad_metadata_does_not_cost_a_good_text(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(
-        b'{"text": "a", "meta": "\xff"}\n{"text": "b", "meta": NaN}\n'
-        b'{"text": "c", "meta": "\\ud800"}\n{"text": "d", "id": "\\ud800"}\n'
-    )
-    read = read_source(path)
-    assert read.texts == ["a", "b", "c", "d"]
-    assert read.ids == [None, None, None, "\\ud800"]
-
-
-def test_objects_that_go_on_over_lines_are_not_taken_for_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text":\n"a"}{"text":"b"}\n{"text":"c"}\n')
-    read = read_source(path)
-    assert read.texts == ["c"]
-    assert [reason for reason, _ in read.reasons] == ["malformed", "malformed"]
-
-
-def test_ids_of_any_json_type_become_strings(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(lines([{"text": "a", "id": i} for i in ("x", 7, None, [1, "\u00e9"], 1.5)]))
-    assert read_source(path).ids == ["x", "7", None, '[1,"\u00e9"]', "1.5"]
 
 
 def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path) -> None:

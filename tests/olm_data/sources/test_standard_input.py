@@ -40,7 +40,7 @@ def tokenize(data: bytes, tokenizer: Path, output: Path, *more: str) -> Result:
     return CliRunner().invoke(cli, [*words, "--workers", "1", "--encoder", "hf", *more], input=data)
 
 
-def test_d10_standard_input_makes_the_documents_of_the_file_and_leaves_nothing_behind(
+def test_standard_input_makes_the_documents_of_the_file_and_leaves_nothing_behind(
     tmp_path: Path, tiny_tokenizer: Path, temporary: Path
 ) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(30))
@@ -58,10 +58,10 @@ def test_d10_standard_input_makes_the_documents_of_the_file_and_leaves_nothing_b
     assert isinstance(other.exception, ConflictError)
 
 
-def test_d10_an_interrupted_run_goes_on_with_the_same_text(
+def test_an_interrupted_run_goes_on_with_the_same_text(
     tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import olm_data.tokenization.run as run
+    import olm_data.tokenization.tokenize as run
 
     data = write_jsonl(tmp_path / "a.jsonl", texts(30)).read_bytes()
     assert tokenize(data, tiny_tokenizer, tmp_path / "whole").exit_code == 0
@@ -84,7 +84,7 @@ def test_d10_an_interrupted_run_goes_on_with_the_same_text(
     ("form", "data"),
     [("txt", b"a text"), ("csv", b"id,text\n1,a text\n"), ("json", b'[{"text": "a text"}]')],
 )
-def test_d10_standard_input_has_any_format(
+def test_standard_input_has_any_format(
     tmp_path: Path, tiny_tokenizer: Path, form: str, data: bytes
 ) -> None:
     done = tokenize(data, tiny_tokenizer, tmp_path / "out", "--format", form)
@@ -92,7 +92,7 @@ def test_d10_standard_input_has_any_format(
     assert read_manifest(Store(tmp_path / "out")).totals.documents == 1
 
 
-def test_d10_standard_input_is_added_to_a_dataset(tmp_path: Path, tiny_tokenizer: Path) -> None:
+def test_standard_input_is_added_to_a_dataset(tmp_path: Path, tiny_tokenizer: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", texts(5))
     make_dataset([path], tiny_tokenizer, tmp_path / "out")
     for n in range(2):
@@ -113,7 +113,7 @@ def test_d10_standard_input_is_added_to_a_dataset(tmp_path: Path, tiny_tokenizer
         (("-",), "txt", "local", b"", InputError),
     ],
 )
-def test_d10_what_cannot_be_standard_input_is_refused(
+def test_what_cannot_be_standard_input_is_refused(
     inputs: tuple[str, ...],
     form: str | None,
     runner: str,

@@ -5,53 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.cli import cli
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import InputError, ResourceError, printable
 from olm_data.stats.count import EXTREME_BYTES, Stats, collect
-from olm_data.stats.page import write_stats_page
-from olm_data.stats.text import bar, columns, percent, shortened, stats_lines
+from olm_data.stats.text import stats_lines
 
 KEYS = ["content_hash", "text_bytes"]
-LANGUAGES = ["en", "de", "<b>$x$", None]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
-    """Two parquet inputs with kept columns, copies, drops and a held-out split."""
-    folder = tmp_path_factory.mktemp("stats")
-    rows = [*texts(150), *texts(30), "", " ", "a" * 500, "\u4f60\u597d" * 60]
-    rng = np.random.default_rng(1)
-    for name, text in (("a", rows), ("b", texts(40, 1000))):
-        table = {
-            "text": text,
-            "language": [LANGUAGES[n % 4] for n in range(len(text))],
-            "score": rng.lognormal(size=len(text)),
-            "edited": [n % 3 == 0 for n in range(len(text))],
-        }
-        pq.write_table(pa.table(table), folder / f"{name}.parquet", row_group_size=50)
-    inputs = [folder / "a.parquet", folder / "b.parquet"]
-    options = {"keep": ["language", "score", "edited"], "holdout": "1/8", "shard_tokens": 500}
-    make_dataset(inputs, tiny_tokenizer, folder / "out", **options)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stats(folder: Path) -> Stats:
-    return collect(str(folder / "out"))
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +71,10 @@ def test_inputs_have_their_documents_tokens_bytes_drops_and_held_out(
 def test_lengths_are_counted_exactly(stats: Stats, lengths: np.ndarray) -> None:
     assert (stats.shortest, stats.longest) == (lengths.min(), lengths.max())
     for bins in (stats.histogram, stats.octaves):
-        for low, high, documents, tokens in bins:
-            inside = lengths[(lengths >= low) & (lengths <= high)]
-            assert (documents, tokens) == (len(inside), inside.sum())
-        assert sum(documents for _, _, documents, _ in bins) == len(lengths)
+        for one in bins:
+            inside = lengths[(lengths >= one.first) & (lengths <= one.last)]
+            assert (one.documents, one.tokens) == (len(inside), inside.sum())
+        assert sum(one.documents for one in bins) == len(lengths)
     assert stats.quantiles["0.5"] == pytest.approx(np.quantile(lengths, 0.5), rel=0.05)
 
 
@@ -163,60 +128,6 @@ def test_the_held_out_split_has_statistics_of_its_own(folder: Path) -> None:
     assert any("this is the held-out split" in line for line in stats_lines(held, 100))
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_text_fits_the_width_and_holds_no_control_characters(stats: Stats, width: int) -> None:
-    lines = stats_lines(stats, width)
-    assert all(cell_len(line) <= width for line in lines[1:])
-    assert all(line.isprintable() for line in lines)
-    assert "2 inputs" in lines
-
-
-class Page(HTMLParser):
-    """The text of a page and whatever a browser would fetch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text, self.fetched = "", list[str]()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag != "script"
-        self.fetched += [
-            str(value)
-            for name, value in attrs
-            if name in ("src", "href", "xlink:href") and not (value or "").startswith("#")
-        ]
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_the_page_shows_it_all_fetches_nothing_and_is_escaped(stats: Stats, tmp_path: Path) -> None:
-    page = Page()
-    source = write_stats_page(stats, str(tmp_path / "s.html")).read_text()
-    page.feed(source)
-    for part in ("Document lengths", "b.parquet", "dropped: empty", "Column language", "<b>$x$"):
-        assert part in page.text
-    assert "30 documents equal an earlier one" in page.text
-    assert page.fetched == []
-    assert "prefers-color-scheme: dark" in source
-    assert "#010203" not in source
-    with pytest.raises(ResourceError, match="does not exist"):
-        write_stats_page(stats, str(tmp_path / "nowhere" / "s.html"))
-
-
-def test_the_command_prints_text_json_and_a_page(folder: Path, tmp_path: Path) -> None:
-    shown = CliRunner().invoke(cli, ["stats", str(folder / "out")])
-    assert "2 inputs" in shown.stdout
-    assert f"next: olm-data show document {folder / 'out'} " in shown.stderr
-    words = ["stats", str(folder / "out"), "--json", "--html", str(tmp_path / "s.html")]
-    value = json.loads(CliRunner().invoke(cli, words).stdout)
-    assert value["inputs"][0]["path"] == "a.parquet"
-    assert set(value["histogram"][0]) == {"first", "last", "documents", "tokens"}
-    assert (tmp_path / "s.html").is_file()
-    with pytest.raises(InputError):
-        collect(str(tmp_path))
-
-
 def test_a_jsonl_dataset_without_columns_and_long_documents_has_statistics(
     tiny_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -224,33 +135,3 @@ def test_a_jsonl_dataset_without_columns_and_long_documents_has_statistics(
     stats = collect(str(tmp_path / "o"))
     assert (stats.columns, stats.few, stats.many) == ([], [], [])
     assert "1 input" in stats_lines(stats, 80)
-
-
-@given(st.text(max_size=40).map(printable), st.integers(1, 50))
-def test_a_shortened_name_fits_and_keeps_both_ends(text: str, width: int) -> None:
-    short = shortened(text, width)
-    assert cell_len(short) <= width
-    assert short == text or "\u2026" in short
-
-
-@given(st.floats(0, 1), st.integers(1, 80))
-def test_a_bar_is_as_long_as_its_share(share: float, width: int) -> None:
-    drawn = bar(share, width)
-    assert abs(len(drawn) - share * width) <= 1
-    assert bar(1.0, width) == "\u2588" * width
-    assert bar(0.0, width) == ""
-
-
-@given(st.integers(0, 10**12), st.integers(0, 10**12))
-def test_a_percentage_is_nothing_or_all_only_where_it_is_so(part: int, more: int) -> None:
-    text = percent(part, part + more)
-    assert (text == "0 %") == (part == 0)
-    assert (text == "100 %") == (part > 0 and more == 0)
-
-
-def test_columns_are_aligned_and_long_names_lose_their_middle() -> None:
-    assert columns([("name", "1"), ("x" * 40, "22"), ("\u4f60" * 3, "3")], 30) == [
-        "name" + " " * 24 + " 1",
-        "x" * 12 + "\u2026" + "x" * 13 + "  22",
-        "\u4f60" * 3 + " " * 22 + " 3",
-    ]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from olm_data.storage import retry
 from olm_data.storage.retry import Backoff, retried
-from olm_data.storage.s3 import part_size
 
 
 class Clock:
@@ -87,10 +86,3 @@ def test_waits_double_up_to_the_longest(attempt: int) -> None:
     backoff = Backoff()
     assert 0 < backoff.longest(attempt) <= backoff.most
     assert backoff.longest(attempt) <= backoff.longest(attempt + 1)
-
-
-@given(st.integers(0, 5 << 40))
-def test_an_object_of_any_size_has_parts_that_s3_takes(size: int) -> None:
-    part = part_size(size)
-    assert 16 << 20 <= part <= 5 << 30
-    assert -(-size // part) <= 9000

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import multiprocessing
 import os
 import pickle
 from pathlib import Path
@@ -12,8 +10,7 @@ from pathlib import Path
 import pytest
 from support.clouds import environment
 
-from olm_data.errors import ConflictError, ResourceError, StorageError
-from olm_data.storage.disk import io_errors
+from olm_data.errors import ConflictError, StorageError
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
 
@@ -129,38 +126,6 @@ def test_nothing_but_the_file_is_left_in_the_folder(tmp_path: Path) -> None:
     with exclusive(store):
         pass
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
-
-
-def _hold(root: str, entered, leave) -> None:
-    with exclusive(Store(root)):
-        entered.set()
-        leave.wait()
-
-
-def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_lock(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    entered, leave = context.Event(), context.Event()
-    holder = context.Process(target=_hold, args=(str(tmp_path), entered, leave))
-    holder.start()
-    entered.wait()
-    with (
-        pytest.raises(ConflictError, match="another process is writing"),
-        exclusive(Store(tmp_path)),
-    ):
-        pass
-    (tmp_path / ".staging-left").mkdir()
-    holder.kill()
-    holder.join()
-    with exclusive(Store(tmp_path)):
-        assert not (tmp_path / ".staging-left").exists()
-
-
-def test_system_errors_name_the_place_and_the_next_step() -> None:
-    with pytest.raises(ResourceError, match="bytes are free") as full, io_errors("/tmp/x"):
-        raise OSError(errno.ENOSPC, "No space left on device")
-    assert full.value.exit_code == 5
-    with pytest.raises(ResourceError, match="not allowed"), io_errors("/x"):
-        raise PermissionError(errno.EACCES, "Permission denied")
 
 
 def test_wrong_bucket_and_wrong_secret_are_storage_errors(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.inline_runner import InlineRunner
 from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
 
 from olm_data.errors import InputError
 from olm_data.runners.base import Count
-from olm_data.runners.local import InlineRunner, LocalRunner
+from olm_data.runners.local import LocalRunner
 from olm_data.tokenization.budget import EARLY_BAD, EARLY_RECORDS, BudgetWatch, is_lost
 from olm_data.tokenization.recipe import parse_budget
 
@@ -121,3 +124,67 @@ def test_a_share_is_not_given_up_while_the_rest_could_save_it(
     if budget.allows(bad, total) and total:
         seen = min(max(2 * bad, 1), total)
         assert not is_lost(budget, bad, seen, min(seen / total / wrong, 1.0))
+
+
+def test_too_many_bad_records_stop_the_manifest_but_keep_the_shards(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    good = write_jsonl(tmp_path / "a.jsonl", texts(30))
+    bad = write_jsonl(tmp_path / "b.jsonl", [*texts(5), *[b"{broken"] * 12])
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="12 of 47 records") as caught:
+        make_dataset([good, bad], tiny_tokenizer, out, shard_tokens=200)
+    message = str(caught.value)
+    assert message.count("b.jsonl: byte") == 10
+    assert "--max-bad 12" in message
+    assert not (out / "manifest.json").exists()
+    log = io.StringIO()
+    made = make_dataset([good, bad], tiny_tokenizer, out, shard_tokens=200, max_bad="12", log=log)
+    assert made.documents_now == 0
+    assert made.manifest.totals.documents == 35
+    assert "finished before" in log.getvalue()
+
+
+def test_an_input_without_documents_is_refused(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["", " "])
+    with pytest.raises(InputError, match="training document"):
+        make_dataset([source], tiny_tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+ROWS: list[dict[str, Any]] = [{"id": f"d{k}", "text": f"words {k}", "score": k} for k in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("options", "why", "cure"),
+    [
+        ({"where": "score > 100"}, "filtered 20 (the record does not match --where)", "--where"),
+        ({"sample": "1/1000000"}, "unsampled 20", "--sample"),
+        ({"holdout": "999999/1000000"}, "held out 20", "--holdout"),
+        ({"where": "score > 100", "holdout": "1/2"}, "filtered 20", "--where"),
+    ],
+)
+def test_what_leaves_nothing_is_named_and_what_is_not_is_not(
+    tiny_tokenizer: Path, tmp_path: Path, options: dict[str, Any], why: str, cure: str
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", [json.dumps(row).encode() for row in ROWS])
+    with pytest.raises(InputError) as caught:
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", **options)
+    error = caught.value
+    assert why in (error.why or "")
+    said = f"{error.what} {error.why} {error.fix}"
+    for option in ("--where", "--sample", "--holdout", "--text-column", "--exclude-ids"):
+        assert (option in said) == (option == cure)
+
+
+def test_two_reasons_are_both_counted_and_the_larger_is_the_cure(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    rows = [row | ({"text": " "} if row["score"] < 15 else {}) for row in ROWS]
+    source = write_jsonl(tmp_path / "a.jsonl", [json.dumps(row).encode() for row in rows])
+    with pytest.raises(InputError) as caught:
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", where="score < 15")
+    assert caught.value.why is not None
+    assert caught.value.why.startswith("empty 15 (")
+    assert "filtered 5 (" in caught.value.why
+    assert "--text-column" in (caught.value.fix or "")

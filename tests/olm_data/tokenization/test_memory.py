@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from support.tokenizing import make_request
 from olm_data.progress import Progress
-from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.run import tokenize
+from support.inline_runner import InlineRunner
+from olm_data.tokenization.tokenize import tokenize
 
 request = make_request(
     [sys.argv[1]], Path(sys.argv[2]), sys.argv[3], shard_tokens=10**9, encoder="gigatoken"

@@ -15,18 +15,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command import olm_data
-from support.tokenizing import digests, make_dataset, make_request, texts, write_jsonl
+from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.inputs import Unit
-from olm_data.errors import InputError, ValidationError
+from olm_data.errors import InputError
 from olm_data.runners.local import LocalRunner
 from olm_data.sources.base import RAW_BYTES, Drop
 from olm_data.storage.store import Store
 from olm_data.tokenization.quarantine import CHUNK, Quarantine
-from olm_data.tokenization.report import input_lines, summary_lines
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 BAD = [b"{oops", b'{"text": "caf\xe9"}', b'{"body": "no text"}', b'{"text": "\\ud800"}']
 
@@ -186,20 +183,6 @@ def test_more_than_the_compressors_piece_is_written_whole(tmp_path: Path) -> Non
     assert [raw(record) for record in kept(tmp_path / "out")] == [drop.raw for drop in drops]
 
 
-def test_the_summary_shows_where_the_records_of_each_input_went(
-    tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    inputs = [write_jsonl(tmp_path / f"{k:02}.jsonl", [*texts(3, k), "", ""]) for k in range(12)]
-    inputs.append(write_jsonl(tmp_path / "12.jsonl", texts(3)))
-    request = make_request(inputs, tiny_tokenizer)
-    summary = make_dataset(inputs, tiny_tokenizer, tmp_path / "out")
-    lines = input_lines(summary)
-    assert lines[0].strip() == "00.jsonl: 5 = 3 documents + 2 empty"
-    assert len(lines) == 11
-    assert lines[-1].strip() == "and 2 more inputs with drops"
-    assert not any("quarantine" in line for line in summary_lines(request, summary, 1))
-
-
 def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [*texts(9), *BAD])
     done = olm_data(
@@ -211,36 +194,3 @@ def test_the_command_prints_where_the_quarantine_is(tiny_tokenizer: Path, tmp_pa
     assert "quarantine  4 records as they were read, in out/quarantine" in done.stdout
     line = "a.jsonl: 13 = 9 documents + 2 invalid_utf8 + 1 malformed + 1 no_text"
     assert line in done.stdout
-
-
-def account(**values: Any) -> InputAccount:
-    ordinary: dict[str, Any] = {
-        "input": 0,
-        "units": ((0, 9),),
-        "documents": 5,
-        "held_out": 1,
-        "dropped": {},
-        "special_hits": 0,
-        "bad": (),
-        "sha256": "",
-    }
-    return InputAccount(**ordinary | values)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"documents": 4}, "documents: 4 by input, 5 in the shard"),
-        ({"held_out": 2}, "documents held out: 2 by input, 1 in the shard"),
-        ({"dropped": {"empty": 1}}, "drops"),
-        ({"units": ((0, 8),)}, "units"),
-        ({"units": ((0, 9), (0, 9))}, "units"),
-        ({"units": ()}, "units"),
-    ],
-)
-def test_an_account_that_does_not_add_up_is_an_error(wrong: dict[str, Any], words: str) -> None:
-    sums: dict[str, Any] = {"documents": 5, "held_out": 1, "dropped": {}}
-    units = [Unit(input=0, start=0, stop=9, bytes=100)]
-    check_accounts("t", units, [account()], **sums)
-    with pytest.raises(ValidationError, match=words):
-        check_accounts("t", units, [account(**wrong)], **sums)

@@ -17,7 +17,7 @@ from olm_data.commands.add import add
 from olm_data.commands.tokenize import tokenize
 from olm_data.config.reference import refresh
 from olm_data.errors import UsageError
-from olm_data.tokenization.recipe import Recipe, read_recipe
+from olm_data.tokenization.recipe import Recipe, parse_budget, read_recipe
 from olm_data.tokenization.recipe_reference import PAGE, PATH, encoded
 
 SELECTED: dict[str, Any] = {"holdout": "1/8", "shard_tokens": 500, "sample": "50%", "seed": 3}
@@ -114,3 +114,24 @@ def test_schema_and_page_are_what_the_recipe_says(repository: Path) -> None:
     fields = json.loads(encoded())["$defs"]["Recipe"]["properties"]
     assert list(fields) == list(Recipe.__struct_fields__)
     assert all(field["description"] for field in fields.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "bad", "records", "allowed"),
+    [
+        ("0.1%", 1, 1000, True),
+        ("0.1%", 2, 1000, False),
+        ("0", 0, 5, True),
+        ("0", 1, 5, False),
+        ("25", 25, 30, True),
+        ("100%", 30, 30, True),
+    ],
+)
+def test_the_budget_is_a_share_or_a_count(text: str, bad: int, records: int, allowed: bool) -> None:
+    assert parse_budget(text).allows(bad, records) is allowed
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "x", "", "%", "101%", "-1%", "nan", "1e400%"])
+def test_an_odd_budget_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_budget(text)

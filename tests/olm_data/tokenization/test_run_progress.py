@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
+from support.inline_runner import InlineRunner
 from support.tokenizing import make_request, texts, write_jsonl
 
 from olm_data.progress import Progress
 from olm_data.runners.base import Count
-from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.run import tokenize
-from olm_data.tokenization.run_progress import RunProgress, numbers, stage_shares
+from olm_data.tokenization.run_progress import RunFacts, RunProgress, in_words, stage_shares
+from olm_data.tokenization.tokenize import tokenize
 
 
 class Clock:
@@ -65,19 +66,20 @@ def test_stages_share_the_time_at_work() -> None:
 
 
 def test_numbers_name_drops_stages_workers_and_a_stall() -> None:
-    facts = {
-        "documents": 1200,
-        "text_bytes": 5_000_000,
-        "tokens_per_second": 3_100_000,
-        "text_bytes_per_second": 12_300_000,
-        "dropped": 12,
-        "bad": 3,
-        "stages": {"read": 0.12, "encode": 0.8, "write": 0.08},
-        "workers": 1,
-        "shards": 64,
-        "shards_done": 27,
-    }
-    assert numbers(facts) == [
+    facts = RunFacts(
+        documents=1200,
+        text_bytes=5_000_000,
+        tokens=1_000_000,
+        tokens_per_second=3_100_000,
+        text_bytes_per_second=12_300_000,
+        dropped=12,
+        bad=3,
+        stages={"read": 0.12, "encode": 0.8, "write": 0.08},
+        workers=1,
+        shards=64,
+        shards_done=27,
+    )
+    assert in_words(facts) == [
         "12.3 MB/s of text",
         "3.1 M tokens/s",
         "1,200 documents",
@@ -86,11 +88,11 @@ def test_numbers_name_drops_stages_workers_and_a_stall() -> None:
         "read 12% encode 80% write 8%",
         "1 worker",
     ]
-    assert numbers(facts, still=40)[0] == "no text for 40 s"
-    assert len(numbers(facts | {"dropped": 0, "stages": {}})) == 5
-    first = facts | {"dropped": 0, "stages": {}, "text_bytes": 0, "shards_done": 0}
-    assert numbers(first) == ["starting", "0 of 64 shards", "1 worker"]
-    assert numbers(first, still=40)[:2] == ["no text for 40 s", "starting"]
+    assert in_words(facts, still=40)[0] == "no text for 40 s"
+    assert len(in_words(replace(facts, dropped=0, stages={}))) == 5
+    first = replace(facts, dropped=0, stages={}, text_bytes=0, shards_done=0)
+    assert in_words(first) == ["starting", "0 of 64 shards", "1 worker"]
+    assert in_words(first, still=40)[:2] == ["no text for 40 s", "starting"]
 
 
 def test_a_run_tells_its_events_from_start_on(tiny_tokenizer: Path, tmp_path: Path) -> None:

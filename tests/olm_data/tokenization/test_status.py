@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 from support import plans
 from support.beginning import begin
 from support.command import olm_data
 from support.tokenizing import make_dataset, texts, write_jsonl
 
+from olm_data.counts import spell_ranges
 from olm_data.errors import InputError, ValidationError
-from olm_data.runners.base import Count, whole
-from olm_data.runners.heartbeat import PARENT, STALE_SECONDS, Beat
-from olm_data.runners.local import InlineRunner
-from olm_data.tokenization.status import judge, read_status, worker_state
+from olm_data.runners.base import Count
+from olm_data.runners.heartbeat import PARENT, STALE_SECONDS, Beat, StoredError
+from olm_data.tokenization.status import judge, read_status
 from olm_data.tokenization.work import work
 
 OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8"}
@@ -32,21 +31,22 @@ def source(tmp_path: Path) -> Path:
 
 def beat(name: str, **changes: Any) -> Beat:
     """A heartbeat of a worker that has been at work for 100 s and was heard of 5 s ago."""
-    counts = np.zeros(len(Count), np.int64)
+    counts = [0] * len(Count)
     counts[Count.TEXT_BYTES] = 9500
     ordinary = Beat(
+        version=1,
         name=name,
         host="n1",
         pid=1,
         started=NOW - 100,
         time=NOW - 5,
         state="running",
-        done=[],
+        done="",
         running={},
         counts=counts,
         error=None,
     )
-    return replace(ordinary, **changes)
+    return msgspec.structs.replace(ordinary, **changes)
 
 
 def plan_of(tasks: int) -> Any:
@@ -91,23 +91,6 @@ def test_a_complete_dataset_is_complete(source: Path, tiny_tokenizer: Path, tmp_
     assert "next: olm-data verify out" in text
 
 
-def test_a_run_is_seen_from_another_process_while_it_works(
-    source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    seen: list[Any] = []
-
-    class Look(InlineRunner):
-        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
-            whole(job.run(0, lambda **_: None))
-            seen.append(olm_data("status", "out", folder=tmp_path).stdout)
-            super().run(job, tasks, total, **callbacks)
-
-    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Look(), **OPTIONS)
-    assert "out: running" in seen[0]
-    assert "1 of " in seen[0]
-    assert "parent on" in seen[0]
-
-
 def test_the_status_of_a_run_in_a_bucket_needs_the_bucket_only(
     source: Path, tiny_tokenizer: Path, s3: dict[str, str]
 ) -> None:
@@ -116,7 +99,7 @@ def test_the_status_of_a_run_in_a_bucket_needs_the_bucket_only(
     assert olm_data("work", output, "--tasks", 1).returncode == 0
     found = read_status(output)
     assert (found.state, found.tasks, found.done) == ("interrupted", total, 1)
-    assert found.tokens == sum(beat.counts[Count.TOKENS] for beat in found.workers) > 0
+    assert found.tokens == sum(worker.tokens for worker in found.workers) > 0
 
 
 def test_no_run_and_damaged_runs_are_told_apart(
@@ -139,22 +122,22 @@ def test_no_run_and_damaged_runs_are_told_apart(
 
 
 def test_time_left_comes_from_the_speed_of_live_workers() -> None:
-    row = np.zeros(len(Count), np.int64)
+    row = [0] * len(Count)
     row[Count.TEXT_BYTES] = 400
     workers = [beat(PARENT), beat("a", running={2: row}), beat("b")]
     found = judge("out", plan_of(10), [files(0, 1)], workers, NOW)
-    assert (found.state, found.done, found.running) == ("running", 2, [2])
+    assert (found.state, found.done, found.running) == ("running", 2, 1)
     assert (found.tokens, found.documents) == (20, 6)
-    assert found.rate == 200  # of a and b; the parent only watches
-    assert found.left == (8 * 1000 - 400) / 200
+    assert found.text_bytes_per_second == 200  # of a and b; the parent only watches
+    assert found.seconds_left == (8 * 1000 - 400) / 200
 
 
 def test_a_run_whose_parent_and_workers_fell_silent_is_dead() -> None:
     silent = NOW - STALE_SECONDS - 1
     workers = [beat(PARENT, time=silent), beat("a", time=silent)]
     found = judge("out", plan_of(3), [files(0)], workers, NOW)
-    assert (found.state, found.rate, found.left) == ("dead", 0, None)
-    assert {worker_state(each, NOW) for each in found.workers} == {"dead"}
+    assert (found.state, found.text_bytes_per_second, found.seconds_left) == ("dead", 0, None)
+    assert {worker.state for worker in found.workers} == {"dead"}
     assert "again" in found.next
 
 
@@ -164,7 +147,7 @@ def test_a_run_without_its_parent_is_running_while_a_worker_is() -> None:
 
 
 def test_an_error_that_ended_the_run_is_shown() -> None:
-    error = {"kind": "InputError", "what": "bad text", "where": None, "why": None, "fix": None}
+    error = StoredError("InputError", "bad text")
     found = judge("out", plan_of(3), [files()], [beat(PARENT, state="failed", error=error)], NOW)
     assert (found.state, found.error) == ("failed", "bad text")
 
@@ -172,7 +155,9 @@ def test_an_error_that_ended_the_run_is_shown() -> None:
 def test_a_hundred_thousand_tasks_and_a_thousand_workers_are_judged_in_one_pass() -> None:
     total = 100_000
     done = files(*range(0, total, 2))
-    workers = [beat(f"w{n}", done=list(range(2 * n, total, 2000))) for n in range(1000)]
+    workers = [
+        beat(f"w{n}", done=spell_ranges(list(range(2 * n, total, 2000)))) for n in range(1000)
+    ]
     found = judge("out", plan_of(total), [done, done], workers, NOW)
     assert (found.done, found.documents, found.tokens) == (50_000, 300_000, 1_000_000)
-    assert len(found.to_json()["workers"]) == 1000
+    assert len(found.workers) == 1000

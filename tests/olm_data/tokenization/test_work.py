@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,30 +15,19 @@ from support.command import arguments, environment, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
-from olm_data.canonical import digest
 from olm_data.counts import spell_ranges
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import (
     ConflictError,
     InputError,
-    OlmError,
-    StorageError,
     UsageError,
-    ValidationError,
 )
-from olm_data.runners.base import Count, Runner
+from olm_data.runners.base import Runner
 from olm_data.runners.heartbeat import (
-    BEAT_SECONDS,
-    STALE_SECONDS,
-    Heartbeat,
-    error_from,
-    error_parts,
-    forget_ended,
     read_beats,
 )
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.store import Store
-from olm_data.tokenization.stored_job import load_job
 from olm_data.tokenization.work import find_tasks, work
 
 
@@ -148,7 +135,7 @@ def test_an_error_of_a_task_ends_the_worker_with_its_exit_code_and_reaches_its_h
     (beat,) = read_beats(Store(tmp_path / "out"), "w")
     assert beat.state == "failed"
     assert beat.error is not None
-    error = error_from(beat.error)
+    error = beat.error.restored()
     assert isinstance(error, InputError)
     assert "changed" in error.what
 
@@ -162,57 +149,6 @@ def test_tasks_that_do_not_exist_are_refused(
     with pytest.raises(InputError, match="there is no run") as caught:
         work(str(tmp_path / "none"), [0], workers=1, name="w", note=print)
     assert "olm-data tokenize" in str(caught.value.fix)
-
-
-# --- job.json ----------------------------------------------------------------------------------
-
-
-def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    class Keep(Runner):
-        def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
-            seen.append(job)
-            assert load_job(str(tmp_path / "out")) == job
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_dataset(
-            [source], tiny_tokenizer, tmp_path / "out", runner=Keep(), special="allow", **OPTIONS
-        )
-    assert seen
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "says"),
-    [
-        ("job.json", lambda data: b"{", "damaged"),
-        ("job.json", lambda data: b"[]", "damaged"),
-        ("job.json", lambda data: data.replace(b'"holdout"', b'"h"'), "damaged"),
-        ("job.json", lambda data: data.replace(b'"read": {', b'"read": {"more": 1,'), "damaged"),
-        ("plan.json", lambda data: data.replace(b"500", b"501"), "damaged"),
-        ("tokenizer.json", lambda data: data + b" ", "not the tokenizer"),
-        ("job.json", lambda data: data.replace(b'"probe_sha256": "', b'"probe_sha256": "0'), "ids"),
-        ("job.json", lambda data: data.replace(b'"pyarrow": "', b'"pyarrow": "0'), "versions"),
-    ],
-)
-def test_files_of_another_run_or_machine_are_refused(
-    name: str, change: Any, says: str, source: Path, tiny_tokenizer: Path, tmp_path: Path
-) -> None:
-    begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=125)
-    path = tmp_path / "out" / name
-    before = path.read_bytes()
-    path.write_bytes(change(before))
-    if says in ("ids", "versions"):  # what a forger would do
-        value = json.loads(path.read_bytes())
-        path.write_text(
-            json.dumps(
-                value | {"digest": digest({k: v for k, v in value.items() if k != "digest"})}
-            )
-        )
-    assert path.read_bytes() != before
-    with pytest.raises(ValidationError, match=says):
-        load_job(str(tmp_path / "out"))
 
 
 # --- lists of tasks ----------------------------------------------------------------------------
@@ -243,69 +179,3 @@ def test_the_parts_of_a_list_are_all_of_it_once(tmp_path: Path) -> None:
             find_tasks(str(tmp_path), "@list", part)
     with pytest.raises(UsageError, match="no such list"):
         find_tasks(str(tmp_path), "@other", None)
-
-
-# --- heartbeats --------------------------------------------------------------------------------
-
-
-def test_a_heartbeat_tells_what_its_process_did(tmp_path: Path) -> None:
-    store, counts = Store(tmp_path), np.arange(3 * len(Count)).reshape(3, -1)
-    with Heartbeat(store, "w", note=print) as heartbeat:
-        (first,) = read_beats(store)
-        assert (first.state, first.done, first.running) == ("running", [], {})
-        heartbeat.saw(counts, [2])
-        heartbeat.saw_done(1)
-        heartbeat.saw_done(0)
-    (last,) = read_beats(store)
-    assert (last.state, last.done) == ("done", [0, 1])
-    assert last.running[2].tolist() == counts[2].tolist()
-    assert last.counts[Count.TOKENS] == counts[:, Count.TOKENS].sum()
-    assert last.counts[Count.PEAK_KIB] == counts[:, Count.PEAK_KIB].max()
-    assert not last.alive(last.time)
-
-
-def test_a_process_not_heard_of_for_long_is_dead_whatever_the_clock_did(tmp_path: Path) -> None:
-    with Heartbeat(Store(tmp_path), "w", note=print):
-        (beat,) = read_beats(Store(tmp_path))
-        assert beat.alive(beat.time + BEAT_SECONDS)
-        assert not beat.alive(beat.time + STALE_SECONDS)
-        assert beat.age(beat.time - 86_400) == 0  # the reader's clock is behind
-        forget_ended(Store(tmp_path))
-        assert len(read_beats(Store(tmp_path))) == 1
-    forget_ended(Store(tmp_path))
-    assert read_beats(Store(tmp_path)) == []
-
-
-def test_heartbeats_that_cannot_be_written_are_said_once_and_stop_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    with Heartbeat(Store(tmp_path), "w", note=said.append):
-        (tmp_path / "run" / "w.json").unlink()
-        (tmp_path / "run").rmdir()
-        (tmp_path / "run").write_text("in the way")
-    assert len(said) == 1
-    assert "heartbeats" in said[0]
-
-
-def test_damaged_heartbeats_are_left_out(tmp_path: Path) -> None:
-    for n, data in enumerate((b"", b"{", b"[]", b"{}", b"\xff")):
-        Store(tmp_path / "run").put(f"{n}.json", data)
-    assert read_beats(Store(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        InputError("a", where="b", why="c", fix="d"),
-        type("Special", (StorageError,), {})("a"),
-        KeyError("x"),
-        OSError("y"),
-    ],
-)
-def test_an_error_survives_its_way_through_a_heartbeat(error: Exception) -> None:
-    again = error_from(json.loads(json.dumps(error_parts(error))))
-    if isinstance(error, OlmError):
-        assert isinstance(again, OlmError)
-        assert (again.exit_code, str(again)) == (error.exit_code, str(error))
-    else:
-        assert type(again) is RuntimeError
-        assert type(error).__name__ in str(again)

@@ -22,8 +22,8 @@ from olm_data.dataset.container import npy_header
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import Manifest
 from olm_data.errors import UsageError
+from olm_data.verify.datasets import SAMPLE_DOCUMENTS, verify
 from olm_data.verify.deep import Deep
-from olm_data.verify.run import SAMPLE_DOCUMENTS, verify
 from olm_data.verify.shard import VerifyReport
 
 
@@ -124,7 +124,7 @@ def forge_token(dataset: Path, document: int, at: int, value: int) -> None:
     manifest = json.loads((dataset / "manifest.json").read_bytes())
     manifest["shards"][index]["sha256"]["tokens"] = record["files"]["tokens"]["sha256"]
     manifest["shards"][index]["sha256"]["record"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    forged = msgspec.convert(manifest, Manifest)
+    forged = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
     forged = msgspec.structs.replace(forged, digest=forged.compute_digest())
     (dataset / "manifest.json").write_bytes(forged.encode())
 

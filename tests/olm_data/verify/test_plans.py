@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.verify.run import verify
+from olm_data.verify.datasets import verify
 
 FLIPS = 25
 

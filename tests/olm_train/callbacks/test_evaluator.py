@@ -14,8 +14,8 @@ from support.runs import build_trainer, group_world, metrics
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
-from olm_train.callbacks.evaluator import perplexity
 from olm_train.distributed.world import World
+from olm_train.evaluation.held_out import perplexity
 
 NAME = "--trainer.callbacks.lm_evaluator"
 
@@ -152,3 +152,20 @@ def test_an_evaluation_changes_no_bit_of_a_sharded_run(
         run_ranks(_fit, 2, tiny_mixture, tmp_path / name, *options)
         logs.append([line for line in metrics(tmp_path / name) if "eval" not in line])
     assert logs[0] == logs[1]
+
+
+def test_fixed_steps_come_beside_the_interval_and_the_first_may_be_the_last(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    prefix = "--trainer.callbacks.lm_evaluator"
+    stop = "--trainer.hard_stop={value: 7, unit: steps}"
+    given = (stop, f"{prefix}.fixed_steps=[2, 5]", f"{prefix}.eval_interval=3")
+    build_trainer(tiny_mixture, tmp_path / "all", *given).fit()
+    looked = [line["step"] for line in metrics(tmp_path / "all") if "eval" in line]
+    assert looked == [2, 3, 5, 6, 7]
+    trainer = build_trainer(
+        tiny_mixture, tmp_path / "one", *given, f"{prefix}.cancel_after_first_eval=true"
+    )
+    trainer.fit()
+    assert trainer.cancelled is not None
+    assert (trainer.step, trainer.cancelled.by) == (2, "lm_evaluator")

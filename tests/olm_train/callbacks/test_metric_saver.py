@@ -1,4 +1,4 @@
-"""metrics.jsonl: exact numbers, each step once, whatever was in the file before."""
+"""Files with the latest metrics: which ones, of which steps, under which names."""
 
 from __future__ import annotations
 
@@ -8,57 +8,62 @@ from pathlib import Path
 import pytest
 from support.runs import build_trainer, metrics
 
+from olm_data.errors import UsageError
 
-def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path) -> None:
-    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
-    step, seen = trainer.train_module.train_step, []
-
-    def watched(*arguments: object, **options: object) -> object:
-        result = step(*arguments, **options)  # type: ignore[arg-type]
-        seen.append({name: float(value) for name, value in result.items()})
-        assert seen[-1].pop("optim/non-finite") == 0  # logged where it is 1, see row 57
-        return result
-
-    trainer.train_module.train_step = watched  # type: ignore[method-assign,assignment]
-    trainer.fit()
-    written = [line for line in metrics(tmp_path) if "eval" not in line]
-    for number, (line, expected) in enumerate(zip(written, seen, strict=True), start=1):
-        assert line == {
-            "step": number,
-            "tokens": 256 * number,
-            "rows": [8 * number - 8, 8 * number],
-            "order": trainer.data_loader.order_digest(number - 1),
-            **expected,
-        }
+PREFIX = "--trainer.callbacks.metric_saver"
 
 
-def test_a_new_run_does_not_go_on_in_an_old_file(tiny_mixture: Path, tmp_path: Path) -> None:
-    lines = [{"step": n, "tokens": 9 * n, "rows": [n, n + 1]} for n in range(4)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 2, unit: steps}").fit()
-    steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
-    assert steps == [1, 2]
+def run(mixture: Path, folder: Path, *options: str) -> dict[str, dict[str, object]]:
+    """The files of a run of 4 steps, evaluated at its end."""
+    given = [f"{PREFIX}.{option}" for option in options] or [f"{PREFIX}.enabled=true"]
+    build_trainer(mixture, folder, "--trainer.hard_stop={value: 4, unit: steps}", *given).fit()
+    names = sorted({*folder.glob("*.json")} - {folder / n for n in ("config.json",)})
+    found = {path.name: json.loads(path.read_bytes()) for path in names}
+    return {name: found[name] for name in found if "metrics" in found[name]}
 
 
-def test_a_resume_tells_what_the_log_has_lost(
-    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_last_values_are_in_metrics_json_and_the_losses_are_as_without(
+    tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    def run(steps: int) -> str:
-        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
-        build_trainer(tiny_mixture, tmp_path, stop).fit()
-        return capsys.readouterr().err
+    files = run(tiny_mixture, tmp_path / "a")
+    assert list(files) == ["metrics.json"]
+    last = [line for line in metrics(tmp_path / "a") if "eval" not in line][-1]
+    content = files["metrics.json"]
+    assert content["step"] == 4
+    captured = content["metrics"]
+    assert isinstance(captured, dict)
+    assert captured["train/CE loss"] == last["train/CE loss"]
+    assert captured["optim/lr"] == last["optim/lr"]
+    assert captured["eval/held/CE loss"] > 0
+    assert run(tiny_mixture, tmp_path / "b", "enabled=false") == {}
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
 
-    assert "warning:" not in run(2) + run(3)
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "metrics.jsonl").write_text("".join([lines[0], *lines[2:]]) + '{"step": 4')
-    with (tmp_path / "starts.jsonl").open("a") as file:
-        file.write('{"step"')
-    said = run(4)
-    for part in (
-        "metrics.jsonl has no line of step 2",
-        "metrics.jsonl is cut off after 10 bytes",
-        "starts.jsonl is cut off after 7 bytes",
-    ):
-        assert f"{part}" in said
-    (tmp_path / "metrics.jsonl").unlink()
-    assert "metrics.jsonl is missing" in run(5)
+
+def test_files_of_steps_come_at_an_interval_and_at_fixed_steps(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    files = run(
+        tiny_mixture,
+        tmp_path,
+        "save_interval=2",
+        "fixed_steps=[3]",
+        "step_metrics_fname='at-{step}.json'",
+        "final_metrics_fname=last.json",
+        "metrics_to_capture=[train/*, optim/lr]",
+    )
+    assert sorted(files) == ["at-2.json", "at-3.json", "at-4.json", "last.json"]
+    assert [files[f"at-{n}.json"]["step"] for n in (2, 3, 4)] == [2, 3, 4]
+    captured = files["last.json"]["metrics"]
+    assert isinstance(captured, dict)
+    assert {name.partition("/")[0] for name in captured} == {"train", "optim"}
+    assert [name for name in captured if name.startswith("optim")] == ["optim/lr"]
+
+
+@pytest.mark.parametrize(
+    "option", ["step_metrics_fname=same.json", "final_metrics_fname=../metrics.json"]
+)
+def test_a_name_that_would_leave_the_folder_or_be_written_over_is_refused(
+    option: str, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"a \.json file|the name of a \.json file"):
+        build_trainer(tiny_mixture, tmp_path, f"{PREFIX}.{option}")

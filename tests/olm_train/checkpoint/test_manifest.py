@@ -16,9 +16,7 @@ from olm_train.checkpoint.manifest import (
     FileEntry,
     Kind,
     Manifest,
-    folder_name,
 )
-from olm_train.checkpoint.place import candidates, partial_folders, write_pointer
 
 GOLDEN = """\
 {
@@ -118,35 +116,3 @@ def test_a_name_outside_the_checkpoint_is_refused(tmp_path: Path, name: str) -> 
     (tmp_path / MANIFEST).write_bytes(example(name).encode())
     with pytest.raises(ValidationError, match="no file of a checkpoint"):
         Manifest.read(Store(tmp_path))
-
-
-def test_folders_are_found_newest_first_and_others_left_alone(tmp_path: Path) -> None:
-    for name in (
-        "step00000002",
-        "step00000010",
-        "step1234567890",
-        "step3",
-        "step00000004.tmp",
-        "step00000005-000012.tmp",
-        "step00000006-000012-old.tmp",
-        "step00000007-x.tmp",
-        "x",
-    ):
-        (tmp_path / name).mkdir()
-    assert candidates(tmp_path) == [
-        "step1234567890",
-        "step00000010",
-        "step00000002",
-    ]
-    assert partial_folders(tmp_path) == [
-        "step00000004.tmp",
-        "step00000005-000012.tmp",
-        "step00000006-000012-old.tmp",
-    ]
-    assert candidates(tmp_path / "none") == partial_folders(tmp_path / "none") == []
-
-
-def test_the_pointer_names_a_folder(tmp_path: Path) -> None:
-    write_pointer(tmp_path, 5)
-    write_pointer(tmp_path, 12)
-    assert (tmp_path / "latest").read_text() == folder_name(12) + "\n" == "step00000012\n"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datasets import random_shards, write_mixture
+from support.small_datasets import random_shards, write_mixture
 
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.order.steps import BatchSizeChange, StepSizes
+from olm_data.order.steps import StepSizes
 from olm_train.data import DataLoader
 
 S = 4
@@ -36,15 +36,23 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def change(rows: int, **when: int) -> BatchSizeChange:
-    return BatchSizeChange(global_batch_size=rows * S, **when)
+Change = tuple[int, int]
+"""The first step of a size, from 0, and its rows."""
+
+
+def change(rows: int, *, from_step: int) -> Change:
+    return from_step - 1, rows
 
 
 def loader(
-    lock: Path, rows: int, changes: Sequence[BatchSizeChange], micro: int = 1, **options: Any
+    lock: Path, rows: int, changes: Sequence[Change], micro: int = 1, **options: Any
 ) -> DataLoader:
     sizes = {"global_batch_size": rows * S, "rank_microbatch_size": micro * S}
-    return DataLoader(lock, **sizes, batch_size_schedule=changes, **options)
+    found, scheduled = DataLoader(lock, **sizes, **options), StepSizes.constant(rows * S)
+    for first, size in changes:
+        scheduled = scheduled.then(first, size * S)
+    found.schedule_sizes(scheduled)
+    return found
 
 
 @settings(max_examples=25, deadline=None)
@@ -108,7 +116,7 @@ def test_the_state_is_one_integer_and_fits_wherever_a_step_ends(lock: Path) -> N
 
 
 def test_a_past_size_need_not_fit_the_ranks_of_today_and_one_to_come_must(lock: Path) -> None:
-    changes = [change(16, from_step=3), change(32, from_tokens=40 * S)]
+    changes = [change(16, from_step=3), change(32, from_step=5)]
     few = loader(lock, 4, changes)
     steps = iter(few)
     for _ in range(2):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.datasets import mix_datasets, random_shards, write_dataset, write_mixture
+from support.small_datasets import mix_datasets, random_shards, write_dataset, write_mixture
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError
@@ -181,7 +181,7 @@ def test_sizes_that_do_not_fit_are_refused_with_the_nearest_that_do(
 ) -> None:
     options = {"global_batch_size": 12 * S, "rank_microbatch_size": 2 * S} | sizes
     with pytest.raises(UsageError) as caught:
-        DataLoader(lock, **options)
+        iter(DataLoader(lock, **options))
     assert message in str(caught.value)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.datasets import mix_datasets, random_shards, write_mixture
+from support.small_datasets import mix_datasets, random_shards, write_mixture
 
 from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock

@@ -72,7 +72,16 @@ def test_t7_attention_takes_what_the_heads_and_the_dtype_allow() -> None:
     module = TransformerTrainModuleConfig(rank_microbatch_size=32, dp_config=fp32)
     *_, why = resolve(WIDE, module, H100)
     (line,) = [line for line in why if line.startswith("attention flex")]
-    assert "no varlen, its kernels compute in 16 bits, not in float32; no flash, " in line
+    assert "not varlen, its kernels compute in 16 bits, not in float32; not flash, " in line
+
+
+def test_a_soft_cap_of_attention_goes_to_what_has_one() -> None:
+    capped = replace(WIDE, attention_softcap=50.0)
+    assert chosen(H100, capped)[0] == "flex"
+    assert chosen(CPU, capped)[0] == chosen(T4, capped)[0] == "sdpa"
+    *_, why = resolve(capped, TransformerTrainModuleConfig(rank_microbatch_size=32), H100)
+    (line,) = [line for line in why if line.startswith("attention flex")]
+    assert "not varlen, torch's varlen_attn has no soft cap of attention" in line
 
 
 @pytest.mark.parametrize("capability", [CPU, H100, T4, PLAIN])
@@ -114,7 +123,7 @@ def test_t7_the_start_says_what_was_chosen_and_the_run_keeps_it(
     stop = "--trainer.hard_stop={value: 1, unit: steps}"
     assert main([str(config), stop]) == 0
     said = capsys.readouterr().err
-    assert "auto on CPU: attention sdpa: the one that trains on a CPU" in said
+    assert "auto on CPU: attention sdpa: the only one that trains on a CPU" in said
     assert "auto on CPU: dtype float32: " in said
     assert "auto on CPU: not compiled: " in said
     kept = json.loads((tmp_path / "run" / "config.json").read_bytes())

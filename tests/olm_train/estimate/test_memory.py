@@ -39,6 +39,10 @@ SHAPES = {
     },
     "qwen3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "qk_norm": "head"},
     "gemma3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "block": "peri_norm"},
+    "gemma2": {
+        "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "block": "peri_norm",
+        "attention_softcap": 50.0,
+    },
     "wide": {"d_model": 32, "n_layers": 2, "n_heads": 2, "head_dim": 32, "hidden_size": 320},
 }  # fmt: skip
 OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from olm_train.model.loss_config import LossConfig
 from olm_train.model.presets import PRESETS, preset
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
-from olm_train.presets import main, table
+from olm_train.presets import main
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import Plan, describe
 from olm_train.train_module_config import TransformerTrainModuleConfig
@@ -74,7 +72,7 @@ def test_a_larger_gpu_never_needs_more_of_them_and_70b_fits_a_few_machines() -> 
     assert found("llama3-70b", "h100").gpus <= 64
 
 
-def test_u12_a_recipe_for_a_gpu_without_bf16_names_what_runs_there() -> None:
+def test_a_recipe_for_a_gpu_without_bf16_names_what_runs_there() -> None:
     values = found("olm-125m", "t4").values()
     assert values["model"]["attention"] == "sdpa"
     assert values["train_module"]["dp_config"] == {"param_dtype": "float32"}
@@ -118,30 +116,3 @@ def test_a_recipe_resolves_and_dry_runs(name: str, tiny_mixture: Path, tmp_path:
     text = describe(RunConfig.resolve(rows), one.gpus, Plan(gpu=one.gpu), nodes=one.nodes)
     assert f"{one.gpus} x h100" in text
     assert "more than" not in text.partition("# memory of a rank")[2].partition("\n#")[0]
-
-
-def test_json_says_what_the_recipe_is() -> None:
-    result = CliRunner().invoke(main, ["olmo2-7b", "--gpu", "h200", "--json"])
-    assert json.loads(result.stdout) == found("olmo2-7b", "h200").as_dict()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["olmo2-7", "--gpu=h100"], "olmo2-7b"), (["olmo2-7b", "--gpu=h1000"], "h100")],
-)
-def test_a_misspelling_is_a_usage_error(arguments: list[str], says: str) -> None:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert f"did you mean '{says}'?" in result.stderr
-
-
-@pytest.mark.parametrize("gpu", STATED)
-def test_the_tables_on_the_page_are_not_stale(gpu: str, repository: Path) -> None:
-    page = (repository / "docs" / "reference" / "train-config.md").read_text()
-    shown = re.search(
-        rf"<!-- recipes of {gpu} -->\n(.*?)\n<!-- end of recipes -->", page, re.DOTALL
-    )
-    assert shown is not None
-    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS})
-    fix = f"stale: paste `olm-train presets --gpu {gpu}`"
-    assert shown[1].splitlines() == wanted, fix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,9 +14,9 @@ from support.training import MODEL, build
 
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
-from olm_train.estimate.memory import memory_of_step
-from olm_train.estimate.sharding import ROOM, Goal, Machine, choose
-from olm_train.parallel.config import DataParallelConfig
+from olm_train.estimate.memory import TrainingTensors, memory_of_step
+from olm_train.estimate.sharding import ROOM, Goal, Machine, choose, need_of_decoder
+from olm_train.parallel.config import DataParallelConfig, DataParallelType
 from olm_train.run.config import RunConfig
 from olm_train.run.dry_run import describe
 
@@ -113,3 +114,29 @@ def test_a_field_that_parallel_chooses_is_refused_beside_it(tiny_mixture: Path) 
         RunConfig.resolve(values)
     assert "chosen by parallel: auto" in str(refusal.value)
     assert "--train_module.dp_config.name" in str(refusal.value)
+
+
+def test_the_need_of_a_decoder_falls_with_shards_and_grows_with_the_micro_batch() -> None:
+    def need(ranks: int, name: str, rows: int = 1) -> int:
+        module = replace(MODULE, rank_microbatch_size=rows * 32)
+        machine = Machine(world_size=ranks, nodes=1, memory=1)
+        found = need_of_decoder(MODEL, module, machine, sequence_length=32, micro_batches=1)
+        return found(DataParallelConfig(name=DataParallelType(name)))
+
+    assert need(1, "fsdp") == need(4, "ddp") > need(4, "fsdp")
+    assert need(1, "ddp", rows=8) > need(1, "ddp") > 16 * MODEL.num_params
+
+
+def test_the_tensors_of_a_model_are_counted_once_for_all_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[object] = []
+    count = TrainingTensors.count
+
+    def counted(*given: Any) -> TrainingTensors:
+        counts.append(given)
+        return count(*given)
+
+    monkeypatch.setattr(TrainingTensors, "count", counted)
+    chosen(Goal.memory, Machine(world_size=4, nodes=1, memory=1))  # nothing fits: all are asked
+    assert len(counts) == 1

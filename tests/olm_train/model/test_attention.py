@@ -6,68 +6,39 @@ the kernels' contract, and on a CUDA device the kernels against `sdpa`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.attention_loop import cpu_backends, loop_backend, varlen_loop
+from support.attention_loop import (
+    ROWS,
+    cpu_backends,
+    forward_backward,
+    inputs,
+    layout_of,
+    loop_backend,
+)
 from support.batches import make_batch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
-from olm_train.data.batch import Batch
-from olm_train.model import attention_varlen
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
     attention_backend,
     block_causal_mask,
 )
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Use
-from olm_train.model.attention_varlen import (
-    flash_kernel,
-    flash_module,
-    kernel_backend,
-    varlen_kernel,
-)
-from olm_train.model.config import DecoderConfig
-from olm_train.model.decoder import Decoder
-from olm_train.model.init import init_parameters
+from olm_train.model.attention_backend import PLAIN, Use
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ROWS = [[40, 1, 23], [64], [1, 1, 62]]
 
 
 @pytest.fixture
 def reference() -> Iterator[str]:
     with loop_backend() as name:
         yield name
-
-
-def layout_of(batch: Batch) -> DocumentLayout:
-    return DocumentLayout(batch.doc_start, batch.cu_seqlens, batch.max_seqlen)
-
-
-def inputs(kv_heads: int, **options: Any) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    shapes = [(3, 64, heads, 16) for heads in (4, kv_heads, kv_heads)]
-    return [torch.randn(shape, generator=generator).to(**options) for shape in shapes]
-
-
-def forward_backward(
-    backend: AttentionBackend,
-    layout: DocumentLayout,
-    leaves: list[torch.Tensor],
-    window: int | None,
-) -> list[torch.Tensor]:
-    """Output and gradients of q, k, v for a fixed gradient of the output."""
-    leaves = [x.detach().clone().requires_grad_() for x in leaves]
-    out = backend.attend(*leaves, backend.prepare(layout._replace(window=window)))
-    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(2)).to(out)
-    return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.none() | st.integers(1, 12))
@@ -99,187 +70,7 @@ def test_backend_agrees_with_documents_attended_one_by_one(
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("name", cpu_backends(training=False))
-def test_backend_agrees_with_a_loop_over_queries(name: str, window: int | None) -> None:
-    batch, backend = make_batch(ROWS, vocab_size=2), attention_backend(name)
-    left = -1 if window is None else window - 1
-    whole = DocumentLayout.whole_rows(3, 64, CPU)
-    if window is not None:
-        whole = whole._replace(doc_start=torch.zeros(3, 64, dtype=torch.int32))
-    for layout in (layout_of(batch), whole):
-        q, k, v = inputs(2)
-        out = backend.attend(q, k, v, backend.prepare(layout._replace(window=window)))
-        flat = (x.flatten(0, 1) for x in (q, k, v))
-        expected = varlen_loop(*flat, *layout.offsets(), left).view(out.shape)
-        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-
-
 # The signatures of torch's varlen_attn, with the contract each documents.
-
-
-def torch_2_11(
-    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
-    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
-) -> torch.Tensor:  # fmt: skip
-    assert query.shape == key.shape
-    assert window_size[1] == 0
-    assert cu_seq_q is cu_seq_k
-    assert max_q == max_k
-    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0])
-
-
-def torch_2_13(
-    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
-    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
-    enable_gqa: bool = False, seqused_k: Any = None, block_table: Any = None,
-    num_splits: int | None = None,
-) -> torch.Tensor:  # fmt: skip
-    assert enable_gqa is (query.shape[1] != key.shape[1])
-    assert window_size[1] == 0
-    assert cu_seq_q is cu_seq_k
-    assert max_q == max_k
-    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0])
-
-
-def flash_attn(
-    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
-    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-) -> torch.Tensor:  # fmt: skip
-    assert causal
-    assert window_size[1] == 0
-    assert cu_seqlens_q is cu_seqlens_k
-    assert max_seqlen_q == max_seqlen_k
-    return varlen_loop(q, k, v, cu_seqlens_q, max_seqlen_q, window_size[0])
-
-
-def flash_attn_3(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
-    return flash_attn(*args, **options), None
-
-
-def on_cpu(adapter: Callable[..., Any], function: Callable[..., Any]) -> AttentionBackend:
-    """The back-end around a kernel that runs here."""
-    kernel = adapter(function)
-    return replace(kernel_backend(lambda: kernel, lambda: None), refusal=lambda use: None)
-
-
-KERNELS = {
-    function.__name__: on_cpu(adapter, function)
-    for adapter, function in [
-        (varlen_kernel, torch_2_11),
-        (varlen_kernel, torch_2_13),
-        (flash_kernel, flash_attn),
-        (flash_kernel, flash_attn_3),
-    ]
-}
-
-
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_are_given_what_makes_them_agree_with_sdpa(
-    kernel: str, window: int | None, kv_heads: int
-) -> None:
-    layout = layout_of(make_batch(ROWS, vocab_size=2))
-    ours, sdpa = (
-        forward_backward(backend, layout, inputs(kv_heads), window)
-        for backend in (KERNELS[kernel], attention_backend("sdpa"))
-    )
-    torch.testing.assert_close(ours, sdpa, rtol=1e-5, atol=2e-6)
-
-
-def test_the_installed_varlen_attn_has_a_known_signature() -> None:
-    from torch.nn.attention.varlen import varlen_attn
-
-    varlen_kernel(varlen_attn)
-    with pytest.raises(TypeError, match="one this code knows"):
-        varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
-
-
-def test_a_varlen_attn_with_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention import varlen
-
-    use = Use(CUDA, torch.bfloat16, 64, False)
-    assert attention_backend("varlen").refusal(use) is None
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
-    attention_varlen._torch_kernel.cache_clear()
-    refusal = attention_backend("varlen").refusal(use)
-    attention_varlen._torch_kernel.cache_clear()
-    assert refusal is not None
-    assert "one this code knows" in refusal.why
-    assert "2.11 to 2.13" in refusal.fix
-
-
-@pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
-    kv_heads: int, window: int | None
-) -> None:
-    """On tensors without data: torch's own operator checks arguments, shapes and gradients."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    with FakeTensorMode():
-        q, k, v = (
-            torch.empty(64, heads, 16, dtype=torch.bfloat16, requires_grad=True)
-            for heads in (4, kv_heads, kv_heads)
-        )
-        offsets = torch.empty(9, dtype=torch.int32)
-        out = varlen_kernel(varlen_attn)(q, k, v, offsets, 32, window)
-        assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
-        out.sum().backward()
-    for leaf in (q, k, v):
-        assert leaf.grad is not None
-        assert leaf.grad.shape == leaf.shape
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_decoder_on_a_kernel_gives_the_logits_of_sdpa(
-    kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(ATTENTION_BACKENDS, kernel, KERNELS[kernel])
-    batch, logits = make_batch(ROWS, vocab_size=64), []
-    for name in ("sdpa", kernel):
-        config = DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
-        model = Decoder(replace(config, attention=name))
-        init_parameters(model, seed=3)
-        for layout in ({"doc_start": batch.doc_start, "cu_seqlens": batch.cu_seqlens}, {}):
-            logits.append(model(batch.input_ids, **layout).detach())
-    torch.testing.assert_close(logits[2:], logits[:2], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "use", "why"),
-    [
-        ("varlen", Use(CPU, torch.bfloat16, 64, False), "need a CUDA device"),
-        ("varlen", Use(CUDA, torch.float32, 64, True), "16 bits, not in float32"),
-        ("varlen", Use(CUDA, torch.bfloat16, 320, True), "up to 256"),
-        ("varlen", Use(CUDA, torch.bfloat16, 20, True), "multiples of 8"),
-        ("flex", Use(CPU, torch.float32, 64, True), "no backward pass on cpu"),
-    ],
-)
-def test_a_backend_that_cannot_run_says_why(name: str, use: Use, why: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot run here") as refusal:
-        attention_backend(name).require(name, use)
-    assert why in str(refusal.value.why)
-    assert refusal.value.fix
-
-
-def test_flash_is_refused_where_it_is_not_installed() -> None:
-    if flash_module() is not None:
-        pytest.skip("a flash-attn package is installed")
-    use = Use(CUDA, torch.bfloat16, 64, True)
-    with pytest.raises(UsageError, match="flash cannot run here") as refusal:
-        attention_backend("flash").require("flash", use)
-    assert "installed" in str(refusal.value.why)
-
-
-def test_a_decoder_refuses_before_it_computes_and_takes_no_other_backend() -> None:
-    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, attention="varlen")
-    model = Decoder(config)
-    with pytest.raises(UsageError, match="varlen cannot run here"):
-        model(make_batch(ROWS, vocab_size=64).input_ids)
 
 
 def test_unknown_backend_is_refused_with_the_nearest_name() -> None:
@@ -309,19 +100,34 @@ def test_gpu_backend_agrees_with_sdpa(name: str, kv_heads: int, window: int | No
         torch.testing.assert_close(one.float(), other, rtol=2e-2, atol=2e-2)
 
 
-def test_a_block_on_varlen_is_one_graph() -> None:
-    """Traced without running: a block calls torch's operator, and nothing breaks the graph."""
-    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2)
-    model = Decoder(replace(config, attention="varlen"), dtype=torch.bfloat16)
-    layout = layout_of(make_batch(ROWS, vocab_size=2))
-    context = attention_backend("varlen").prepare(layout._replace(window=7))
-    names: list[str] = []
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("masked", [True, False])
+def test_no_call_has_a_mask_and_grouped_heads(
+    kv_heads: int, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 12, heads, 8) for heads in (4, kv_heads, kv_heads)]
+    q, k, v = (torch.randn(shape, generator=generator).requires_grad_() for shape in shapes)
+    mask = block_causal_mask(torch.tensor([[0] * 5 + [5] * 7] * 2)) if masked else None
+    plain, calls = F.scaled_dot_product_attention, []
 
-    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        names.extend(str(node.target) for node in graph.graph.nodes)
-        return lambda *_: (torch.zeros(3, 64, 32, dtype=torch.bfloat16),)
+    def recorded(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        heads = [tensor.shape[1] for tensor in tensors]
+        calls.append((len(set(heads)) > 1 or options["enable_gqa"], options["attn_mask"]))
+        return plain(*tensors, **options)
 
-    block = torch.compile(model.blocks[0], fullgraph=True, backend=backend)
-    with torch.no_grad():
-        block(torch.zeros(3, 64, 32, dtype=torch.bfloat16), None, context)
-    assert sum("_varlen_attn" in name for name in names) == 1
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    out = ATTENTION_BACKENDS["sdpa"].attend(q, k, v, mask, PLAIN)
+    ((grouped, given),) = calls
+    assert grouped == (kv_heads < 4 and not masked)
+    assert given is mask
+    expected = plain(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+        attn_mask=mask, is_causal=mask is None, enable_gqa=True,
+    ).transpose(1, 2)  # fmt: skip
+    torch.testing.assert_close(out, expected)
+    weights = torch.randn(out.shape, generator=generator)
+    found = torch.autograd.grad((out * weights).sum(), (q, k, v))
+    wanted = torch.autograd.grad((expected * weights).sum(), (q, k, v))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)

@@ -57,6 +57,12 @@ def test_biases_and_rows_that_pad_the_vocabulary_are_zeros() -> None:
             assert torch.equal(value, plain[name])
 
 
+def test_norm_weights_are_ones_or_zeros_that_are_added_to_one() -> None:
+    for zero_centred in (False, True):
+        for name, value in weights(replace(CONFIG, norm_zero_centred=zero_centred)).items():
+            assert value.ndim == 2 or (value == 1 - zero_centred).all(), name
+
+
 def test_global_random_state_has_no_part_in_it() -> None:
     torch.manual_seed(1)
     first = weights(CONFIG)

@@ -1,11 +1,12 @@
 """Losses: ignored labels count for nothing; every implementation gives the plain one's numbers.
 
-The compiled one: test_train_module.py. The head under FSDP2: parallel/test_parallel.py.
+The compiled one: test_train_module.py. The head under FSDP2: parallel/test_apply.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.training import MODEL, ROWS, build, micro_batches, train
+from support.training import MODEL, build, micro_batches, train
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from olm_data.errors import UsageError
-from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.loss import (
     LossSums,
@@ -25,6 +24,7 @@ from olm_train.model.loss import (
     cross_entropy_by_label,
     cross_entropy_sum,
     loss_sums,
+    sum_by_piece,
     z_sum,
 )
 from olm_train.model.loss_chunked import by_label_chunked
@@ -147,9 +147,13 @@ def test_chunked_never_holds_more_logits_than_a_chunks() -> None:
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
 def test_linear_cross_entropy_gives_the_plain_loss_and_gradients() -> None:
     inputs = case()
+    ours, theirs = (results(choice(n), *inputs) for n in ("plain", "linear_cross_entropy"))
+    by_label = ours.pop(3), theirs.pop(3)
+    assert by_label[0] is not None
+    assert by_label[1] is None
     torch.testing.assert_close(
-        results(choice("linear_cross_entropy"), *inputs),
-        results(choice("plain"), *inputs),
+        theirs,
+        ours,
         rtol=1e-5,
         atol=1e-5,
     )
@@ -185,62 +189,42 @@ def test_z_loss_is_logged_apart_and_changes_the_gradient() -> None:
     assert float(other["train/Z loss"]) == pytest.approx(0.1 * squares / int(one["train/labels"]))
 
 
-def test_loss_of_an_evaluation_is_the_same_in_chunks() -> None:
-    (batch,) = micro_batches(1, [ROWS], build().world)
-    plain, chunked = (
-        build(loss=loss).eval_batch(batch)
-        for loss in (LossConfig(), LossConfig(name="chunked", chunk_size=50))
-    )
-    assert float(chunked[0]) == pytest.approx(float(plain[0]), rel=1e-6)
-    assert chunked[1] == plain[1]
-
-
-def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
-    model = DecoderConfig(vocab_size=100_000, d_model=64, n_layers=1, n_heads=1)
-
-    def chosen(microbatch: int, compiling: bool = False, **options: Any) -> LossChoice:
-        return LossConfig(**options).choose(model, microbatch=microbatch, compiling=compiling)
-
-    assert chosen(8192).name == "plain"
-    assert chosen(8192).chunk_size is None
-    assert chosen(8192, compiling=True).name == "compiled"
-    large = chosen(16384)  # 100,000 x 16,384 x 12 bytes = 19.7 GB
-    assert (large.name, large.chunk_size) == ("chunked", 4096)
-    assert large.why == "logits of a micro-batch need 19.7 GB > max_logits_gb 16"
-    assert chosen(16384, chunk_size=1024).chunk_size == 1024
-    assert chosen(16384, max_logits_gb=20.0).name == "plain"
-    assert chosen(8192, max_logits_gb=1.0).name == "chunked"
-    assert chosen(16384, name="plain").name == "plain"
-    assert not chosen(16384, name="chunked").compiled
-    assert chosen(16384, True, name="chunked").compiled
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"name": "chunky"}, "did you mean 'chunked'"),
-        ({"name": "plain", "chunk_size": 8}, "has no chunks"),
-        ({"name": "chunked", "max_logits_gb": 1.0}, "named already"),
-        ({"z_loss_multiplier": 0.0}, "z_loss_multiplier is above 0, not 0.0"),
-        ({"name": "linear_cross_entropy", "z_loss_multiplier": 1.0}, "linear_cross_entropy"),
-    ],
-)
-def test_options_without_effect_are_refused(options: dict[str, Any], why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        LossConfig(**options)
-
-
-@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
-def test_linear_cross_entropy_is_refused_for_a_soft_cap_and_for_pads() -> None:
-    config = LossConfig(name="linear_cross_entropy")
-    for model in (replace(MODEL, logit_softcap=5.0), replace(MODEL, vocab_multiple=128)):
-        with pytest.raises(UsageError, match="logit_softcap and no padded"):
-            config.choose(model, microbatch=8, compiling=False)
-
-
 def test_plain_sums_are_those_of_torch() -> None:
     head, x, labels = case()
     logits = head.logits(x)
     sums: LossSums = loss_sums(logits, labels, None)
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     assert torch.equal(sums.total, expected)
+
+
+@pytest.mark.parametrize("z", [None, 0.1])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(LossChoice("compiled", "", None, None, True), marks=pytest.mark.slow),
+        choice("plain"),
+        choice("chunked", 4),
+    ],
+)
+def test_losses_of_labels_are_those_that_the_sum_is_made_of(
+    name: LossChoice, z: float | None
+) -> None:
+    head, x, labels = case()
+    sums = replace(name, z_loss_multiplier=z).build()(head, x, labels)
+    assert sums.by_label is not None
+    assert not sums.by_label.requires_grad
+    expected = cross_entropy_by_label(head.logits(x), labels).flatten()
+    torch.testing.assert_close(sums.by_label, expected.detach(), rtol=1e-6, atol=1e-6)
+    assert float(sums.by_label.double().sum()) == pytest.approx(float(sums.cross_entropy), rel=1e-6)
+
+
+def test_sums_by_piece_are_those_of_numpy() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(9, (2, 20), generator=generator)
+    labels[torch.rand(2, 20, generator=generator) < 0.3] = -100
+    by_label = torch.where(labels == -100, 0.0, torch.rand(2, 20, generator=generator)).flatten()
+    offsets = torch.tensor([0, 1, 7, 20, 33, 40, 40, 40], dtype=torch.int32)
+    nats, counts = sum_by_piece(by_label, labels, offsets)
+    for piece, (low, high) in enumerate(pairwise(offsets.tolist())):
+        assert float(nats[piece]) == by_label[low:high].double().sum()
+        assert int(counts[piece]) == (labels.flatten()[low:high] != -100).sum()

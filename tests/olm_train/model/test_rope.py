@@ -94,3 +94,23 @@ def test_yarn_lengthens_queries_and_keys_by_its_formula() -> None:
     torch.testing.assert_close(
         (cos**2 + sin**2).sqrt(), torch.full_like(cos, 0.1 * math.log(16) + 1)
     )
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        PositionInterpolation(factor=4.0),
+        Llama3Scaling(factor=8.0, old_context_len=64),
+        YaRNScaling(factor=8.0, old_context_len=64),
+    ],
+    ids=lambda scaling: getattr(scaling, "name", "none"),
+)
+def test_angles_are_those_of_the_model_s_dtype(scaling: YaRNScaling | None) -> None:
+    positions = torch.arange(4000)[None]
+    for dtype, error in ((torch.float64, 1e-12), (torch.bfloat16, 1e-3)):
+        cos, sin = rope_table(positions, 16, 10_000.0, scaling, dtype)
+        assert cos.dtype == sin.dtype == torch.promote_types(dtype, torch.float32)
+        size = scaling.attention_factor if scaling else 1.0
+        ones = (cos.double() ** 2 + sin.double() ** 2) / size**2
+        assert float((ones - 1).abs().max()) < error

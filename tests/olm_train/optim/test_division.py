@@ -32,10 +32,15 @@ SOME = "w_down.weight"
 """Parameters without a gradient after the first step, in one of the checks."""
 
 
-def module_of(layout: str, world: World | None = None) -> TransformerTrainModule:
+def module_of(
+    layout: str, world: World | None = None, *, param_dtype: str = "float32"
+) -> TransformerTrainModule:
     strategy, sharing = LAYOUTS[layout]
     model = replace(MODEL, n_layers=3)  # 18 matrices: on 4 ranks the last round is not full
-    return build(strategy, world=world, model=model, sharing=sharing, optim=MuonConfig(lr=1e-2))
+    return build(
+        strategy, world=world, model=model, sharing=sharing, param_dtype=param_dtype,
+        optim=MuonConfig(lr=1e-2),
+    )  # fmt: skip
 
 
 def stepped(module: TransformerTrainModule, *, without: str | None = None) -> dict[str, str]:
@@ -73,6 +78,9 @@ def on_ranks() -> dict[str, tuple[dict[str, str], Counter[Any]]]:
     for layout in LAYOUTS if world.size == 4 else ("fsdp", "ddp"):
         done.clear()
         results[layout] = stepped(module_of(layout, world)), Counter(done)
+    for layout in ("fsdp", "ddp"):
+        module = module_of(layout, world, param_dtype="bfloat16")
+        results[f"{layout}, bfloat16"] = stepped(module), Counter()
     return results | {"some": (stepped(module_of("fsdp", world), without=SOME), Counter())}
 
 
@@ -80,7 +88,9 @@ def on_ranks() -> dict[str, tuple[dict[str, str], Counter[Any]]]:
 def test_t10_ranks_divide_the_matrices_and_end_with_the_bits_of_one(ranks: int) -> None:
     alone = module_of("fsdp")
     expected, some = stepped(alone), stepped(module_of("fsdp"), without=SOME)
+    reduced = stepped(module_of("fsdp", param_dtype="bfloat16"))
     assert expected != some
+    assert expected != reduced
     shapes = Counter(
         (rows, linear.weight.shape[1])
         for linear in alone.model.blocks.modules()
@@ -92,6 +102,9 @@ def test_t10_ranks_divide_the_matrices_and_end_with_the_bits_of_one(ranks: int) 
         states, done = zip(*(rank[layout] for rank in results), strict=True)
         if layout == "some":
             assert all(state == some for state in states)
+            continue
+        if layout.endswith("bfloat16"):
+            assert all(state == reduced for state in states), layout
             continue
         assert all(state == expected for state in states), layout
         assert sum(done, Counter()) == Counter({s: n * STEPS for s, n in shapes.items()}), layout

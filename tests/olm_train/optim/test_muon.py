@@ -96,6 +96,21 @@ def test_a_group_has_a_momentum_and_a_rate_of_its_own() -> None:
     assert {g["momentum"] for g in optimizer.param_groups if "parts" in g} == {0.5, 0.95}
 
 
+def test_a_model_in_bfloat16_has_nearly_the_same_updates_from_products_in_bfloat16() -> None:
+    config, updates = MuonConfig(lr=1.0, weight_decay=0.0), []
+    for param_dtype in ("float32", "bfloat16"):
+        module = build(optim=config, param_dtype=param_dtype)
+        weight = module.model.blocks[0].feed_forward.w_down.weight
+        before = weight.detach().clone()
+        weight.grad = torch.randn(before.shape, generator=torch.Generator().manual_seed(0))
+        module.optimizer.step()
+        updates.append(before - weight.detach())
+    plain, reduced = updates
+    assert reduced.dtype is torch.float32
+    assert not torch.equal(plain, reduced)
+    assert (plain - reduced).norm() < 0.03 * plain.norm()
+
+
 def test_a_model_learns_with_it() -> None:
     run = train(build(optim=MuonConfig(lr=1e-2)), [ROWS])
     assert run.losses[-1] < 0.95 * run.losses[0]

@@ -1,6 +1,6 @@
 """Four ranks under DDP, FSDP2 and HSDP: the run of one rank, resumed to the bit, sparing traffic.
 
-All checks of four ranks run in one launch (support/four_ranks.py); two ranks: test_parallel.py.
+All checks of four ranks run in one launch (support/four_ranks.py); two ranks: test_apply.py.
 """
 
 from __future__ import annotations

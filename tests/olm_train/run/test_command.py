@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.runs import config_values, environment, run, write_config
+from support.runs import environment, run, write_config
 
-from olm_data.config.values import Values
-from olm_train.run.command import main
-from olm_train.run.config import RunConfig
+from olm_data.errors import UsageError
+from olm_train.run.command import Arguments, main
 
 
 @pytest.fixture
@@ -165,18 +164,6 @@ def test_under_torchrun_an_error_is_told_once(config: Path) -> None:
     assert "exitcode  : 2" in result.stderr
 
 
-def test_a_preset_is_a_starting_point(tiny_mixture: Path, tmp_path: Path) -> None:
-    values = Values(config_values(tiny_mixture, tmp_path))
-    values.data["model"] = {"preset": "olm-1m", "n_layers": 2}
-    model = RunConfig.resolve(values).model
-    assert (model.d_model, model.n_layers, model.vocab_size) == (128, 2, 512)
-
-
-def test_the_saved_configuration_is_the_configuration(tiny_mixture: Path, tmp_path: Path) -> None:
-    config = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
-    assert RunConfig.resolve(Values(config.as_dict())) == config
-
-
 def test_the_process_ends_without_taking_the_interpreter_apart() -> None:
     """Native threads that outlive the run abort a process that finalises its interpreter."""
     script = (
@@ -194,3 +181,24 @@ def test_the_process_ends_without_taking_the_interpreter_apart() -> None:
     )
     assert result.returncode == 2, result.stderr
     assert result.stdout == "handlers ran\n"
+
+
+def test_a_field_of_training_takes_its_value_as_the_next_word() -> None:
+    given = Arguments.split(["a.yaml", "--train_module.optim.lr", "3e-4", "--seed", "7", "--debug"])
+    assert given.overrides == ["--train_module.optim.lr=3e-4", "--seed=7"]
+    assert (given.config, given.flags) == ("a.yaml", {"--debug"})
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["--dry-rnu", "a.yaml"], "did you mean '--dry-run'?"),
+        (["--trainer.save_folder"], "--trainer.save_folder has no value"),
+        (["--trainer.save_folder", "--debug"], "--trainer.save_folder has no value"),
+        (["-x", "a.yaml"], "unknown option -x"),
+    ],
+)
+def test_an_option_of_training_without_a_value_is_refused(typed: list[str], says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Arguments.split(typed)
+    assert says in str(caught.value)

@@ -1,0 +1,1 @@
+"""What `bench_tokenize.py` measures on: its inputs."""

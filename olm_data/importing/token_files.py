@@ -1,0 +1,194 @@
+"""Token files of other projects: which ones are named, and what else lies in their folders.
+
+    FILE|PREFIX|FOLDER... --find--> [TokenFile], [Passed]
+
+Never: leaves out a file without naming it.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from olm_data.dataset.container import RAW_TOKENS, TOKENS
+from olm_data.errors import InputError, UsageError, printable
+from olm_data.kinds import kind_of, wrong_kind
+from olm_data.sources.passed import Passed
+from olm_data.storage.store import Store, absolute
+
+KINDS = {".npy": "olmo-core", ".bin": "megatron", ".ds": "datatrove"}
+"""Suffix of a token file -> whose format it is."""
+SIDECARS = {".npy": (".csv.gz",), ".bin": (".idx",), ".ds": (".ds.index", ".ds.metadata")}
+"""Suffix of a token file -> what the files that describe it end in instead."""
+NUMPY_MAGIC = b"\x93NUMPY"
+
+PIECE_BYTES = 4 << 20  # a multiple of the block size
+
+
+@dataclass(frozen=True)
+class TokenFile:
+    """One file of tokens.
+
+    Attributes:
+        store: its folder.
+        name: its name there.
+        kind: whose format it is, a value of `KINDS`.
+        bytes: its size.
+    """
+
+    store: Store
+    name: str
+    kind: str
+    bytes: int
+
+    @property
+    def url(self) -> str:
+        """Its path or URL."""
+        return self.store.url(self.name)
+
+    def beside(self, suffix: str) -> str:
+        """Return the name of the file beside it that ends in `suffix` instead."""
+        return posixpath.splitext(self.name)[0] + suffix
+
+
+def pieces(file: TokenFile) -> Iterator[bytes]:
+    """Yield the bytes of a file, a multiple of the size of a checksum's block at a time."""
+    return file.store.pieces(file.name, PIECE_BYTES)
+
+
+def refuse(file: TokenFile, what: str, fix: str = "restore the file, or leave it out") -> NoReturn:
+    """Raise that a file is refused."""
+    raise InputError(printable(what), where=printable(file.url), fix=fix)
+
+
+def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Passed]]:
+    """Return the token files that are named, in that order, and what else lies in their folders.
+
+    A prefix names the Megatron pair `PREFIX.bin` and `PREFIX.idx`; an `.idx` its `.bin`. Those of a
+    folder and of all folders below it come by name.
+
+    Args:
+        output: folder of the dataset to make; its own files are no input that is passed over.
+
+    Raises:
+        InputError: there is nothing, a file twice, or files of several formats.
+        UsageError: a file of no known format.
+    """
+    found: list[TokenFile] = []
+    passed: list[Passed] = []
+    for text in inputs:
+        file = _named(text)
+        if file is not None:
+            found.append(file)
+            continue
+        store = Store(absolute(text))
+        listed = store.remote or os.path.isdir(store.root)
+        inside, rest = _in_folder(store, absolute(output)) if listed else ([], [])
+        if not inside:
+            if kind_of(text) in ("dataset", "unfinished dataset"):
+                raise wrong_kind(text, str(kind_of(text)), "token files")
+            among = f"; {len(rest):,} other files are" if rest else ""
+            raise InputError(
+                f"there is no token file here{among}",
+                where=printable(text),
+                why="they end in .npy (dolma, OLMo-core), .bin (Megatron) or .ds (datatrove)",
+                fix="name files, Megatron prefixes, or folders of them",
+            )
+        found += inside
+        passed += rest
+    urls = [file.url for file in found]
+    twice = [url for url in urls if urls.count(url) > 1] if len(set(urls)) < len(urls) else []
+    if twice:
+        raise InputError(
+            "a file is named twice",
+            where=printable(twice[0]),
+            why="its documents would be in the dataset twice",
+            fix="name each file once, either by itself or by its folder",
+        )
+    kinds = sorted({file.kind for file in found})
+    if len(kinds) > 1:
+        raise InputError(
+            f"these are files of several formats: {', '.join(kinds)}",
+            fix="import those of each format into a dataset of their own",
+        )
+    return found, passed
+
+
+def _named(text: str) -> TokenFile | None:
+    """Return the token file that an argument names; None: it is a folder, or nothing.
+
+    Raises:
+        UsageError: a file of no known format.
+    """
+    place = absolute(text)
+    if place.endswith("/") or os.path.isdir(place):
+        return None
+    folder, _, name = place.rpartition("/")
+    store = Store(folder or "/")
+    size = store.size(name)
+    stem, suffix = posixpath.splitext(name)
+    if size is not None and suffix in KINDS:
+        return TokenFile(store, name, KINDS[suffix], size)
+    pair = f"{stem}.bin" if suffix == ".idx" else f"{name}.bin"
+    paired = store.size(pair)
+    if paired is not None:
+        return TokenFile(store, pair, KINDS[".bin"], paired)
+    if size is None:
+        return None
+    raise UsageError(
+        "this is not a token file of a format that can be imported",
+        where=printable(text),
+        fix="name files that end in .npy (dolma, OLMo-core), .bin (Megatron) or .ds (datatrove), "
+        "Megatron prefixes, or folders of them",
+    )
+
+
+def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]]:
+    """Return the token files of a folder and below, and the files that do not belong to one."""
+    entries = {entry.name: entry for entry in store.entries()}
+    inside, passed = [], []
+    described = set()
+    for name, entry in entries.items():
+        stem, suffix = posixpath.splitext(name)
+        if suffix in KINDS and not posixpath.basename(name).startswith("."):
+            if _of_a_dataset(store, name, entries.keys()):
+                continue
+            inside.append(TokenFile(store, name, KINDS[suffix], entry.size))
+            described |= {name, *(stem + ending for ending in SIDECARS[suffix])}
+    sidecars = tuple(ending for endings in SIDECARS.values() for ending in endings)
+    for name in entries.keys() - described:
+        if _of_a_dataset(store, name, entries.keys()):
+            if posixpath.dirname(store.url(name)) == output.rstrip("/"):
+                continue
+            reason = "dataset"
+        elif posixpath.basename(name).startswith("."):
+            reason = "hidden"
+        else:
+            reason = "sidecar" if name.endswith(sidecars) else "format"
+        passed.append(Passed(name, reason))
+    return inside, sorted(passed, key=lambda item: item.path)
+
+
+_SHARD_FILE = re.compile(
+    r"(?:.*/)?(shard-\d{5,})\.(ends\.npy|tokens\.npy|tokens\.bin|docs\.parquet|json)"
+)
+_DATASET_FILE = re.compile(r"(?:.*/)?(manifest|plan|job|tokenizer)\.json|\.olm-.*|\.lock")
+
+
+def _of_a_dataset(store: Store, name: str, names: Collection[str]) -> bool:
+    """Whether a file is one of a dataset of ours, told by more than its name where it has tokens.
+
+    Other programs, our own exports among them, call their token files shard-00000.npy, too.
+    """
+    part = _SHARD_FILE.fullmatch(name)
+    if part is None:
+        return bool(_DATASET_FILE.fullmatch(name))
+    if name.endswith((".ends.npy", TOKENS)):
+        return store.read(name, 0, len(NUMPY_MAGIC)) == NUMPY_MAGIC
+    if name.endswith(RAW_TOKENS):
+        return posixpath.join(posixpath.dirname(name), f"{part[1]}.ends.npy") in names
+    return True

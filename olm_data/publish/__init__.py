@@ -1,0 +1,1 @@
+"""Datasets and models to repositories of the hub, and back."""

@@ -1,0 +1,75 @@
+"""What a report shows of a run's loss ledger: curves by source and position, and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from olm_data.page import colours, joined, note, section, svg, table, whole_numbers
+from olm_data.run_log.ledger import ledger_files
+from olm_data.show.ledger_summary import Curve, LearnedDocument, LedgerSummary, summarise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_SHOWN = 10
+"""Documents in a table."""
+
+
+def ledger_section(name: str, folder: Path) -> str:
+    """Return what the ledger of a run says; "" without one.
+
+    Raises:
+        ValidationError: a file is not one that a run writes.
+    """
+    if not ledger_files(folder):
+        return ""
+    view = summarise(folder, MOST_SHOWN)
+    parts = [
+        _curves("source", view, view.sources),
+        _curves("place in the document", view, view.positions),
+    ]
+    if view.missing:
+        parts.append(note(f"{view.missing:,} steps are not in the ledger."))
+    if view.repeated:
+        parts += [
+            note(f"{view.repeated:,} documents were seen in two epochs or more. Never learned:"),
+            _learned(view.never_learned),
+            note("Memorised at the second epoch:"),
+            _learned(view.memorised),
+        ]
+    return section(f"Loss by document of {name}", joined(parts))
+
+
+def _curves(what: str, view: LedgerSummary, curves: Sequence[Curve]) -> str:
+    def draw(axes: Axes) -> None:
+        for curve, colour in zip(curves, colours(), strict=False):
+            pairs = zip(view.until, curve.losses, strict=True)
+            known = [(step, loss) for step, loss in pairs if loss is not None]
+            steps, losses = [step for step, _ in known], [loss for _, loss in known]
+            axes.plot(steps, losses, color=colour, marker="o", markersize=3, label=curve.name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("nats a label")
+        whole_numbers(axes.xaxis)
+        axes.legend(frameon=False, fontsize=7)
+
+    ends = [f"{curve.name} ends at {curve.losses[-1]}" for curve in curves]
+    return svg(draw, f"Loss by {what} over the steps: {'; '.join(ends)}", height=2.4)
+
+
+def _learned(documents: Sequence[LearnedDocument]) -> str:
+    head = ("document", "epochs", "first", "second", "last", "above its source", "drop")
+    rows = [
+        (
+            one.address,
+            f"{one.epochs:,}",
+            f"{one.first:.3f}",
+            f"{one.second:.3f}",
+            f"{one.last:.3f}",
+            f"{one.above:+.3f}",
+            f"{one.drop:+.3f}",
+        )
+        for one in documents
+    ]
+    return table(head, rows, numbers=6)

@@ -1,0 +1,223 @@
+"""The files of a run folder beside its log, and what it says of the order it trained in.
+
+    config.json      -> global batch sizes, micro-batch, `skip` --.
+    metrics.jsonl    -> rows, skipped ranges, order digests ------+--> Run
+    sample.json      <- Sample                     text that the trained model made
+    environment.json <- versions, device and driver of the latest start
+
+Ranges may have been added to `skip`, and taken out again, while the run went on; what was skipped
+in the past is what the log says. Never: believe the log; who shows or verifies it checks the order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, decode
+from olm_data.errors import InputError, UsageError, printable
+from olm_data.order.skip import Range, merge_ranges
+from olm_data.order.steps import StepSizes
+from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.run_log.lines import malformed_log
+from olm_data.run_log.log import METRICS, RunLog, Step
+from olm_data.storage.disk import write_durable
+
+T = TypeVar("T")
+
+CONFIG, SAMPLE, ENVIRONMENT = "config.json", "sample.json", "environment.json"
+LEASE = "lease-"
+"""Start of the name of the lease by which a run holds its folder; `.lease-` in another work_dir."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """Text that a model made, and how; `ids` are its tokens, without those of the prompt.
+
+    `finish`: "stop": at a stop string or the end of a document; "length": cut off. None: not known.
+    """
+
+    prompt: str
+    text: str
+    ids: tuple[int, ...]
+    checkpoint: str
+    temperature: float
+    top_k: int
+    seed: int
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    finish: Literal["stop", "length"] | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes of `sample.json`."""
+        return json.dumps(msgspec.to_builtins(self), indent=1).encode() + b"\n"
+
+    def line(self) -> bytes:
+        """Return it as a line of a file of several."""
+        return json.dumps(msgspec.to_builtins(self)).encode() + b"\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Sample | None:
+        """Read `sample.json` of a run folder; None where there is none.
+
+        Raises:
+            ValidationError: it is malformed.
+        """
+        return _read(folder / SAMPLE, cls)
+
+
+def read_environment(folder: Path) -> dict[str, str] | None:
+    """Read `environment.json` of a run folder: versions by what they are of; None without.
+
+    Raises:
+        ValidationError: it is malformed.
+    """
+    return _read(folder / ENVIRONMENT, dict[str, str])
+
+
+def write_environment(folder: Path, versions: Mapping[str, str]) -> None:
+    """Write `environment.json` of a run folder, replacing the one there."""
+    write_durable(folder / ENVIRONMENT, json.dumps(versions, indent=1).encode() + b"\n")
+
+
+class _DataLoader(msgspec.Struct, frozen=True):
+    global_batch_size: int | None = None
+    skip: tuple[tuple[int, ...], ...] | None = None
+
+
+class _TrainModule(msgspec.Struct, frozen=True):
+    rank_microbatch_size: int | None = None
+
+
+class _Config(msgspec.Struct, frozen=True):
+    """The parts of a run's configuration that say what its steps are made of."""
+
+    data_loader: _DataLoader | None = None
+    train_module: _TrainModule | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder.
+
+    Attributes:
+        folder: the `save_folder`.
+        batch_sizes: tokens of each step.
+        microbatch_size: tokens of a micro-batch of a rank, None if not recorded.
+        configured_skip: `skip` of the configuration of the latest start.
+        steps: the logged ones, in the order of the file; empty without a log.
+        notes: what is to be told of the log.
+    """
+
+    folder: Path
+    batch_sizes: StepSizes
+    microbatch_size: int | None
+    configured_skip: tuple[Range, ...]
+    steps: list[Step]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was trained and logged; 0 for none."""
+        return self.steps[-1].step if self.steps else 0
+
+    @cached_property
+    def not_taken(self) -> frozenset[int]:
+        """The logged steps that left the weights as they were."""
+        return frozenset(step.step for step in self.steps if not step.taken)
+
+    def skip(self) -> tuple[Range, ...]:
+        """Return what the run has skipped, by its log, and will skip, by its configuration."""
+        return merge_ranges([*self.configured_skip, *self.skipped_so_far()])
+
+    def skipped_so_far(self) -> tuple[Range, ...]:
+        """Return the rows that the log passes over: inside steps, and between them."""
+        inside = [item for step in self.steps for item in step.skipped]
+        ends = [0, *(step.rows[1] for step in self.steps)]
+        begins = [step.rows[0] for step in self.steps]
+        between = [(a, b) for a, b in zip(ends, begins, strict=False) if a < b]
+        return merge_ranges([*inside, *between])
+
+    @classmethod
+    def read(cls, path: str) -> Run:
+        """Read a run folder.
+
+        Raises:
+            InputError: the folder has neither a configuration nor a log, or the data of its run
+                came from no mixture lock.
+            ValidationError: one of them is malformed.
+        """
+        folder = Path(path)
+        config, log = _read(folder / CONFIG, _Config), RunLog.read(folder)
+        if config is None and not log.steps:
+            raise InputError(
+                f"this is not a run folder: it has no {CONFIG} and no {METRICS}",
+                where=path,
+                fix="give the trainer.save_folder of a run",
+            )
+        refuse_without_lock(log)
+        loader = (config and config.data_loader) or _DataLoader()
+        module = (config and config.train_module) or _TrainModule()
+        try:
+            skip = merge_ranges(loader.skip or ())
+            sizes = _batch_sizes(loader, log)
+        except (UsageError, OverflowError) as error:
+            raise malformed_log(folder / CONFIG, printable(str(error))[:200]) from error
+        if sizes is None:
+            raise InputError(
+                "the run does not say its global batch size",
+                where=str(folder / CONFIG),
+                fix="say it: --global-batch TOKENS, instead of --run",
+            )
+        return cls(
+            folder=folder,
+            batch_sizes=sizes,
+            microbatch_size=module.rank_microbatch_size,
+            configured_skip=skip,
+            steps=log.steps,
+            notes=log.notes,
+        )
+
+
+def refuse_without_lock(log: RunLog) -> None:
+    """Refuse a run whose rows nobody knows.
+
+    Raises:
+        InputError: its data came from no mixture lock.
+    """
+    if any(step.version == 2 for step in log.steps) or any(not s.lock for s in log.starts):
+        raise InputError(
+            "the data of this run came from no mixture lock: a data loader of its own gave them",
+            where=str(log.folder),
+            why="which rows and documents a step was made of is known from a lock alone",
+            fix="give a run that was trained on a lock; losses and metrics of this one are in "
+            f"{METRICS}",
+        )
+
+
+def _batch_sizes(loader: _DataLoader, log: RunLog) -> StepSizes | None:
+    """Return the tokens of each step as the last start had them, else by the log of steps; None:
+    neither says it."""
+    if loader.global_batch_size is not None:
+        if log.starts:
+            return log.starts[-1].batch_sizes
+        return StepSizes.constant(loader.global_batch_size)
+    tokens = [0, *(step.tokens for step in log.steps)]
+    return StepSizes(tuple(enumerate(b - a for a, b in pairwise(tokens)))) if log.steps else None
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    if not path.exists():
+        return None
+    try:
+        return decode(read_regular(path, MAX_CONFIG), kind)
+    except MalformedJson as error:
+        raise malformed_log(path, str(error)) from None

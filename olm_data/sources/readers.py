@@ -1,0 +1,105 @@
+"""The reader of each format, and what all of them share around it.
+
+    plan_units -> [Unit]
+    read_units -> reader of the input's format -> --exclude-ids -> --sample -> small batches joined
+
+A format is one module with the functions of `Reader`, named in `READERS`. `where` is for the
+readers themselves, which apply it before they read the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Protocol
+
+from olm_data.dataset.inputs import Format, InputFile, ReadOptions, Unit
+from olm_data.select.digests import content_hashes, document_digests
+from olm_data.select.selection import IdSet, drawn
+from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, own, parquet, txt
+from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
+from olm_data.sources.buffers import choose, merge
+
+
+class Reader(Protocol):
+    """How one format is read; a module."""
+
+    def columns(self, input: InputFile, options: ReadOptions) -> ColumnKinds:
+        """Look at the start of an input; refuse it where it has no text."""
+        ...
+
+    def units(
+        self, index: int, input: InputFile, options: ReadOptions, target_bytes: int
+    ) -> list[Unit]:
+        """See `plan_units`."""
+        ...
+
+    def read(self, scan: Scan) -> Iterator[DocumentBatch]:
+        """Yield the documents of one unit that meet the condition."""
+        ...
+
+
+READERS: dict[Format, Reader] = {
+    "jsonl": jsonl,
+    "json": json_array,
+    "csv": csv_table,
+    "parquet": parquet,
+    "arrow": arrow,
+    "txt": txt,
+    "hub": hub,
+    "own": own,
+}
+
+
+def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
+    """Cut one input into units of about `target_bytes` of text, by its layout alone.
+
+    Args:
+        index: index of the input in the plan's list.
+
+    Returns:
+        units in reading order that cover the input; none for an empty file.
+
+    Raises:
+        InputError: the file is damaged, or has no such text column (where the format can tell).
+        StorageError: remote storage fails.
+    """
+    return READERS[input.format].units(index, input, options, target_bytes)
+
+
+def read_units(
+    inputs: Sequence[InputFile],
+    units: Sequence[Unit],
+    options: ReadOptions,
+    excluded: IdSet | None = None,
+) -> Iterator[DocumentBatch]:
+    """Yield the chosen documents of units, in their order; batches of small files are joined.
+
+    Each record of the input is in exactly one batch: as a document, in `dropped`, or counted in
+    `skipped`.
+
+    Args:
+        excluded: ids to leave out, the set whose digest is `options.exclude`.
+
+    Raises:
+        InputError: a file is damaged, or has no such text column.
+        StorageError: remote storage fails.
+    """
+    assert (excluded is None) == (options.exclude is None)
+
+    def select(batch: DocumentBatch) -> DocumentBatch:
+        if excluded is not None and batch.documents and batch.ids is not None:
+            batch = choose(batch, ~excluded.find(batch.ids), "excluded")
+        if options.sample is not None and batch.documents:
+            hashes = content_hashes(document_digests(batch.data, batch.offsets))
+            taken = drawn(hashes, Fraction(options.sample), options.seed or 0)
+            batch = choose(batch, taken, "unsampled")
+        return batch
+
+    def each() -> Iterator[DocumentBatch]:
+        for unit in units:
+            input = inputs[unit.input]
+            # map, as the variable of a loop would keep a batch while the consumer works on it
+            yield from map(select, READERS[input.format].read(Scan(input, unit, options)))
+
+    return merge(each(), options.batch_bytes)

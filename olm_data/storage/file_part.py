@@ -1,0 +1,48 @@
+"""Streams to send: a part of a local file, without a copy in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+
+class Seekable(io.RawIOBase):
+    """A stream of `_size` bytes to read, whose position is `_at`: what every such stream has."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, (0, self._at, self._size)[whence] + offset)
+        return self._at
+
+
+class Slice(Seekable):
+    """Bytes [start, stop) of an open file, read at positions of its own: no copy, any thread."""
+
+    def __init__(self, handle: int, start: int, stop: int) -> None:
+        super().__init__(stop - start)
+        self._handle = handle
+        self.start, self.stop = start, stop
+
+    @property
+    def whole(self) -> int:
+        """Bytes of the file."""
+        return os.fstat(self._handle).st_size
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = view[: max(0, min(len(view), self._size - self._at))]
+        count = os.preadv(self._handle, [wanted], self.start + self._at)
+        self._at += count
+        return count

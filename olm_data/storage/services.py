@@ -1,0 +1,68 @@
+"""The service of each scheme in this process: made once for what the environment says.
+
+Made anew in each process, as clients do not outlive a fork, and closed where it was made.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from functools import lru_cache
+
+from olm_data.errors import OlmError, UsageError
+from olm_data.storage import service as bounds
+from olm_data.storage.service import Service
+
+
+def service(scheme: str) -> Service:
+    """Return this process's service for a scheme, with what the environment says now.
+
+    Raises:
+        MissingExtra: its package is not installed.
+        RemoteFailure: it finds no credentials.
+        UsageError: the settings are refused.
+    """
+    kind = _kind(scheme)
+    said = {k: v for k, v in os.environ.items() if k.startswith(kind.settings)}
+    timeouts = (bounds.CONNECT_TIMEOUT, bounds.READ_TIMEOUT)
+    return _made(kind, scheme, os.getpid(), tuple(sorted(said.items())), timeouts)
+
+
+def _kind(scheme: str) -> type[Service]:
+    if scheme == "s3":
+        from olm_data.storage.s3 import S3
+
+        return S3
+    if scheme == "gs":
+        from olm_data.storage.gcs import Google
+
+        return Google
+    if scheme in ("az", "abfs"):
+        from olm_data.storage.azure import Azure
+
+        return Azure
+    from olm_data.storage import plain
+
+    return {"memory": plain.Memory, "hf": plain.Hub}.get(scheme, plain.Web)
+
+
+@lru_cache(maxsize=8)
+def _made(
+    kind: type[Service], scheme: str, pid: int, settings: object, timeouts: object
+) -> Service:
+    try:
+        made = kind(scheme)
+    except (OlmError, ImportError):
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the client of {scheme}:// refuses its settings: {type(error).__name__}",
+            fix=f"check {kind.address} and {kind.login}",
+        ) from error
+
+    def close() -> None:
+        if os.getpid() == pid:
+            made.close()
+
+    atexit.register(close)
+    return made

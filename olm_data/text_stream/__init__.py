@@ -1,0 +1,1 @@
+"""Text as windows of tokens without shards: read, encoded and cut while it is asked for."""

@@ -1,0 +1,233 @@
+"""The shards of a plan: every task that is not done is run, and what all wrote is checked.
+
+    plan -> encoder proved, room on the disk -> plan.json, job.json
+         -> (--dedup: a first pass finds what to drop) -> tasks on a runner, heartbeats in run/
+         -> accounts checked -> FinishedShards
+
+Never: a record without an account, or more bad records than the budget allows.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from olm_data.counts import duration
+from olm_data.dataset.account import InputAccount, check_accounts
+from olm_data.dataset.history import Version
+from olm_data.dataset.manifest import EXCLUDED
+from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
+from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
+from olm_data.errors import ResourceError
+from olm_data.progress import Progress
+from olm_data.runners.base import Runner
+from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
+from olm_data.sources import read_units
+from olm_data.sources.base import DocumentBatch
+from olm_data.storage.lease import Lease
+from olm_data.storage.store import Store, absolute
+from olm_data.threads import in_order
+from olm_data.tokenization.budget import BudgetWatch, check_budget, check_valid
+from olm_data.tokenization.dedup import drops_found, write_drops
+from olm_data.tokenization.job import FindDuplicates, TokenizeJob
+from olm_data.tokenization.request import Request
+from olm_data.tokenization.run_progress import RunProgress
+from olm_data.tokenization.stored_job import write_job
+from olm_data.tokenization.task_results import TaskResult, finished_tasks
+
+Check = Callable[[np.ndarray, float], None]
+"""`check(counts, share)`: raises what ends work that is under way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedShards:
+    """The shards of all tasks of a plan.
+
+    Attributes:
+        results: one a task, in order.
+        accounts: one for each input of each task, in order.
+        proof: the encoder used and what is proved of it.
+        counts: int64 [len(Count)], of the tasks this run did.
+        seconds: wall time of the tasks.
+        kept: tasks that an earlier run had finished.
+    """
+
+    results: Sequence[TaskResult]
+    accounts: Sequence[InputAccount]
+    proof: ParityReport
+    counts: np.ndarray
+    seconds: float
+    kept: int
+
+
+def write_shards(
+    request: Request,
+    plan: Plan,
+    splits: Sequence[Store],
+    versions: Sequence[Version] = (),
+    *,
+    runner: Runner,
+    progress: Progress,
+    lease: Lease,
+) -> FinishedShards:
+    """Write the shards of a plan that are not there yet; see `tokenize` for arguments and errors.
+
+    Args:
+        splits: stores of the training split and, where documents are held out, of validation.
+        versions: of the splits of a dataset that the shards are added to.
+        lease: of the output; work ends where it is lost.
+    """
+    store, total, recipe = splits[0], len(plan.tasks), request.recipe
+    known = known_encoder(recipe.encoder, request.tokenizer, recipe.special, plan.all_text_bytes)
+    job = TokenizeJob(
+        plan=plan,
+        inputs=request.inputs,
+        read=request.source.options,
+        tokenizer=request.tokenizer,
+        encoder=known.encoder if known else likely_encoder(recipe.encoder),
+        routed=known.routed if known else (),
+        output=absolute(store.root),
+        single_writer=store.single_writer,
+    )
+    results = finished_tasks(plan, splits)
+    kept = len(results)
+    search = recipe.dedup and kept < total and not drops_found(store, plan)
+    with runner.ready(FindDuplicates.before(job) if search else job, total - kept, total):
+        proof = known or _choose_encoder(request, plan)
+        if proof.note:
+            progress.note(proof.note)
+        _check_room(store, plan, request.tokenizer.dtype.itemsize)
+        if not store.exists(request.plan_name):
+            store.create(request.plan_name, plan.encode())
+        if request.source.excluded is not None:
+            store.put(EXCLUDED, request.source.excluded.to_npy())
+        job = replace(job, encoder=proof.encoder, routed=proof.routed)
+        if kept:
+            progress.note(f"{kept} of {total} shards were finished before; they are kept")
+        budget = BudgetWatch(plan, job.inputs, job.read, recipe.budget, results)
+
+        def check(counts: np.ndarray, share: float) -> None:
+            if lease.lost is not None:
+                raise lease.lost
+            budget.check(counts, share)
+
+        lease.check()
+        forget_ended(store)
+        with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
+            shown = heartbeat.around(runner)
+            if search:
+                finding = FindDuplicates.before(job)
+                write_job(finding, request.plan_name)
+                _find_duplicates(finding, shown, progress, check, versions)
+            write_job(job, request.plan_name)
+            counts, seconds = _run(job, shown, results, progress, check)
+        lease.check()
+        store.child(RUN).clear()
+    ordered = [results[task] for task in range(total)]
+    for task, result in enumerate(ordered):
+        (train, _), *validation = result.splits
+        check_accounts(
+            plan.describe(task),
+            plan.units_of(task),
+            train.accounts,
+            documents=train.documents,
+            held_out=sum(record.documents for record, _ in validation),
+            dropped=train.dropped,
+        )
+    accounts = [account for result in ordered for account in result.accounts]
+    check_budget(accounts, plan, recipe.budget, store.root)
+    if job.read.on_invalid == "error":
+        check_valid(accounts, plan)
+    return FinishedShards(
+        results=ordered,
+        accounts=accounts,
+        proof=proof,
+        counts=counts.sum(axis=0),
+        seconds=seconds,
+        kept=kept,
+    )
+
+
+def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
+    """Return the first documents of the input, some megabytes of them; None if there are none."""
+    source = request.source
+    for batch in read_units(request.inputs, plan.units, source.options, source.excluded):
+        if batch.documents:
+            return batch
+    return None
+
+
+def _choose_encoder(request: Request, plan: Plan) -> ParityReport:
+    """Choose the encoder, proved on the first documents of the input."""
+    first, recipe = first_documents(request, plan), request.recipe
+    text = (np.zeros(0, np.uint8), np.zeros(1, np.int64))
+    if first is not None:
+        text = (first.data, first.offsets)
+    return choose_encoder(recipe.encoder, request.tokenizer, recipe.special, text)
+
+
+def _check_room(store: Store, plan: Plan, itemsize: int) -> None:
+    """Refuse before work when the disk is plainly too small: half of what is likely needed."""
+    if store.remote:
+        return
+    needed = plan.all_text_bytes // TEXT_BYTES_PER_TOKEN * itemsize
+    free = shutil.disk_usage(store.root).free
+    if free < needed // 2:
+        raise ResourceError(
+            f"not enough room: about {needed:,} bytes needed, {free:,} free",
+            where=store.root,
+            fix="make room, or choose another --output",
+        )
+
+
+def _find_duplicates(
+    job: FindDuplicates,
+    runner: Runner,
+    progress: Progress,
+    check: Check,
+    versions: Sequence[Version],
+) -> None:
+    """Run the pass that finds duplicates, and store which documents each task drops."""
+    tasks = range(len(job.plan.tasks))
+    there = zip(tasks, in_order(job.finished, tasks), strict=True)
+    found: dict[int, int] = {task: count for task, count in there if count is not None}
+    progress.note("looking for exact duplicates: a first pass reads the text")
+    _, seconds = _run(job, runner, found, progress, check)
+    shards = [(version.store, shard) for version in versions for shard in version.manifest.shards]
+    documents = sum(version.manifest.totals.documents for version in versions)
+    counts = [found[task] for task in tasks]
+    dropped = write_drops(job.splits[0], job.plan, counts, shards, documents)
+    progress.note(
+        f"{dropped:,} of {sum(counts):,} documents repeat an earlier one and will be dropped "
+        f"(found in {duration(seconds)})"
+    )
+
+
+def _run(
+    job: TokenizeJob | FindDuplicates,
+    runner: Runner,
+    results: dict[int, Any],
+    progress: Progress,
+    check: Check,
+) -> tuple[np.ndarray, float]:
+    """Run the unfinished tasks; add to `results`. Returns the counts and the seconds it took."""
+    tasks = range(len(job.plan.tasks))
+    todo = [task for task in tasks if task not in results]
+    shown = RunProgress(progress, [job.plan.text_bytes(task) for task in tasks], todo)
+
+    def done(task: int, result: Any) -> None:
+        results[task] = result
+        shown.done(task)
+
+    def watch(counts: np.ndarray, running: Sequence[int]) -> None:
+        shown.watch(counts, running)
+        check(counts, shown.share)
+
+    with progress:
+        if todo:
+            runner.run(job, todo, len(tasks), done=done, watch=watch, note=progress.note)
+        return shown.counts, progress.seconds

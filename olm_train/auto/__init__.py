@@ -1,0 +1,1 @@
+"""A run from a model, an optimiser and data: how ranks share the weights is chosen, and said."""

@@ -1,0 +1,346 @@
+"""A step for any model: any `nn.Module`, any loss, any torch optimiser.
+
+    micro-batches -> count instances (all ranks) -> [forward, loss * its share, backward] * n
+                  -> gradient norm -> finite? -> clip -> schedule -> optimiser step -> metrics
+
+The loss of a step is the mean over the global batch, however it is cut into ranks and
+micro-batches. Random numbers of the forward pass (dropout) begin anew at each step, from seed,
+rank and step, so a resumed run draws those of an undisturbed one. Never: a loop, a file, a clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parameter import UninitializedParameter
+
+from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, INSTANCES, LR, NON_FINITE, TOKENS
+from olm_train.data.batch import Batch, batch_words
+from olm_train.distributed.world import World
+from olm_train.model.loss import count_valid
+from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
+from olm_train.optim.given import Given, built, names_of
+from olm_train.optim.schedule import AnySchedule, Constant
+from olm_train.optim.schedule_base import Position
+from olm_train.optim.state import class_name, make_room, set_values, state_of
+from olm_train.parallel.apply import gradient_sync, reshard, spread
+from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
+from olm_train.parallel.wrapping import units
+from olm_train.stability.gate import FiniteGate, NonFinite, take_step
+from olm_train.train_module_base import TrainModule
+
+Loss = Callable[[Any, Any], Tensor]
+"""(what the model returned, labels) -> mean loss of the micro-batch, or a loss for each label."""
+DDP = DataParallelConfig(name=DataParallelType.ddp)
+
+
+class BasicTrainModule(TrainModule):
+    """Any model with its optimiser.
+
+    A batch is (inputs, ..., labels), a mapping with "labels", a `Batch` of a mixture lock, or one
+    tensor, which is input and label. All but the labels are given to the model: positions for a
+    tuple, names for a mapping. Another form: override `parts`.
+
+    Args:
+        model: with its weights, on any device; it is moved, and ranks get those of rank 0.
+        optimizer: a class of `torch.optim` or like one, or an instance over the model's parameters.
+        loss: see `Loss`. Whatever it is, it is logged as "train/CE loss".
+        optim: options of an optimiser given as a class, such as {"lr": 0.1}. Weight decay is for
+            parameters of two dimensions or more; for others give an instance.
+        world: the processes that train together; None: this one alone, on the CPU.
+        scheduler: multiplies the rate of each group.
+        max_grad_norm: gradients are scaled down to this global 2-norm; None: never.
+        dp_config: how ranks share the weights; `param_dtype: bfloat16` is autocast, weights stay as
+            they are.
+        wrap_classes, min_num_params: fsdp, hsdp: what is gathered and freed as a whole, see
+            `parallel.wrapping.units`.
+        non_finite: what happens where loss or gradient norm is NaN or infinite.
+        seed: of the random numbers of the forward pass, those of torch.
+
+    Attributes:
+        model, optimizer, world, config: see `TrainModule`.
+        counted: metric of what `count` counts, where batches are none of a lock.
+
+    Raises:
+        UsageError: the optimiser needs a closure, has none of the model's parameters, has state of
+            whole weights that are sharded now, or options that it is not given.
+    """
+
+    counted: ClassVar[str] = INSTANCES
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Given,
+        loss: Loss,
+        *,
+        optim: Mapping[str, Any] | None = None,
+        world: World | None = None,
+        scheduler: AnySchedule | None = None,
+        max_grad_norm: float | None = None,
+        dp_config: DataParallelConfig = DDP,
+        wrap_classes: Sequence[type[nn.Module]] = (),
+        min_num_params: int | None = None,
+        non_finite: NonFinite = NonFinite.halt,
+        seed: int = 0,
+    ) -> None:
+        refuse_unfit(model, loss)
+        self.world, self.model, self.loss = world or World(), model, loss
+        self._scheduler, self._max_grad_norm = scheduler or Constant(), max_grad_norm
+        self._seed, self._policy = seed, non_finite
+        before = names_of(model)
+        inner = units(model, wrap_classes, min_num_params)
+        self._forward = spread(model, dp_config, self.world, inner)
+        self._autocast = None
+        if dp_config.param_dtype == "bfloat16":
+            self._autocast = DTYPES[dp_config.param_dtype]
+        self.optimizer = built(optimizer, model, optim or {}, before)
+        for group in self.optimizer.param_groups:
+            group.setdefault("peak_lr", float(group["lr"]))
+        self._gate = FiniteGate(non_finite, self.world.device)
+        self.config = {
+            "optim": {
+                "class": class_name(self.optimizer),
+                "peak_lr": self._peaks(),
+                **(optim or {}),
+            },
+            "scheduler": self._scheduler,
+            "max_grad_norm": max_grad_norm,
+            "dp_config": dp_config,
+            "non_finite": non_finite,
+            "seed": seed,
+        }
+
+    def parts(self, batch: Any) -> tuple[Sequence[Any], Mapping[str, Any], Any]:
+        """Return positional and named arguments of the model, and the labels, of a batch."""
+        if isinstance(batch, Batch):
+            return (batch.input_ids,), {}, batch.labels
+        if isinstance(batch, Mapping):
+            inputs = {name: value for name, value in batch.items() if name != "labels"}
+            return (), inputs, batch.get("labels")
+        if isinstance(batch, (tuple, list)) and batch:
+            return batch[:-1], {}, batch[-1]
+        return (batch,), {}, batch
+
+    def count(self, batch: Any) -> Tensor | int:
+        """Return what the loss of a batch is a mean of: labels of a `Batch`, else instances.
+
+        That is the first dimension of the labels; override it for another weight.
+        """
+        if isinstance(batch, Batch):
+            return count_valid(batch.labels)
+        arguments, named, labels = self.parts(batch)
+        tensors = [t for t in (labels, *arguments, *named.values()) if isinstance(t, Tensor)]
+        if not tensors or not tensors[0].ndim:
+            raise UsageError(
+                f"what a batch has cannot be counted: the data loader gave {batch_words(batch)}",
+                where=type(self).__name__,
+                fix="give tensors [instances, ...], or override `count` and `parts`",
+            )
+        return tensors[0].shape[0]
+
+    @property
+    def non_finite(self) -> NonFinite:
+        """What happens where loss or gradient norm is NaN or infinite."""
+        return self._policy
+
+    def check_length(self, steps: int, tokens: int) -> None:
+        """Refuse a run that the schedule does not fit; raises UsageError."""
+        self._scheduler.factor(
+            Position(step=steps, max_steps=steps, tokens=tokens, max_tokens=tokens)
+        )
+
+    def train_step(
+        self,
+        batches: Sequence[Any],
+        step: int,
+        max_steps: int,
+        *,
+        tokens: tuple[int, int] | None = None,
+        batch_growth: float = 1.0,
+    ) -> dict[str, Tensor | float]:
+        """Take one optimiser step, see `TrainModule`; where it is not taken, nothing changes."""
+        if not batches or not 1 <= step <= max_steps:
+            raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
+        self.model.train()
+        batches = [_to(batch, self.world.device) for batch in batches]
+        own = [torch.as_tensor(self.count(batch), device=self.world.device) for batch in batches]
+        total = self.world.sum(torch.stack(own).sum().to(torch.int64))
+        divisor = total.clamp(min=1).to(torch.float32)
+        reshard(self.model)
+        self.model.zero_grad(set_to_none=True)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        loss = torch.zeros((), device=self.world.device)
+        with self._random(step):
+            for i, (batch, count) in enumerate(zip(batches, own, strict=True)):
+                with gradient_sync(self._forward, last=i == len(batches) - 1):
+                    part = self._mean_loss(batch) * (count / divisor)
+                    if not part.requires_grad:
+                        raise UsageError(
+                            "the loss has no gradient: it does not depend on a trained parameter",
+                            where="loss",
+                            fix="compute it from what the model returned, without detach() or "
+                            "no_grad()",
+                        )
+                    part.backward()
+                loss += part.detach().to(torch.float32)
+        loss = self.world.sum(loss)
+        self.gradients_ready()
+        norm = total_norm(self.model.parameters())
+        grad_norm = as_scalar(norm).to(self.world.device)
+        bad, blocked = self._gate.judge(loss, grad_norm)
+        self._settle_buffers(buffers, blocked)
+        clip_gradients(self.optimizer, norm, self._max_grad_norm)
+        lr = self._set_lr(step, max_steps, tokens)
+        with self._sharded_step():
+            take_step(self.optimizer, blocked)
+        seen = TOKENS if isinstance(batches[0], Batch) else self.counted
+        return {CE_LOSS: loss, GRAD_NORM: grad_norm, LR: lr, seen: total, NON_FINITE: bad}
+
+    @torch.no_grad()
+    def eval_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return the sum of the losses of a batch, float64, and what it is a sum over, int64."""
+        batch = _to(batch, self.world.device)
+        self.model.eval()
+        count = torch.as_tensor(self.count(batch), device=self.world.device).to(torch.int64)
+        return self._mean_loss(batch).to(torch.float64) * count, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return weights, buffers and the optimiser's state; the tensors are the live ones."""
+        reshard(self.model)
+        return {
+            "model": self.model.state_dict(),
+            "optim": state_of(self.model, self.optimizer),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a state, tensors in place; without "optim" the optimiser is left alone."""
+        self.model.load_state_dict(state["model"])
+        if "optim" in state:
+            make_room(self.model, self.optimizer, state["optim"])
+            own = state_of(self.model, self.optimizer)
+            values = {}
+            for name, value in state["optim"].items():
+                target = own[name]
+                if not isinstance(target, Tensor):
+                    values[name] = value
+                elif target is not value:
+                    target.copy_(value)
+            set_values(self.model, self.optimizer, values)
+        self._gate.open()
+
+    def _mean_loss(self, batch: Any) -> Tensor:
+        arguments, named, labels = self.parts(batch)
+        device, dtype = self.world.device.type, self._autocast
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            value = self.loss(self._forward(*arguments, **named), labels)
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            found = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+            raise UsageError(
+                f"the loss returned a {found.removeprefix('torch.')}",
+                where="loss",
+                why="it is a tensor of real numbers: the mean of a micro-batch, or one a label",
+                fix="return that tensor alone; other numbers go to trainer.record_metric",
+            )
+        with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+            return value.mean()
+
+    def _settle_buffers(self, before: list[Tensor], blocked: Tensor) -> None:
+        """Give buffers such as running means one value on all ranks, that of before if blocked."""
+        for buffer, old in zip(self.model.buffers(), before, strict=True):
+            if buffer.is_floating_point():
+                buffer.copy_(self.world.sum(buffer) / self.world.size)
+            buffer.copy_(torch.where(blocked.to(buffer.device) > 0, old, buffer))
+
+    @contextmanager
+    def _random(self, step: int) -> Iterator[None]:
+        """Around the forward and backward passes of a step."""
+        device = self.world.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            words = np.random.SeedSequence((self._seed, self.world.rank, step))
+            torch.manual_seed(int(words.generate_state(1, np.uint64)[0]))
+            yield
+
+    @contextmanager
+    def _sharded_step(self) -> Iterator[None]:
+        """Around the optimiser's step: some of torch's compute what no DTensor can."""
+        try:
+            yield
+        except (RuntimeError, NotImplementedError) as error:
+            sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
+            if not sharded or not any(word in str(error) for word in ("harding", "DTensor")):
+                raise
+            name = class_name(self.optimizer)
+            raise UsageError(
+                f"{name} cannot take a step on sharded weights",
+                where="dp_config",
+                why=str(error).strip().partition("\n")[0],
+                fix="share the weights by ddp, or choose another optimiser",
+            ) from error
+
+    def _set_lr(self, step: int, max_steps: int, tokens: tuple[int, int] | None) -> float:
+        seen, total = tokens or (0, 0)
+        at = Position(step=step, max_steps=max_steps, tokens=seen, max_tokens=total)
+        factor = self._scheduler.factor(at)
+        for group in self.optimizer.param_groups:
+            rate = group["peak_lr"] * factor
+            group["lr"] = torch.full_like(group["lr"], rate) if _is_tensor(group["lr"]) else rate
+        return max(self._peaks()) * factor
+
+    def _peaks(self) -> list[float]:
+        return [group["peak_lr"] for group in self.optimizer.param_groups]
+
+
+def refuse_unfit(model: nn.Module, loss: Loss) -> None:
+    """Refuse a model without values, and a loss that is none or that grows with the batch.
+
+    Raises:
+        UsageError: says which.
+    """
+    if not callable(loss) or inspect.isclass(loss):
+        given = f"the class {loss.__name__}" if inspect.isclass(loss) else type(loss).__name__
+        raise UsageError(
+            f"the loss is {given}",
+            where="loss",
+            fix="give a function or an instance, such as nn.CrossEntropyLoss()",
+        )
+    if getattr(loss, "reduction", None) == "sum":
+        raise UsageError(
+            f"{type(loss).__name__} has reduction='sum'",
+            where="loss",
+            why="the loss of a step is a mean over the global batch, however it is cut",
+            fix="leave the reduction at 'mean', or choose 'none'",
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            raise UsageError(
+                f"the parameter {name} has no values yet",
+                where="model",
+                fix="call the model once on a batch"
+                if isinstance(parameter, UninitializedParameter)
+                else "build it outside of torch.device('meta'), or model.to_empty() and set them",
+            )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors, in lists and mappings too, on a device."""
+    if isinstance(batch, (Tensor, Batch)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: _to(value, device) for name, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return [_to(value, device) for value in batch]
+    return batch

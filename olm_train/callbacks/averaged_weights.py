@@ -1,0 +1,88 @@
+"""What callbacks that average weights share: write the mean as a checkpoint, and evaluate it.
+
+mean -> save_folder/step00000100-merged/
+mean -> in the model's place -> evaluators -> `merged/NAME` in the log -> the weights again
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from olm_data.errors import ResourceError, StorageError
+from olm_data.run_log.metric_names import of_averaged
+from olm_train.callbacks.base import TrainingRun
+from olm_train.checkpoint.merged import Merge
+from olm_train.checkpoint.state import flatten
+from olm_train.optim.averaging import RunningMean, is_averaged, local
+from olm_train.train_module_base import TrainModule
+
+DEFAULT_SUFFIX = "merged"
+Suffix = Annotated[
+    str, Meta(pattern="^[a-z][a-z0-9_]*$", description="a letter, then letters, digits or _")
+]
+
+
+def weights_of(module: TrainModule) -> dict[str, Tensor]:
+    """Return the weights that have a mean, by name: the live tensors, whole or DTensors."""
+    state = flatten(module.state_dict()["model"])
+    return {name: value for name, value in state.items() if is_averaged(value)}
+
+
+@contextlib.contextmanager
+@torch.no_grad()
+def in_place_of_weights(module: TrainModule, mean: Mapping[str, Tensor]) -> Iterator[None]:
+    """Put other weights into the model, and its own ones back afterwards, to the bit."""
+    weights = weights_of(module)
+    kept = {name: local(weights[name]).clone() for name in mean}
+    for name, value in mean.items():
+        local(weights[name]).copy_(local(value))
+    try:
+        yield
+    finally:
+        weights = weights_of(module)  # after an evaluation it cuts weights again
+        for name, value in kept.items():
+            local(weights[name]).copy_(value)
+
+
+def write(
+    trainer: TrainingRun, mean: RunningMean, merge: Merge, suffix: str, *, must: bool
+) -> bool:
+    """Write a mean as `step...-SUFFIX`; return whether it is there. Every rank calls it.
+
+    Args:
+        must: raise the error of a save that fails; else it is said.
+
+    Raises:
+        ResourceError, StorageError: it cannot be written, if `must`.
+        ConflictError: another merge is there, or the lease is lost.
+    """
+    dtypes = {name: weight.dtype for name, weight in weights_of(trainer.train_module).items()}
+    whole = flatten(trainer.train_module.state_dict()["model"])
+    weights = {**whole, **{n: value.to(dtypes[n]) for n, value in mean.mean.items()}}
+    try:
+        with trainer.pause():
+            folder = trainer.checkpoints.save_merged(weights, merge, suffix)
+    except (ResourceError, StorageError) as error:
+        if must:
+            raise
+        trainer.say(f"warning: {error}\n  training goes on; the merge is tried again")
+        return False
+    steps = f"{merge.count:,} steps, {merge.first:,} to {merge.last:,}"
+    trainer.say(f"saved the mean of {steps}: {folder.rpartition('/')[2]}")
+    return True
+
+
+def evaluate(trainer: TrainingRun, mean: RunningMean, suffix: str) -> None:
+    """Let the evaluators look at a mean, and log what they find; every rank calls it."""
+    evaluators = [callback.evaluate_now for callback in trainer.callbacks.values()]
+    with trainer.pause(), in_place_of_weights(trainer.train_module, mean.mean):
+        found = [each() for each in evaluators]
+    results = {of_averaged(name, suffix): values for each in found for name, values in each.items()}
+    if results:
+        trainer.log_evaluation(results)

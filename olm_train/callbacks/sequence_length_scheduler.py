@@ -1,0 +1,129 @@
+"""A warm-up of the sequence length: short rows at first, the mixture's own ones at its end.
+
+    micro-batches of a step -> rows cut into shorter ones, each token trained      (truncate: false)
+                            -> the first tokens of each row, the others left out   (truncate: true)
+
+What a step has depends on its number alone, so a resumed run and a repeated step have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from olm_data.config.hints import PositiveInt
+from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import TRUNCATED
+from olm_train.callbacks.base import Callback
+from olm_train.callbacks.loss_ledger import LossLedgerCallback
+from olm_train.data.base import require_lock
+from olm_train.data.batch import Batch
+from olm_train.data.cut_rows import split_rows, truncate_rows
+
+NAME = "sequence_length_scheduler"
+MULTIPLE = 128
+
+
+@dataclass(kw_only=True)
+class SequenceLengthSchedulerCallback(Callback):
+    """Raises the sequence length in a straight line over `warmup_steps`, in whole lengths.
+
+    Where the model is compiled, each length is compiled once.
+
+    Attributes:
+        enabled: warm up, where `sequence_length_scheduler` is given at all.
+        min_sequence_length: tokens of a row at the first step.
+        warmup_steps: steps until rows have the mixture's own length.
+        truncate: leave the end of each row out, instead of cutting it into rows of their own; what
+            is left out is logged as `train/truncated tokens`, and counts as trained elsewhere.
+        keep_multiple_of: with `truncate`: lengths are multiples of it. Without, they are
+            `min_sequence_length` times a power of 2, and so is the mixture's.
+    """
+
+    enabled: bool = True
+    min_sequence_length: PositiveInt = 128
+    warmup_steps: PositiveInt = 2000
+    truncate: bool = False
+    keep_multiple_of: PositiveInt = MULTIPLE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.truncate and self.keep_multiple_of != MULTIPLE:
+            raise UsageError(
+                "has no effect without truncate",
+                where="keep_multiple_of",
+                fix="set truncate: true, or leave it out",
+            )
+        if self.truncate and self.min_sequence_length < self.keep_multiple_of:
+            raise UsageError(
+                f"{self.min_sequence_length} is below keep_multiple_of {self.keep_multiple_of}",
+                where="min_sequence_length",
+                fix="the first length is a multiple of it too",
+            )
+        self._length: int | None = None  # of the rows of the last step
+        self._left_out = 0
+
+    def post_attach(self) -> None:
+        lock = require_lock(self.trainer.data_loader, f"the callback {NAME}")
+        self._full = lock.sequence_length
+        if self._full <= self.min_sequence_length:
+            raise UsageError(
+                f"{self.min_sequence_length:,} is not below the sequence length of the mixture, "
+                f"{self._full:,}",
+                where=f"trainer.callbacks.{NAME}.min_sequence_length",
+            )
+        if self.truncate:
+            return
+        for length in lock.sequence_lengths:
+            parts, rest = divmod(length, self.min_sequence_length)
+            if length > self.min_sequence_length and (rest or parts & (parts - 1)):
+                raise UsageError(
+                    f"the sequence length {length:,} is not {self.min_sequence_length:,} times a "
+                    "power of 2",
+                    where=f"trainer.callbacks.{NAME}.min_sequence_length",
+                    fix="give a length that is, or truncate: true",
+                )
+
+    def pre_train(self) -> None:
+        ledgers = [isinstance(c, LossLedgerCallback) for c in self.trainer.callbacks.values()]
+        if self.truncate and any(ledgers):
+            raise UsageError(
+                "the loss ledger cannot tell which documents truncated rows hold",
+                where=f"trainer.callbacks.{NAME}.truncate",
+                fix="leave truncate out, or the ledger",
+            )
+        self._length = None
+
+    def length_at(self, step: int) -> int:
+        """Return the tokens of a row in a step, counted from 1."""
+        least, done = self.min_sequence_length, min(step, self.warmup_steps)
+        line = least + (self._full - least) * done // self.warmup_steps
+        if self.truncate:
+            return line // self.keep_multiple_of * self.keep_multiple_of
+        power: int = 1 << ((line // least).bit_length() - 1)
+        return least * power
+
+    def change_batches(self, batches: Sequence[Any]) -> Sequence[Any]:
+        step, self._left_out = self.trainer.step + 1, 0
+        if step > self.warmup_steps:
+            return batches
+        length = self.length_at(step)
+        if length != self._length:
+            self.trainer.say(f"the sequence length is {length:,} from step {step:,}")
+            self._length = length
+        return [self._cut(batch, length) for batch in batches]
+
+    def post_step(self) -> None:
+        if self.truncate and self.trainer.step <= self.warmup_steps:
+            # Every rank has as many rows.
+            self.trainer.record_metric(TRUNCATED, self._left_out * self.trainer.world.size)
+
+    def _cut(self, batch: Batch, length: int) -> Batch:
+        rows, now = batch.input_ids.shape
+        if length >= now:
+            return batch
+        if not self.truncate:
+            return split_rows(batch, length)
+        self._left_out += rows * (now - length)
+        return truncate_rows(batch, length)

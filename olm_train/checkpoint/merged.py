@@ -1,0 +1,287 @@
+"""Merged weights as a checkpoint: `merge.json` says what they are the mean of.
+
+    a run's callback    -> step00000500-merged/   beside the checkpoints of the run
+    several checkpoints -> FOLDER                 `olm-train merge`, one tensor at a time
+
+It has a model and no optimiser: `generate`, `evaluate` and `export` read it as any checkpoint, a
+run can begin with its weights, and none goes on from it. Never: more than one tensor in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from olm_data.bounded_json import Size
+from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError, printable
+from olm_data.mixture.lock import Lock
+from olm_data.storage.disk import write_durable
+from olm_data.storage.scratch import scratch
+from olm_data.storage.store import Store, absolute
+from olm_train.checkpoint.documents import encoded
+from olm_train.checkpoint.index import Chunk, Index, TensorEntry
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manifest import (
+    CONFIG,
+    INDEX_NAME,
+    LOCK,
+    MERGE,
+    STATE,
+    TOKENIZER,
+    Kind,
+    Manifest,
+    step_of,
+)
+from olm_train.checkpoint.save import Contents, save_checkpoint
+from olm_train.checkpoint.tensors import TensorsFile, dtype_name, fill, tensors_file
+from olm_train.distributed.world import World
+from olm_train.optim.averaging import Weighting, shares
+
+FORMAT, VERSION = "olm-merge", 1
+
+
+class MergedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint that was merged: its step, the digest of its manifest, what it counts of 1."""
+
+    step: Size
+    digest: str
+    share: float
+
+
+class Merge(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `merge.json`.
+
+    Attributes:
+        weights: how they were weighted; `given`: by numbers.
+        first, last: steps of the first and last weights in the mean.
+        count: how many weights the mean is of: steps, or checkpoints.
+        decay: of an `ema`.
+        of: the checkpoints, where it is made of such.
+    """
+
+    format: str = FORMAT
+    version: int = VERSION
+    weights: Literal["uniform", "linear", "decay", "given", "ema"]
+    first: Size
+    last: Size
+    count: Size
+    decay: float | None = None
+    of: tuple[MergedFrom, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        return encoded(msgspec.to_builtins(self))
+
+
+def merge_of(checkpoint: Checkpoint) -> Merge | None:
+    """Return what a checkpoint is a merge of, None of one that a step left.
+
+    Raises:
+        ValidationError: its `merge.json` is malformed, or of another version.
+    """
+    value = checkpoint.read_json(MERGE)
+    if value is None:
+        return None
+    try:
+        merge = msgspec.convert(value, Merge)
+        if (merge.format, merge.version) == (FORMAT, VERSION) and merge.count:
+            return merge
+        why = f"it is {merge.format} version {merge.version} of {merge.count} weights"
+    except msgspec.ValidationError as error:
+        why = str(error)
+    raise ValidationError(
+        f"{MERGE} is not what this program writes",
+        where=checkpoint.folder,
+        why=printable(why)[:200],
+    )
+
+
+def parts(
+    checkpoints: Sequence[Checkpoint], weights: Weighting | Sequence[float]
+) -> tuple[list[float], Merge]:
+    """Return what each checkpoint counts of 1, and what `merge.json` says of that.
+
+    With `uniform` a checkpoint that is a merge counts as often as the weights it is the mean of, so
+    merges of parts make the merge of the whole.
+
+    Raises:
+        UsageError: there are not as many numbers as checkpoints, or they are no weights; or a
+            merge has no place in the order of steps that `linear` and `decay` go by.
+    """
+    earlier = [merge_of(checkpoint) for checkpoint in checkpoints]
+    counts = [1 if merge is None else merge.count for merge in earlier]
+    if not isinstance(weights, str):
+        name: Literal["uniform", "linear", "decay", "given"] = "given"
+        if len(weights) != len(checkpoints):
+            raise UsageError(
+                f"there are {len(weights)} weights for {len(checkpoints)} checkpoints",
+                where="--weights",
+                fix="give one number a checkpoint, in their order",
+            )
+        total = float(sum(weights))
+        if min(weights) < 0 or not 0 < total < float("inf"):
+            raise UsageError(
+                "the weights are no weights of a mean",
+                where="--weights",
+                fix="give numbers from 0 on, one of them above 0",
+            )
+        found = [weight / total for weight in weights]
+    elif weights == "uniform":
+        name, found = weights, [count / sum(counts) for count in counts]
+    else:
+        name = weights
+        if any(merge is not None for merge in earlier):
+            raise UsageError(
+                f"a checkpoint that is a merge has no one step for `{weights}`",
+                where="--weights",
+                fix="merge the checkpoints themselves, or give numbers",
+            )
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        if steps != sorted(steps):
+            raise UsageError(
+                f"`{weights}` counts by step, and the checkpoints are of the steps "
+                + ", ".join(f"{step:,}" for step in steps),
+                where="--weights",
+                fix="give the checkpoints in the order of their steps",
+            )
+        found = shares(weights, len(checkpoints))
+    firsts = [c.step if m is None else m.first for c, m in zip(checkpoints, earlier, strict=True)]
+    of = tuple(
+        MergedFrom(step=c.step, digest=c.manifest.digest, share=share)
+        for c, share in zip(checkpoints, found, strict=True)
+    )
+    last = max(checkpoint.step for checkpoint in checkpoints)
+    return found, Merge(weights=name, first=min(firsts), last=last, count=sum(counts), of=of)
+
+
+def merge_checkpoints(
+    checkpoints: Sequence[Checkpoint],
+    weights: Weighting | Sequence[float],
+    output: str | os.PathLike[str],
+) -> tuple[str, Merge]:
+    """Write the weighted mean of several checkpoints' weights as a checkpoint without optimiser.
+
+    Each tensor is summed in fp64 and rounded once. Configuration, lock and tokenizer are those of
+    the last checkpoint given.
+
+    Args:
+        checkpoints: of one model, verified, at least one.
+        weights: a name, or a number for each checkpoint.
+        output: folder to make, local or remote; its name is none of a run's checkpoints.
+
+    Returns:
+        The folder, and what it is a mean of.
+
+    Raises:
+        UsageError: see `parts`.
+        ValidationError: the checkpoints are of different models or tokenizers.
+        ConflictError: another checkpoint is there.
+        ResourceError, StorageError: it cannot be written.
+    """
+    found, merge = parts(checkpoints, weights)
+    _refuse_others(checkpoints)
+    place = absolute(os.fspath(output)).rstrip("/")
+    _refuse_used(place)
+    last = checkpoints[-1]
+    read = {name: last.read_bytes(name) for name in (CONFIG, LOCK, TOKENIZER)}
+    documents = {name: data for name, data in read.items() if data is not None}
+    state = msgspec.structs.replace(last.state(), callbacks={}, step=merge.last)
+    where, _, name = place.rpartition("/")
+    contents = Contents(
+        step=merge.last,
+        kind=Kind.fixed,
+        state=lambda folder: _write(checkpoints, found, folder),
+        documents={STATE: state.encode(), MERGE: merge.encode(), **documents},
+        lock_digest=last.manifest.lock_digest,
+        name=name,
+    )
+    with scratch() as work:
+        return save_checkpoint(where, contents, World(), work_dir=work), merge
+
+
+def _refuse_used(place: str) -> None:
+    """Refuse an output that would take the place of something else than the same merge."""
+    store = Store(place)
+    if step_of(place.rpartition("/")[2]) is not None:
+        raise UsageError(
+            "the output has the name of a checkpoint that a run goes on from",
+            where=place,
+            why="merged weights come without an optimiser",
+            fix=f"give another name, such as {place.rpartition('/')[2]}-merged",
+        )
+    if next(iter(store.entries()), None) is None:
+        return
+    try:
+        Manifest.read(store)
+    except OlmError as error:
+        raise ConflictError(
+            "there is something else in the output already",
+            where=place,
+            why=error.what,
+            fix="give a folder that is not there yet",
+        ) from error
+
+
+def _refuse_others(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse weights that are not of one model, each in its place."""
+    first = checkpoints[0]
+    for other in checkpoints[1:]:
+        wrong = []
+        shapes = [
+            {n: (e.shape, e.dtype) for n, e in c.index.tensors.items() if n.startswith("model.")}
+            for c in (first, other)
+        ]
+        if shapes[0] != shapes[1] or first.config()["model"] != other.config()["model"]:
+            wrong.append("model")
+        rules = [_tokenizer(checkpoint) for checkpoint in (first, other)]
+        if rules[0] != rules[1]:
+            wrong.append("tokenizer")
+        if wrong:
+            raise ValidationError(
+                f"the checkpoints are not of one {' and '.join(wrong)}",
+                where=f"{first.folder}, {other.folder}",
+                why="a mean of their weights would be no model",
+                fix="merge checkpoints of one run, or of runs of one model on one tokenizer",
+            )
+
+
+def _tokenizer(checkpoint: Checkpoint) -> str | None:
+    data = checkpoint.read_bytes(LOCK)
+    return None if data is None else Lock.decode(data, checkpoint.folder).tokenizer.sha256
+
+
+def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Path) -> None:
+    """Write the tensors of the mean and their index, one tensor at a time."""
+    tensors = {}
+    names = [name for name in checkpoints[0].index.tensors if name.startswith("model.")]
+    with TensorsFile(folder / tensors_file(0)) as file:
+        for name in sorted(names):
+            mean = _mean(checkpoints, found, name)
+            shape, at = tuple(mean.shape), (0,) * mean.dim()
+            chunks = (Chunk(0, file.add(mean), at, shape),) if mean.numel() else ()
+            dtype = dtype_name(mean.dtype, name)
+            tensors[name] = TensorEntry(dtype=dtype, shape=shape, chunks=chunks)
+    held = checkpoints[-1].index.values.items()
+    values = {name: value for name, value in held if name.startswith("model.")}
+    files = (file.path.name,) if file.path.exists() else ()
+    write_durable(folder / INDEX_NAME, Index(files=files, tensors=tensors, values=values).encode())
+
+
+def _mean(checkpoints: Sequence[Checkpoint], found: Sequence[float], name: str) -> Tensor:
+    """Return a tensor of the mean; one of whole numbers is that of the last checkpoint."""
+    entry = checkpoints[-1].index.tensors[name]
+    one = torch.empty(entry.shape, dtype=entry.torch_dtype)
+    if not one.is_floating_point():
+        fill({name: one}, checkpoints[-1].files, checkpoints[-1].index)
+        return one
+    total = torch.zeros(entry.shape, dtype=torch.float64)
+    for checkpoint, share in zip(checkpoints, found, strict=True):
+        fill({name: one}, checkpoint.files, checkpoint.index)
+        total.add_(one, alpha=share)
+    return one.copy_(total)

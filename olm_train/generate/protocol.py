@@ -1,0 +1,318 @@
+"""What is said over HTTP: the part of OpenAI's completions and chat that a model can answer.
+
+    JSON body -> CompletionBody | ChatBody -> Asked: a Request for each text -> Answer -> JSON
+
+A field that would change the answer and is not known here is refused, not passed over.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from olm_data.errors import UsageError
+from olm_train.generate.engine import Request
+from olm_train.generate.loaded import PromptIds
+from olm_train.generate.sampling import MAX_SEED, Sampling
+from olm_train.generate.template import ChatTemplate, Message
+
+MAX_TEXTS = 256
+"""Texts of a request."""
+MAX_TOP = 20
+"""Likely tokens that are told with each."""
+
+Zero = Annotated[float, Meta(ge=0, le=0)]
+Count = Annotated[int, Meta(ge=1, le=MAX_TEXTS)]
+Tokens = Annotated[int, Meta(ge=0, le=1 << 31)]
+Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the last event of a stream tells how many tokens there were."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both kinds.
+
+    Attributes:
+        top_k, min_p, repetition_penalty: as in `Sampling`; not OpenAI's: clients send them as
+            `extra_body`.
+        frequency_penalty, presence_penalty, logit_bias: known, and of no effect but at 0.
+        user, metadata, store: passed over, they change no answer.
+    """
+
+    model: str = ""
+    temperature: float | None = 1.0
+    top_p: float | None = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    n: Count | None = 1
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    frequency_penalty: Zero | None = None
+    presence_penalty: Zero | None = None
+    logit_bias: dict[str, Zero] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+
+    def sampling(self) -> Sampling:
+        """Return the wishes; without a seed, with one of chance.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        return Sampling(
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            top_k=max(self.top_k, 0),  # vLLM's -1: all
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=secrets.randbelow(MAX_SEED) if self.seed is None else self.seed,
+        )
+
+    def stops(self) -> tuple[str, ...]:
+        """Return the stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def usage_at_end(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]] = ""
+    max_tokens: Tokens | None = 16
+    logprobs: Top | None = None
+    echo: bool | None = False
+    best_of: Count | None = None
+    suffix: Literal[""] | None = None
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message: text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A turn as it is sent."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+
+    def plain(self) -> Message:
+        """Return it with its text in one piece."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        return Message("system" if self.role == "developer" else self.role, content)
+
+
+class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    logprobs: bool | None = False
+    top_logprobs: Top | None = None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The texts of a request, those of a prompt one after another.
+
+    Attributes:
+        requests: one for each text.
+        prompts: text of each one's prompt.
+        begun: a token that the prompt does not spell was put before it.
+        echo: the prompt is part of the answer.
+    """
+
+    requests: tuple[Request, ...]
+    prompts: tuple[str, ...]
+    begun: tuple[bool, ...]
+    echo: bool
+
+
+def completion(
+    body: CompletionBody, ids_of: PromptIds, text_of: Callable[[Sequence[int]], str]
+) -> Asked:
+    """Return what a body asks for.
+
+    Args:
+        ids_of: text of a prompt to ids.
+        text_of: the way back.
+
+    Raises:
+        OlmError: it cannot be answered.
+    """
+    given = body.prompt
+    if isinstance(given, str):
+        prompts: list[str | list[int]] = [given]
+    elif given and all(isinstance(each, int) for each in given):
+        prompts = [[each for each in given if isinstance(each, int)]]
+    else:
+        prompts = [each for each in given if not isinstance(each, int)]
+        if len(prompts) != len(given) or not prompts:
+            raise UsageError("a prompt is a text or a list of ids, and there is at least one")
+    count = body.n or 1
+    if body.best_of not in (None, count):
+        raise UsageError("best_of is n or left out", where="best_of")
+    if len(prompts) * count > MAX_TEXTS:
+        raise UsageError(f"a request is for {MAX_TEXTS} texts at most")
+    sampling, most = body.sampling(), 16 if body.max_tokens is None else body.max_tokens
+    if most == 0 and not body.echo:
+        raise UsageError("max_tokens is 0 only with echo", where="max_tokens")
+    requests, texts, begun = [], [], []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            ids, text, added = ids_of(prompt), prompt, ids_of.begun(prompt)
+        else:
+            ids_of.check(prompt)
+            ids, text, added = tuple(prompt), text_of(prompt), False
+        for number in range(count):
+            requests.append(
+                Request(
+                    prompt=ids,
+                    sampling=sampling.after(number),
+                    max_new_tokens=most,
+                    stop=body.stops(),
+                    logprobs=body.logprobs,
+                    score_prompt=bool(body.echo) and body.logprobs is not None,
+                )
+            )
+            texts.append(text)
+            begun.append(added)
+    return Asked(tuple(requests), tuple(texts), tuple(begun), bool(body.echo))
+
+
+def chat(
+    body: ChatBody,
+    template: ChatTemplate,
+    ids_of: PromptIds,
+    room: Callable[[Sequence[int]], int],
+) -> Asked:
+    """Return what a body asks for.
+
+    Args:
+        room: tokens that a text after a prompt may have, where the body does not say.
+
+    Raises:
+        OlmError: it cannot be answered.
+    """
+    ids = ids_of(template.prompt([message.plain() for message in body.messages]))
+    most = body.max_completion_tokens
+    most = body.max_tokens if most is None else most
+    most = room(ids) if most is None else most
+    if most == 0:
+        raise UsageError("max_completion_tokens is at least 1", where="max_completion_tokens")
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = body.sampling()
+    requests = tuple(
+        Request(
+            prompt=ids,
+            sampling=sampling.after(number),
+            max_new_tokens=most,
+            stop=(*body.stops(), *template.stops),
+            logprobs=top,
+        )
+        for number in range(body.n or 1)
+    )
+    count = len(requests)
+    return Asked(requests, ("",) * count, (False,) * count, False)
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of an answer."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Tokens of a completion, how likely each was, and where each begins in the text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token that might have been."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """A token of an answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """Tokens of an answer."""
+
+    content: list[TokenLogprob]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """A text, or the next piece of one."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class Said(msgspec.Struct, frozen=True):
+    """An answer, or the next piece of one."""
+
+    content: str
+    role: str | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, or the next piece of one, in `delta`."""
+
+    index: int
+    message: Said | UnsetType = UNSET
+    delta: Said | UnsetType = UNSET
+    finish_reason: str | None
+    logprobs: ChatLogprobs | None = None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sent back, whole or as one event of a stream."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice] | list[ChatChoice]
+    usage: Usage | UnsetType = UNSET

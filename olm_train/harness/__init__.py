@@ -1,0 +1,1 @@
+"""The tasks of lm-evaluation-harness on a checkpoint as it lies, without an export."""

@@ -1,0 +1,333 @@
+"""Fields of a config.json and of a decoder's shape: one row says how some of them are each other.
+
+    config.json --Given--> Row.read of each row --> fields of DecoderConfig | all that is refused
+    DecoderConfig --------> Row.write of each row -> config.json             | all that is refused
+
+A row knows its fields on both sides and nothing else; a family is a tuple of rows. Nothing is
+passed over: a field of a config.json that no row read, and that is not known to be harmless, is
+refused; so is a field of ours that no row writes and that is not at its default.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from olm_data.errors import printable
+from olm_train.model.config import DecoderConfig
+
+Json = Mapping[str, object]
+"""The content of a config.json."""
+
+Ours = Mapping[str, Any]
+"""Arguments of `DecoderConfig`."""
+
+
+MOST_LAYERS = 1 << 13
+"""As of `DecoderConfig`; no list is made for more."""
+
+REQUIRED = object()
+"""Default of a field that must be given."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A field that stands in the way.
+
+    Attributes:
+        field: its name; of theirs when it is read, of ours when it is written.
+        why: what is wrong with its value.
+        nearest: what it would have to be; None: no value of this field alone helps.
+    """
+
+    field: str
+    why: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        hint = f" (expressible: {self.nearest})" if self.nearest else ""
+        return f"{self.field} {self.why}{hint}"
+
+
+class Problems(list[Problem]):
+    """What stands in the way so far."""
+
+    def refuse(self, field: str, why: str, nearest: object = None) -> None:
+        """Add one."""
+        hint = None if nearest is None else f"{field}={shown(nearest)}"
+        self.append(Problem(field, why, hint))
+
+
+class Given:
+    """The fields of a config.json, and which of them were looked at.
+
+    Attributes:
+        problems: what cannot be expressed.
+        seen: names that were read.
+    """
+
+    def __init__(self, values: Json) -> None:
+        self._values, self.problems = values, Problems()
+        self.seen: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def take(self, name: str, kind: Any, default: Any = None, null: Any = REQUIRED) -> Any:
+        """Return a field.
+
+        Args:
+            name: of the field.
+            kind: its type.
+            default: of an absent one, and of one that is refused. `REQUIRED`: it must be there.
+            null: what null stands for, where that is allowed; it is where the default is None.
+        """
+        self.seen.add(name)
+        if name not in self._values:
+            if default is REQUIRED:
+                self.refuse(name, "is not given")
+            return default
+        value = self._values[name]
+        if value is None:
+            if null is REQUIRED and default is not None:
+                self.refuse(name, "is null")
+            return default if null is REQUIRED else null
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            self.refuse(name, f"is {shown(value)}, which is not of the right type")
+            return default
+
+    def layers(self) -> int:
+        """Return the number of blocks; 0 where it is none that a decoder has."""
+        found: int = self.take("num_hidden_layers", int, 0)
+        if 1 <= found <= MOST_LAYERS:
+            return found
+        self.refuse("num_hidden_layers", f"is {found}; a decoder has 1 to {MOST_LAYERS:,}")
+        return 0
+
+    def refuse(self, name: str, why: str, nearest: object = None) -> None:
+        """Say that a field cannot be expressed."""
+        self.problems.refuse(name, why, nearest)
+
+    def unread(self) -> Json:
+        """Return the fields that nobody looked at and that have a value."""
+        return {
+            name: value
+            for name, value in self._values.items()
+            if name not in self.seen and value is not None
+        }
+
+
+class Row(ABC):
+    """Some fields of theirs and of ours that say the same."""
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        """Fields of a config.json that it reads."""
+        return ()
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        """Fields of `DecoderConfig` that it answers for."""
+        return ()
+
+    @abstractmethod
+    def read(self, given: Given) -> Ours:
+        """Return fields of ours; what cannot be expressed is refused through `given`."""
+
+    @abstractmethod
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        """Return fields of theirs; what cannot be expressed is added to `problems`."""
+
+    @abstractmethod
+    def says(self) -> str:
+        """Return what a reader of the reference page needs to know of it."""
+
+
+@dataclass(frozen=True)
+class Number(Row):
+    """The same value under two names.
+
+    Attributes:
+        name: theirs.
+        field: ours.
+        kind: int or float.
+        default: what an absent field means to them.
+        most: larger values are refused by them.
+        nullable: null is a value: ours is None.
+    """
+
+    name: str
+    field: str
+    kind: type[int] | type[float] | type[bool]
+    default: Any
+    most: float | None = None
+    nullable: bool = False
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, given: Given) -> Ours:
+        null = None if self.nullable else REQUIRED
+        return {self.field: given.take(self.name, self.kind, self.default, null)}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        value = getattr(config, self.field)
+        if self.most is not None and value > self.most:
+            problems.refuse(self.field, f"is {value}; it is at most {self.most}", self.most)
+        return {self.name: value}
+
+    def says(self) -> str:
+        return f"`{self.field}`"
+
+
+@dataclass(frozen=True)
+class Constant(Row):
+    """A field of theirs that must have one value, because our decoder has no other.
+
+    Attributes:
+        name: theirs.
+        values: those that mean what our decoder does; the first is written.
+        default: what an absent field means to them.
+        why: what our decoder does not do.
+        written: whether it is written.
+    """
+
+    name: str
+    values: tuple[object, ...]
+    default: object
+    why: str
+    written: bool = True
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def read(self, given: Given) -> Ours:
+        value = given.take(self.name, Any, self.default, null=None)
+        if not any(value == each and type(value) is type(each) for each in self.values):
+            given.refuse(self.name, f"is {shown(value)}: {self.why}", self.values[0])
+        return {}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        return {self.name: self.values[0]} if self.written else {}
+
+    def says(self) -> str:
+        return f"must be {' or '.join(f'`{shown(each)}`' for each in self.values)}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Written(Row):
+    """A field of theirs that says nothing of the model's maths; it is written, never read."""
+
+    name: str
+    value: object
+
+    def read(self, given: Given) -> Ours:
+        return {}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        return {self.name: self.value}
+
+    def says(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Always(Row):
+    """A field of ours that has one value in all models of a family, and no field of theirs."""
+
+    field: str
+    value: object
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return (self.field,)
+
+    def read(self, given: Given) -> Ours:
+        return {self.field: self.value}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        value = getattr(config, self.field)
+        if value != self.value:
+            problems.refuse(self.field, f"is {shown(value)}", shown(self.value))
+        return {}
+
+    def says(self) -> str:
+        return f"`{self.field}` is `{shown(self.value)}`"
+
+
+@dataclass(frozen=True)
+class KeyValueHeads(Row):
+    """`num_key_value_heads`; absent, it is the default of the class, None: as many as queries."""
+
+    default: int | None = None
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return ("num_key_value_heads",)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return ("n_kv_heads",)
+
+    def read(self, given: Given) -> Ours:
+        return {"n_kv_heads": given.take("num_key_value_heads", int, self.default, null=None)}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        return {"num_key_value_heads": config.kv_heads}
+
+    def says(self) -> str:
+        return "`n_kv_heads`"
+
+
+@dataclass(frozen=True)
+class HeadDim(Row):
+    """`head_dim`; absent, it is the default of the class, None: hidden_size / heads.
+
+    Attributes:
+        default: of the class.
+        divides: they refuse a `hidden_size` that the number of heads does not divide.
+    """
+
+    default: int | None = None
+    divides: bool = False
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return ("head_dim",)
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return ("head_dim",)
+
+    def read(self, given: Given) -> Ours:
+        return {"head_dim": given.take("head_dim", int, self.default)}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        if self.divides and config.d_model % config.n_heads:
+            problems.refuse("n_heads", f"is {config.n_heads}, which does not divide d_model")
+        return {"head_dim": config.head_size}
+
+    def says(self) -> str:
+        return "`head_dim`"
+
+
+def shown(value: object) -> str:
+    """Return a value of a config.json or of a field as messages and the reference show it."""
+    if value is None:
+        return "null"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return printable(text[:60])

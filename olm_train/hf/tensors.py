@@ -1,0 +1,159 @@
+"""How a parameter of ours is made of tensors of theirs, and the way back.
+
+    ours [rows, ...] = parts, one below the other: each a tensor of theirs, or a transposed one
+                       and below them the rows of zeros that pad a vocabulary
+
+Values are copied, cut and transposed, never computed, so every byte comes back. A slice of ours is
+a slice of some of the parts (`TensorMap.reads`): a rank reads only what is at home there.
+
+Never: opens a file, or holds more than the tensor that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from olm_data.errors import ValidationError, printable
+
+Slices = tuple[slice, ...]
+"""One of each dimension, with a start, a stop and no step."""
+
+Reader = Callable[[str, Slices], Tensor]
+"""(name of a tensor of theirs, slices of it) -> that block: `safe_open(file).get_slice(name)[s]`"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of theirs.
+
+    Attributes:
+        name: in their files.
+        shape: there.
+        first: row of ours that it begins at.
+        rows: how many of ours it is.
+        transposed: our rows are its columns.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: int
+    rows: int
+    transposed: bool = False
+
+    @property
+    def ours(self) -> slice:
+        """The rows of ours that it is."""
+        return slice(self.first, self.first + self.rows)
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return it, made of those rows of ours: contiguous, a copy only if it is transposed."""
+        return (rows.T if self.transposed else rows).contiguous()
+
+
+@dataclass(frozen=True)
+class Read:
+    """A block of theirs, and where it goes.
+
+    Attributes:
+        name: of their tensor.
+        source: slices of it, as it lies in their file.
+        target: slices of the block of ours that is wanted.
+        transposed: what is read must be transposed before it is put there.
+    """
+
+    name: str
+    source: Slices
+    target: Slices
+    transposed: bool
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A parameter of ours and the tensors of theirs that it is made of.
+
+    Attributes:
+        ours: name of our parameter.
+        shape: of it, with the rows that pad a vocabulary.
+        parts: from the first row down. They cover all rows but those that pad a vocabulary.
+        copies: names of theirs that some files hold the same tensor by once more: the head of a
+            model that ties it to its embeddings. Left out on export, not needed on import.
+    """
+
+    ours: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    copies: tuple[str, ...] = ()
+
+    def reads(self, where: Sequence[slice] = ()) -> tuple[Read, ...]:
+        """Return what a block of ours is read from; none for rows that pad a vocabulary.
+
+        Args:
+            where: of our parameter, by dimension; those left out are whole. With a step of 1.
+        """
+        (rows, *others) = self._whole(where)
+        found = []
+        for part in self.parts:
+            first, last = max(rows.start, part.first), min(rows.stop, part.ours.stop)
+            if first >= last or any(each.start >= each.stop for each in others):
+                continue
+            source = (slice(first - part.first, last - part.first), *others)
+            target = (
+                slice(first - rows.start, last - rows.start),
+                *(slice(0, each.stop - each.start) for each in others),
+            )
+            if part.transposed:
+                source = source[::-1]
+            found.append(Read(part.name, source, target, part.transposed))
+        return tuple(found)
+
+    def fill(self, target: Tensor, read: Reader, where: Sequence[slice] = ()) -> None:
+        """Put a block of ours into a tensor of its shape, in that tensor's dtype.
+
+        Args:
+            target: takes the values; rows that pad a vocabulary become zeros.
+            read: gives blocks of theirs.
+            where: as for `reads`.
+
+        Raises:
+            ValidationError: what is read has another shape.
+        """
+        reads = self.reads(where)
+        if sum(each.target[0].stop - each.target[0].start for each in reads) < target.shape[0]:
+            target.zero_()
+        for each in reads:
+            block = read(each.name, each.source)
+            wanted = tuple(s.stop - s.start for s in each.source)
+            if tuple(block.shape) != wanted:
+                raise ValidationError(
+                    f"the tensor {printable(each.name)} has another shape than the configuration "
+                    f"says: {list(block.shape)}, not {list(wanted)}",
+                    fix="use the config.json that belongs to these weights",
+                )
+            target[each.target].copy_(block.T if each.transposed else block)
+
+    def from_theirs(
+        self, read: Reader, where: Sequence[slice] = (), *, dtype: torch.dtype
+    ) -> Tensor:
+        """Return a block of ours on the CPU. Arguments as for `fill`."""
+        block = torch.empty([s.stop - s.start for s in self._whole(where)], dtype=dtype)
+        self.fill(block, read, where)
+        return block
+
+    def to_theirs(self, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield their tensors, made of ours: whole, with or without rows that pad a vocabulary."""
+        for part in self.parts:
+            yield part.name, part.of(value[part.ours])
+
+    def _whole(self, where: Sequence[slice]) -> Slices:
+        """Return one slice a dimension, with plain bounds."""
+        given = [*where, *[slice(None)] * (len(self.shape) - len(where))]
+        found = []
+        for each, size in zip(given, self.shape, strict=True):
+            start, stop, step = each.indices(size)
+            assert step == 1, each
+            found.append(slice(start, max(start, stop)))
+        return tuple(found)

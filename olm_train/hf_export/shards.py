@@ -1,0 +1,190 @@
+"""safetensors files, written as their tensors come: which tensor lies in which file, and where.
+
+    names, dtypes, shapes -> plan: files of at most so many bytes, a larger tensor has its own
+    tensors, one by one   -> header, then bytes -> model-00001-of-00003.safetensors, fsynced
+    a file                -> read back by the library safetensors -> sha256 of each tensor
+
+The header comes first in a file, and the plan knows all of it before the first tensor is there. The
+format: https://huggingface.co/docs/safetensors. Never: hold more than one tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from olm_data.errors import ValidationError, printable
+from olm_data.storage.disk import io_errors
+
+MODEL, INDEX = "model.safetensors", "model.safetensors.index.json"
+METADATA = {"format": "pt"}
+"""Of each header: readers want to know whose tensors they are, and some fail without it."""
+
+_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor that is to be written: its name, dtype and shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes it takes."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file and the tensors in it, in their order."""
+
+    file: str
+    tensors: tuple[Planned, ...]
+
+    def header(self) -> bytes:
+        """Return what comes before the tensors: its own length, and where each tensor lies."""
+        entries: dict[str, object] = {"__metadata__": METADATA}
+        start = 0
+        for each in self.tensors:
+            entries[each.name] = {
+                "dtype": _NAMES[each.dtype],
+                "shape": list(each.shape),
+                "data_offsets": [start, start + each.bytes],
+            }
+            start += each.bytes
+        text = json.dumps(entries, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that tensors begin at a multiple of 8
+        return len(text).to_bytes(8, "little") + text
+
+
+def plan(tensors: Sequence[Planned], shard_bytes: int) -> list[Shard]:
+    """Return the files for tensors, in their order.
+
+    Args:
+        tensors: all of them.
+        shard_bytes: a file holds tensors of so many bytes at most, or a single larger one.
+    """
+    groups: list[list[Planned]] = [[]]
+    size = 0
+    for each in tensors:
+        if groups[-1] and size + each.bytes > shard_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(each)
+        size += each.bytes
+    if len(groups) == 1:
+        return [Shard(MODEL, tuple(groups[0]))]
+    total = len(groups)
+    return [
+        Shard(f"model-{number:05d}-of-{total:05d}.safetensors", tuple(group))
+        for number, group in enumerate(groups, 1)
+    ]
+
+
+def index_of(shards: Sequence[Shard], parameters: int) -> bytes | None:
+    """Return `model.safetensors.index.json`; None for a single file, which has none.
+
+    Args:
+        shards: all files.
+        parameters: of the model, a tied head counted once.
+    """
+    if len(shards) == 1:
+        return None
+    size = sum(each.bytes for shard in shards for each in shard.tensors)
+    value = {
+        "metadata": {"total_parameters": parameters, "total_size": size},
+        "weight_map": {each.name: shard.file for shard in shards for each in shard.tensors},
+    }
+    return json.dumps(value, indent=2).encode() + b"\n"
+
+
+def write_shard(folder: Path, shard: Shard, values: Iterable[Tensor]) -> dict[str, str]:
+    """Write a file, tensor by tensor, and wait until it is on the disk.
+
+    Args:
+        folder: to write to.
+        shard: what goes into the file.
+        values: its tensors in their order, each dropped once it is written; exactly as planned.
+
+    Returns:
+        sha256 of the bytes of each tensor, by name.
+
+    Raises:
+        ResourceError: the disk is full or fails.
+    """
+    digests, given = {}, iter(values)
+    path = folder / shard.file
+    with io_errors(str(path), writing=True), open(path, "wb") as file:
+        file.write(shard.header())
+        for each in shard.tensors:
+            value = next(given)
+            assert (value.dtype, tuple(value.shape)) == (each.dtype, each.shape), each.name
+            data = _bytes_of(value)
+            file.write(data)
+            digests[each.name] = hashlib.sha256(data).hexdigest()
+            del value, data
+        file.flush()
+        os.fsync(file.fileno())
+    return digests
+
+
+def read_back(folder: Path, shard: Shard) -> dict[str, str]:
+    """Return the sha256 of each tensor of a file as the library safetensors reads it.
+
+    Raises:
+        ValidationError: it is no such file, or holds other tensors than were planned.
+    """
+    where, digests = str(folder / shard.file), {}
+    try:
+        with safe_open(where, framework="pt", device="cpu") as file:
+            if file.metadata() != METADATA or set(file.keys()) != {e.name for e in shard.tensors}:
+                raise ValidationError("the file holds other tensors than were written", where=where)
+            for each in shard.tensors:
+                value = file.get_tensor(each.name)
+                if (value.dtype, tuple(value.shape)) != (each.dtype, each.shape):
+                    raise ValidationError(f"{each.name} was written otherwise", where=where)
+                digests[each.name] = hashlib.sha256(_bytes_of(value)).hexdigest()
+                del value
+    except SafetensorError as error:
+        raise ValidationError(
+            f"what was written is no safetensors file: {printable(str(error))[:200]}", where=where
+        ) from error
+    return digests
+
+
+def refuse_other(written: Mapping[str, str], read: Mapping[str, str], where: str) -> None:
+    """Refuse tensors that were read back as others than were written.
+
+    Raises:
+        ValidationError: there are some.
+    """
+    wrong = [name for name, digest in written.items() if read.get(name) != digest]
+    if wrong:
+        raise ValidationError(
+            f"{', '.join(wrong[:3])} read back as other bytes than were written",
+            where=where,
+            why="the disk or memory is faulty",
+            fix="check the disk, and run the same command again",
+        )
+
+
+def _bytes_of(value: Tensor) -> memoryview:
+    """Return the elements of a tensor row by row, little-endian."""
+    return value.contiguous().reshape(-1).view(torch.uint8).numpy().data

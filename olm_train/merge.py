@@ -1,0 +1,83 @@
+"""The mean of the weights of several checkpoints: `olm-train merge CHECKPOINT... --out FOLDER`.
+
+CHECKPOINTs -> verified -> one tensor at a time, summed in fp64 -> FOLDER, a checkpoint of weights
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import get_args
+
+import click
+import msgspec
+
+from olm_data.command import reported
+from olm_data.errors import UsageError, shown
+from olm_data.extras import needs
+
+with needs("merging checkpoints"):
+    from olm_train.checkpoint.load import find_checkpoint
+    from olm_train.checkpoint.merged import merge_checkpoints
+    from olm_train.distributed.world import World
+    from olm_train.optim.averaging import Weighting
+
+
+def parse_weights(text: str) -> Weighting | Sequence[float]:
+    """Return what `--weights` says: a name, or numbers with commas between.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    for name in get_args(Weighting):
+        if text == name:
+            known: Weighting = name
+            return known
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is neither {', '.join(get_args(Weighting))} nor numbers",
+            where="--weights",
+            fix="give one number a checkpoint, such as 1,2,3",
+        ) from None
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("checkpoints", nargs=-1, required=True)
+@click.option("--out", required=True, help="Folder to make; local or s3://.")
+@click.option(
+    "--weights",
+    default="uniform",
+    show_default=True,
+    help="uniform, linear (1, 2, 3, ...), decay (as if the rate had fallen), or 1,2,3: a number "
+    "each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print merge.json instead of sentences.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool, debug: bool) -> None:
+    """Write the weighted mean of the weights of checkpoints of one model.
+
+    \b
+    olm-train merge runs/a/step00000800 runs/a/step00000900 runs/a/step00001000 --out runs/a/last3
+    olm-train merge runs/a/last3 runs/b --weights 3,1 --out merged
+
+    A run's folder stands for its newest checkpoint. generate, evaluate and export read FOLDER.
+    """
+    with reported(debug=debug):
+        chosen = parse_weights(weights)
+        found = [
+            find_checkpoint(place, World(), lambda e: click.echo(shown(str(e)), err=True))
+            for place in checkpoints
+        ]
+        folder, merge = merge_checkpoints(found, chosen, out)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(merge)))
+        return
+    for checkpoint, part in zip(found, merge.of, strict=True):
+        click.echo(f"{part.share:8.2%}  {shown(checkpoint.folder)}")
+    click.echo(f"the mean of {merge.count:,} weights: {shown(folder)}")
+
+
+if __name__ == "__main__":
+    main()

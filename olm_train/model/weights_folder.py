@@ -1,0 +1,284 @@
+"""A folder with the weights of a model, and what it takes to make it again: no pickle.
+
+    model, tokenizer -> model.safetensors, tokenizer.json, ...
+                        config.json: classes and shape of the model, and size and sha256 of each
+                        of these files, in the place of the one before: from then on they count
+
+A folder may be written over, also where the writer is killed: a name whose file has another content
+so far is written as NAME-<sha256>.EXT first, and `config.json` then names that. So whoever reads
+it finds the model before or the one after, whole.
+
+Names, shapes and values are those of the model; the rows that pad a vocabulary are left out.
+Never: makes a model (`load.py`), or reads a file that `config.json` does not name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
+from torch import Tensor, nn
+
+from olm_data.canonical import sha256_file
+from olm_data.config.convert import as_dict
+from olm_data.config.import_path import import_path
+from olm_data.dataset.tokenizer import TOKENIZER
+from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.exporting.model_folder import CONFIG, About, ExportedFile, aside, read_about
+from olm_data.storage.disk import io_errors, write_durable
+from olm_data.storage.store import Store, absolute
+from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
+
+MODEL, SUFFIX = "model.safetensors", ".safetensors"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What lies in such a folder.
+
+    Attributes:
+        store: the folder.
+        about: its `config.json`.
+        weights: by name of the parameter, on the CPU.
+    """
+
+    store: Store
+    about: About
+    weights: dict[str, Tensor]
+
+    def read_bytes(self, name: str) -> bytes | None:
+        """Return the bytes of a file beside the weights, None when there is no such file.
+
+        Raises:
+            ValidationError: it is another one than `config.json` says.
+        """
+        for entry in self.about.carried:
+            if entry.is_of(name):
+                return _read(self.store, entry)
+        return None
+
+
+def kept(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is saved of a model: its parameters and persistent buffers, each once."""
+    state = model.state_dict()
+    yield from model.named_parameters()
+    yield from ((name, value) for name, value in model.named_buffers() if name in state)
+
+
+def save_model(
+    model: nn.Module, config: DecoderConfig, folder: str | os.PathLike[str], tokenizer: object
+) -> About:
+    """Write a model as `Decoder.save` says."""
+    tensors = dict(kept(model))
+    if any(value.is_meta or hasattr(value, "placements") for value in tensors.values()):
+        raise UsageError(
+            "this process does not hold the whole weights",
+            where=os.fspath(folder),
+            why="they are sharded over ranks, or have no values yet",
+            fix="save a checkpoint, and turn it into such a folder with olm-train export",
+        )
+    data = None if tokenizer is None else tokenizer_bytes(tokenizer)
+    return write_folder(
+        Store(absolute(os.fspath(folder)).rstrip("/")),
+        config=config,
+        model_class=type(model),
+        tensors={name: value.detach().cpu() for name, value in tensors.items()},
+        carried={} if data is None else {TOKENIZER: data},
+    )
+
+
+def tokenizer_bytes(tokenizer: object) -> bytes:
+    """Return the tokenizer.json of a tokenizer.
+
+    Args:
+        tokenizer: of the library tokenizers, one of transformers that is made of it, one of
+            `olm_data`, or the path of a tokenizer.json.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    plain = getattr(tokenizer, "json_bytes", None)  # of olm_data
+    if isinstance(plain, bytes):
+        return plain
+    for each in (tokenizer, getattr(tokenizer, "backend_tokenizer", None)):
+        if hasattr(each, "to_str"):
+            text: str = each.to_str()
+            return text.encode()
+    if isinstance(tokenizer, str | os.PathLike):
+        path = Path(tokenizer)
+        file = path / TOKENIZER if path.is_dir() else path
+        return Store(str(file.absolute().parent)).read(file.name)
+    raise UsageError(
+        f"a {type(tokenizer).__name__} is no tokenizer that can be saved",
+        where="tokenizer",
+        fix="give one of the library tokenizers, or the path of a tokenizer.json",
+    )
+
+
+def write_folder(
+    store: Store,
+    *,
+    config: DecoderConfig,
+    model_class: type,
+    tensors: Mapping[str, Tensor],
+    carried: Mapping[str, bytes],
+    name: str = MODEL,
+    step: int | None = None,
+    lock_digest: str | None = None,
+) -> About:
+    """Write weights and what belongs to them; in place of what the folder holds, if it does.
+
+    Args:
+        store: the folder.
+        config: shape of the model.
+        model_class: its class, called with the shape.
+        tensors: whole, on the CPU; with the rows that pad a vocabulary.
+        carried: other files, by name.
+        name: of the safetensors file.
+        step, lock_digest: of the checkpoint they are from.
+
+    Raises:
+        ResourceError, StorageError: it cannot be written.
+    """
+    values = {
+        key: (value[: config.vocab_size] if key in VOCABULARY_TABLES else value).contiguous()
+        for key, value in tensors.items()
+    }
+    metadata = {"format": "pt"} | ({} if step is None else {"olm_step": str(step)})
+    store.clear_staging()  # of a writer that was killed
+    with store.staging() as staging, io_errors(store.root, writing=True):
+        save_file(values, staging / name, metadata=metadata)
+        with open(staging / name, "rb") as file:
+            os.fsync(file.fileno())
+        for other, data in carried.items():
+            write_durable(staging / other, data)
+        weights, *others = (_entry(staging / each) for each in (name, *carried))
+        about = About(
+            model=as_dict(config),
+            model_class=import_path(model_class),
+            config_class=import_path(type(config)),
+            step=step,
+            parameters=sum(value.numel() for value in values.values()),
+            lock_digest=lock_digest,
+            weights=weights,
+            carried=tuple(others),
+        )
+        _publish(store, staging, about)
+    return about
+
+
+def _entry(path: Path) -> ExportedFile:
+    return ExportedFile(file=path.name, bytes=path.stat().st_size, sha256=sha256_file(path))
+
+
+def _publish(store: Store, staging: Path, about: About) -> None:
+    """Put staged files in their places, so that `config.json` is right at every moment."""
+    before = _held(store)
+    same = {(entry.file, entry.sha256) for entry in before}
+    new = [entry for entry in about.files if (entry.file, entry.sha256) not in same]
+    taken = {entry.file for entry in before} & {entry.file for entry in new}
+    for entry in new:
+        if entry.file in taken:
+            other = aside(entry.file, entry.sha256)
+            os.link(staging / entry.file, staging / other)
+            store.publish(other, staging / other, entry.sha256)
+    if taken:
+        _put(
+            store,
+            _renamed(about, lambda e: aside(e.file, e.sha256) if e.file in taken else e.file),
+        )
+    for entry in new:
+        store.publish(entry.file, staging / entry.file, entry.sha256)
+    _put(store, about)
+    now = {entry.file for entry in about.files}
+    left = {
+        file for name in now for file in store.sizes(f"{Path(name).stem}-") if _beside(file, name)
+    }
+    for file in (left | {entry.file for entry in before}) - now:
+        store.delete(file)
+
+
+def _held(store: Store) -> tuple[ExportedFile, ...]:
+    """Return the files that the folder's `config.json` names, none where it is none of ours."""
+    try:
+        return read_about(store).files
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return ()
+
+
+def _renamed(about: About, name: Callable[[ExportedFile], str]) -> About:
+    weights, *others = (msgspec.structs.replace(e, file=name(e)) for e in about.files)
+    return msgspec.structs.replace(about, weights=weights, carried=tuple(others))
+
+
+def _put(store: Store, about: About) -> None:
+    store.put(CONFIG, json.dumps(msgspec.to_builtins(about), indent=1).encode() + b"\n")
+
+
+def _beside(file: str, name: str) -> bool:
+    """Whether a file was written on its way to `name`."""
+    stem, _, end = name.rpartition(".")
+    return re.fullmatch(rf"{re.escape(stem)}-[0-9a-f]{{16}}\.{re.escape(end)}", file) is not None
+
+
+def is_exported(place: str) -> bool:
+    """Whether `place` holds exported weights: the file, or a folder with one."""
+    return place.endswith(SUFFIX) or Store(place).exists(MODEL)
+
+
+def load_exported(place: str) -> Exported:
+    """Return saved or exported weights, on the CPU, and what lies beside them.
+
+    Raises:
+        InputError: there are none.
+        ValidationError: a file is another one than `config.json` says, or of another version.
+    """
+    folder, name = os.path.split(place) if place.endswith(SUFFIX) else (place, MODEL)
+    store = Store(folder or str(Path.cwd()))
+    try:
+        about, data = _weights(store, name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            "there are no exported weights",
+            where=store.url(name),
+            fix=f"give the {name} that `olm-train export` or model.save wrote, {CONFIG} beside it",
+        ) from error
+    try:
+        return Exported(store, about, load(data))
+    except SafetensorError as error:
+        raise ValidationError(
+            f"the weights are damaged: {printable(str(error))[:200]}", where=store.url(name)
+        ) from error
+
+
+def _weights(store: Store, name: str) -> tuple[About, bytes]:
+    """Return `config.json` and the weights; both anew where it was replaced in between."""
+    about = read_about(store)
+    while True:
+        entry = about.weights
+        if not entry.is_of(name):
+            entry = msgspec.structs.replace(entry, file=name)
+        try:
+            return about, _read(store, entry)
+        except (FileNotFoundError, ValidationError):
+            before, about = about, read_about(store)
+            if about == before:
+                raise
+
+
+def _read(store: Store, entry: ExportedFile) -> bytes:
+    data = store.read(entry.file, limit=entry.bytes)
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise ValidationError(
+            f"{printable(entry.file)} is not the one that was exported: its sha256 differs",
+            where=store.url(entry.file),
+        )
+    return data

@@ -1,0 +1,56 @@
+"""What `olm-data push` prints: the result, what stayed here, and what to type next."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.command import inside
+from support.hub_stub import HubStub
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+BOOKS = "hf://datasets/lab/books"
+
+
+def test_result_on_standard_output_and_the_rest_beside_it(
+    tmp_path: Path,
+    tiny_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from huggingface_hub import constants
+
+    source = write_jsonl(tmp_path / "books.jsonl", texts(20))
+    make_dataset([source], tiny_tokenizer, tmp_path / "books")
+    (tmp_path / "hub").mkdir()
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with HubStub(tmp_path / "hub").running() as stub:
+        for name, value in stub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        looked = inside(capsys, "push", tmp_path / "books", BOOKS, "--dry-run", "--licence", "mit")
+        said = inside(capsys, "push", tmp_path / "books", BOOKS, "--licence", "mit")
+        again = inside(capsys, "push", tmp_path / "books", BOOKS, "--json")
+        back = inside(capsys, "pull", BOOKS, tmp_path / "back")
+    assert looked.returncode == said.returncode == again.returncode == back.returncode == 0
+    assert looked.stdout.startswith("would push: hf://datasets/lab/books, dataset ")
+    assert said.stdout.startswith("pushed: hf://datasets/lab/books, dataset ")
+    assert "not sent, no part of the dataset: 1 files (job.json)" in said.stderr
+    result = json.loads(again.stdout)
+    assert result["status"] == "already there"
+    assert f"next: olm-data pull {BOOKS}@{result['commit']} FOLDER" in said.stderr
+    assert back.stdout.startswith(f"pulled: {tmp_path / 'back'}, dataset {result['digest'][:12]}")
+    card = (tmp_path / "hub/datasets/lab/books/README.md").read_text()
+    assert 'license: "mit"' in card
+
+
+def test_a_damaged_dataset_is_exit_3(
+    tmp_path: Path, tiny_tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_jsonl(tmp_path / "books.jsonl", texts(5))
+    make_dataset([source], tiny_tokenizer, tmp_path / "books")
+    shutil.copy(tiny_tokenizer, tmp_path / "books" / "shard-00000.ends.npy")
+    said = inside(capsys, "push", tmp_path / "books", BOOKS)
+    assert said.returncode == 3
+    assert "the dataset is damaged" in said.stderr

@@ -1,0 +1,193 @@
+"""`olm-data tokenize`, `verify` and `show` as commands: streams, exit codes, JSON, interruption."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.command import arguments, environment, olm_data
+from support.tokenizing import digests, texts, write_jsonl
+
+from olm_data.commands.running import make_runner
+from olm_data.errors import UsageError
+from olm_data.runners.local import LocalRunner
+from olm_data.runners.slurm import SlurmRunner
+from olm_data.tokenization.recipe import read_recipe
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", [*texts(40), "", "spells <|endoftext|> here"])
+
+
+def test_results_go_to_stdout_and_say_what_was_made_dropped_and_how_fast(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("--tokenizer", tiny_tokenizer, "--output", tmp_path / "out", "--holdout", "0.2")
+    done = olm_data("tokenize", source, *words)
+    assert done.returncode == 0, done.stderr
+    for part in ("made ", "train ", "validation ", "empty", "special", "EOS <|endoftext|> (0)"):
+        assert part in done.stdout
+    assert "tokens/s" in done.stdout
+    assert f"next: olm-data verify {tmp_path / 'out'}" in done.stderr
+    checked = olm_data("verify", tmp_path / "out", "--json")
+    report = json.loads(checked.stdout)
+    assert checked.returncode == 0
+    assert report["ok"] is True
+    assert report["documents"] == 41
+
+
+def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    shown = olm_data(*words, "--dry-run")
+    assert shown.returncode == 0
+    assert "would write" in shown.stdout
+    assert "document 0: " in shown.stdout
+    as_json = json.loads(olm_data(*words, "--dry-run", "--json").stdout)
+    assert as_json["format"] == "olm-plan"
+    assert as_json["tasks"] == [[0, 1]]
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--seed", "3"), "no effect without --sample or --shuffle-documents"),
+        (("--where", "score = 3"), "not an expression over columns"),
+    ],
+)
+def test_options_that_mean_nothing_are_usage_errors(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path, more: tuple[str, str], message: str
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    done = olm_data(*words, *more)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_own_files_need_a_tokenizer_and_an_output(source: Path) -> None:
+    done = olm_data("tokenize", source)
+    assert done.returncode == 2
+    assert "--tokenizer and --output" in done.stderr
+    assert "olm-data tokenize" in done.stderr
+    assert olm_data("tokenize").returncode == 2
+
+
+def test_a_damaged_dataset_is_exit_3_with_file_field_expected_and_found(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    olm_data("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", out)
+    path = out / "shard-00000.tokens.npy"
+    data = bytearray(path.read_bytes())
+    data[150] ^= 1
+    path.write_bytes(data)
+    done = olm_data("verify", out)
+    assert done.returncode == 3
+    assert "shard-00000.tokens.npy: sha256: expected" in done.stdout
+    assert "FAILED" in done.stdout
+    shown = olm_data("show", "document", out, "0")
+    assert shown.returncode == 3
+    assert "Traceback" not in shown.stderr
+    assert olm_data("show", "document", out, "0", "--id", "0").returncode == 2
+
+
+def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", texts(3000))
+    words = ("--tokenizer", tiny_tokenizer, "--shard-tokens", "1000", "--workers", "2")
+    command = ("tokenize", source, *words, "--encoder", "hf", "--output")
+    process = subprocess.Popen(
+        arguments(*command, tmp_path / "out"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and not (tmp_path / "out" / "shard-00002.json").exists():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "run the same command again to continue" in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    again = olm_data(*command, tmp_path / "out")
+    assert "finished before; they are kept" in again.stderr
+    assert olm_data(*command, tmp_path / "whole").returncode == 0
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+
+
+def test_help_begins_with_what_it_does_and_an_example() -> None:
+    for name in ("tokenize", "verify", "stats", "show"):
+        shown = olm_data(name, "--help").stdout
+        assert f"olm-data {name} " in shown.split("Options:")[0]
+
+
+@pytest.mark.slow
+def test_with_json_stdout_is_events_and_the_last_line_is_the_result(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", tmp_path / "out")
+    done = olm_data(*words, "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (events[0]["event"], events[-1]["event"]) == ("start", "done")
+    assert {event["event"] for event in events} <= {"start", "progress", "note", "done"}
+    assert events[-1]["documents"] == 41
+    assert events[-1]["seconds"] >= 0
+    refused = olm_data(*words, "--eos", "none", "--json")
+    last = json.loads(refused.stdout.splitlines()[-1])
+    assert (last["event"], last["exit_code"], refused.returncode) == ("error", 7, 7)
+    assert "another dataset" in last["what"]
+    assert str(tmp_path) in last["where"]
+    wrong = olm_data("tokenize", source, "--no-such-option", "--json")
+    assert json.loads(wrong.stdout)["exit_code"] == wrong.returncode == 2
+
+
+def test_the_summary_says_what_was_made_and_how_fast_and_the_last_line_what_to_type_next(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "my tokens"
+    words = ("tokenize", source, "--tokenizer", tiny_tokenizer, "--output", output)
+    done = olm_data(*words)
+    assert done.stdout.startswith(f"made {output}\n")
+    speed = done.stdout.splitlines()[-1].strip()
+    assert speed.startswith("speed ")
+    assert " MB/s of text, " in speed
+    assert done.stderr.splitlines()[-1] == f"next: olm-data verify '{output}'"
+    again = olm_data(*words)
+    assert again.stdout.startswith("already complete, nothing to do: ")
+
+
+def test_the_local_runner_has_the_workers_asked_for_or_a_core_each() -> None:
+    runner = make_runner(read_recipe((), {"workers": 3}))
+    assert isinstance(runner, LocalRunner)
+    assert runner.workers == 3
+    assert make_runner(read_recipe((), {})).workers >= 1
+
+
+def test_slurm_gets_its_options() -> None:
+    recipe = read_recipe((), {"runner": "slurm", "workers": 4, "slurm": ["time=1:00:00"]})
+    assert isinstance(make_runner(recipe), SlurmRunner)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option", "runner"),
+    [
+        ({"slurm": ["time=1"]}, "--slurm", "slurm"),
+        ({"ray_address": "auto"}, "--ray-address", "ray"),
+        ({"runner": "slurm", "workers": 2, "ray_address": "auto"}, "--ray-address", "ray"),
+    ],
+)
+def test_an_option_of_another_runner_is_refused(
+    fields: dict[str, object], option: str, runner: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{option} is for --runner {runner}"):
+        make_runner(read_recipe((), fields))

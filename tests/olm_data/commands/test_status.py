@@ -1,0 +1,37 @@
+"""What `olm-data status` prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import olm_data
+from support.inline_runner import InlineRunner
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.runners.base import whole
+
+OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8"}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(120))
+
+
+def test_a_run_is_seen_from_another_process_while_it_works(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    class Look(InlineRunner):
+        def run(self, job: Any, tasks: Any, total: int, **callbacks: Any) -> None:
+            whole(job.run(0, lambda **_: None))
+            seen.append(olm_data("status", "out", folder=tmp_path).stdout)
+            super().run(job, tasks, total, **callbacks)
+
+    make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Look(), **OPTIONS)
+    assert "out: running" in seen[0]
+    assert "1 of " in seen[0]
+    assert "parent on" in seen[0]

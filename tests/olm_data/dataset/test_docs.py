@@ -1,0 +1,120 @@
+"""Document rows: bytes that depend on the rows alone, and reading that says what is damaged."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from olm_data.dataset.docs import DOCS, DocsWriter, DocumentRows, docs_schema
+from olm_data.errors import ValidationError
+from olm_data.storage.store import Store
+
+KEPT = pa.schema([pa.field("score", pa.float64())])
+FIXTURE = [HealthCheck.function_scoped_fixture]
+
+
+def rows(count: int) -> pa.RecordBatch:
+    return pa.record_batch(
+        [
+            [f"id {n}" if n % 3 else None for n in range(count)],
+            pa.array([0] * count, pa.int32()),
+            list(range(count)),
+            [n % 7 for n in range(count)],
+            pa.array(range(count), pa.uint64()),
+            [n / 2 for n in range(count)],
+        ],
+        schema=docs_schema(KEPT),
+    )
+
+
+def write(folder: Path, batches: list[pa.RecordBatch], name: str = "shard-00000") -> bytes:
+    with DocsWriter(folder / (name + DOCS), docs_schema(KEPT)) as writer:
+        for batch in batches:
+            writer.append(batch)
+    return (folder / (name + DOCS)).read_bytes()
+
+
+@settings(max_examples=20, suppress_health_check=FIXTURE, deadline=None)
+@given(st.lists(st.integers(0, 100), max_size=5))
+def test_the_bytes_do_not_depend_on_how_rows_are_handed_over(
+    tmp_path: Path, cuts: list[int]
+) -> None:
+    whole = rows(100)
+    edges = [0, *sorted(cuts), 100]
+    parts = [whole.slice(a, b - a) for a, b in pairwise(edges)]
+    assert write(tmp_path, parts) == write(tmp_path, [whole])
+
+
+def test_rows_are_found_by_number_across_row_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
+    monkeypatch.setattr("olm_data.dataset.docs_file.ROW_GROUP", 32)
+    write(tmp_path, [rows(100)])
+    read = DocumentRows(Store(str(tmp_path)), "shard-00000", 100)
+    for number in (0, 31, 32, 99):
+        row = read.row(number)
+        assert (row.position, row.columns) == (number, {"score": number / 2})
+        assert row.id == (f"id {number}" if number % 3 else None)
+    assert read.table(["id", "score"]).num_rows == 100
+    assert [batch.num_rows for batch in read.batches(["position"])] == [32, 32, 32, 4]
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda read: read.row(3),
+        lambda read: read.schema(),
+        lambda read: read.table(["id"]),
+        lambda read: next(iter(read.batches(["id"]))) and gc.collect(),
+    ],
+)
+def test_no_file_stays_open_behind_what_was_read(
+    reads: Callable[[DocumentRows], object], tmp_path: Path
+) -> None:
+    write(tmp_path, [rows(50)])
+    read = DocumentRows(Store(str(tmp_path)), "shard-00000", 50)
+    reads(read)
+    links = (Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd"))
+    assert not [at for fd in links if fd.is_symlink() and str(tmp_path) in (at := os.readlink(fd))]
+    del read
+    gc.collect()  # what was left open would be told of here, and is an error
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "bytes", "other count", "no column"])
+def test_damaged_rows_are_an_error_that_names_the_file(tmp_path: Path, damage: str) -> None:
+    data = bytearray(write(tmp_path, [rows(50)]))
+    path, count = tmp_path / f"shard-00000{DOCS}", 50
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        path.write_bytes(data[:-20])
+    elif damage == "bytes":
+        data[4:200] = bytes(196)
+        path.write_bytes(data)
+    elif damage == "other count":
+        count = 51
+    else:
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"id": ["a"] * 50}), path)
+    with pytest.raises(ValidationError) as caught:
+        DocumentRows(Store(str(tmp_path)), "shard-00000", count).row(3)
+    assert "shard-00000" in str(caught.value)
+
+
+def test_an_unfinished_file_is_no_file_of_rows(tmp_path: Path) -> None:
+    writer = DocsWriter(tmp_path / f"a{DOCS}", docs_schema(KEPT))
+    writer.append(rows(5))
+    writer.__exit__(RuntimeError)
+    with pytest.raises(ValidationError):
+        DocumentRows(Store(str(tmp_path)), "a", 5).row(0)

@@ -1,0 +1,66 @@
+"""The manifest: its digest covers it, and what was edited or leads elsewhere is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from support.small_datasets import write_dataset
+
+from olm_data.canonical import canonical_json
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import InputError, ValidationError
+
+SHARDS = [[[1, 2, 3], [4], [5, 6]], [[7, 8, 9, 10, 11]]]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "d", SHARDS)
+    return tmp_path / "d"
+
+
+def test_manifest_digest_is_the_sha256_of_its_canonical_json(path: Path) -> None:
+    body = json.loads((path / "manifest.json").read_text())
+    digest = body.pop("digest")
+    body.pop("tools")
+    assert hashlib.sha256(canonical_json(body)).hexdigest() == digest
+
+
+def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        Dataset.open(str(tmp_path))
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match="unfinished"):
+        Dataset.open(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda m: m["shards"][0].update(tokens=7), "digest"),
+        (lambda m: m.update(dtype="uint32"), "digest"),
+        (lambda m: m.update(extra=1), "malformed"),
+        (lambda m: m.pop("totals"), "malformed"),
+        (lambda m: m.update(version=2), "version 2"),
+    ],
+)
+def test_an_edited_manifest_is_refused(path: Path, edit, message: str) -> None:
+    manifest = json.loads((path / "manifest.json").read_text())
+    edit(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValidationError, match=message):
+        Dataset.open(str(path))
+
+
+def test_an_edited_manifest_with_a_fresh_digest_cannot_leave_its_folder(path: Path) -> None:
+    for name in ("../evil", "/etc/passwd", "shard-00000/../x", "shard-1", "s3://b/shard-00000"):
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["shards"][0]["name"] = name
+        body = {k: v for k, v in manifest.items() if k not in ("digest", "tools")}
+        manifest["digest"] = hashlib.sha256(canonical_json(body)).hexdigest()
+        (path / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(ValidationError, match="not of the form"):
+            Dataset.open(str(path))

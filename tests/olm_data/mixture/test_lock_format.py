@@ -1,0 +1,44 @@
+"""The keys of a lock file."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from support.stand_in import MANIFEST, compiled
+
+from olm_data.mixture.lock_format import take_order
+from olm_data.order.base import SourceSize
+from olm_data.order.orders import lock_keys, manifest_orders
+
+
+def test_a_lock_has_the_keys_that_it_uses() -> None:
+    stage = compiled(
+        "version: 1\nsequence_length: 8\nsources: {web: {data: ./web}}\n"
+        "stages: [{name: a, tokens: 1K, weights: {web: 1}}]\n"
+    ).encode()
+    for key in (b"part_of", b'epochs":', b"capped", b"groups", b"weights_file"):
+        assert key not in stage.replace(b'"max_epochs": "4/1"', b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [("global", {}), ("windowed", {"window_chunks": 2}), ("olmo-core", {"batch_rows": 8})],
+)
+def test_a_lock_gives_back_its_order(name: str, keys: dict[str, int]) -> None:
+    lock = compiled(MANIFEST)
+    lock = msgspec.structs.replace(lock, sources=lock.sources[:1])
+    sizes = [SourceSize(rows=s.rows, tokens=s.tokens, shards=2) for s in lock.sources]
+    lock = msgspec.structs.replace(lock, order=manifest_orders()[name](**keys).compile(sizes))
+    content = json.loads(lock.encode())
+    assert take_order(content) == lock.order
+    assert not {key for key in content if key in lock_keys()}
+
+
+def test_a_lock_has_one_order() -> None:
+    two = {"windowed": {"window_chunks": 1, "chunk_rows": [1]}, "olmo_core": {"batch_rows": 1}}
+    with pytest.raises(msgspec.ValidationError, match="one order, not windowed, olmo-core"):
+        take_order(two)
+    with pytest.raises(msgspec.ValidationError, match="unknown field"):
+        take_order({"windowed": {"window_chunks": 1, "chunk_rows": [1], "more": 1}})

@@ -1,0 +1,69 @@
+"""A lock over two sources, and the folder of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.mixture.mix import mix
+from olm_data.run_log.run_folder import Sample
+
+MANIFEST = """
+version: 1
+seed: 1
+sequence_length: 16
+packing: best_fit
+sources:
+  a: {data: ./a, max_epochs: 8}
+  b: {data: ./b, max_epochs: 2}
+groups: {both: {a: 1}}
+stages:
+  - {name: main, tokens: 320, weights: {both: 3, b: 1}}
+  - {name: anneal, tokens: 160, weights: {b: 1}}
+"""
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    for name, documents in {"a": texts(60), "b": [f"<b> {t} <b>" for t in texts(40)]}.items():
+        make_dataset(
+            [write_jsonl(folder / f"{name}.jsonl", documents)], tiny_tokenizer, folder / name
+        )
+    (folder / "manifest.yaml").write_text(MANIFEST)
+    return Path(mix(str(folder / "manifest.yaml")).path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [
+        {
+            "step": step,
+            "tokens": 64 * step,
+            "rows": [4 * step - 4, 4 * step],
+            "train/CE loss": 6.0 - 0.1 * step,
+            "optim/lr": 1e-3,
+            "optim/total grad norm": 1.0 / step,
+            "throughput/tokens per second": 1000.0 + step,
+            "throughput/data wait share": 0.01,
+        }
+        for step in range(1, 6)
+    ]
+    lines.append({"step": 5, "eval": {"a": {"CE loss": 5.25, "PPL": 190.57, "tokens": 99}}})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sample = Sample(
+        prompt="def <f>",
+        text="(x): return x & 1",
+        ids=(1, 2),
+        checkpoint="step00000005",
+        temperature=0.8,
+        top_k=50,
+        seed=0,
+    )
+    (folder / "sample.json").write_bytes(sample.encode())
+    return folder

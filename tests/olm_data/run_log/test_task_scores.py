@@ -1,0 +1,34 @@
+"""Scores of questions: the latest before a step is found, a damaged file is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olm_data.errors import ValidationError
+from olm_data.run_log.task_scores import QuestionScores, last_scores
+
+
+def scores(step: int, *values: float | None) -> QuestionScores:
+    return QuestionScores(digest="d" * 64, metric="acc", step=step, values=values)
+
+
+def test_the_latest_before_a_step_is_found(tmp_path: Path) -> None:
+    assert last_scores(tmp_path, "downstream/mine") is None
+    written = {step: scores(step, 1.0, None, step / 7) for step in (5, 100, 20)}
+    for each in written.values():
+        each.write(tmp_path, "downstream/mine")
+    assert last_scores(tmp_path, "downstream/mine") == written[100]
+    assert last_scores(tmp_path, "downstream/mine", before=100) == written[20]
+    assert last_scores(tmp_path, "downstream/mine", before=5) is None
+    scores(20, 0.5).write(tmp_path, "downstream/mine")
+    assert last_scores(tmp_path, "downstream/mine", before=100) == scores(20, 0.5)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    scores(5, 1.0).write(tmp_path, "mine")
+    path = tmp_path / "evaluations" / "mine" / "step00000005.json"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(ValidationError, match="the scores are damaged"):
+        last_scores(tmp_path, "mine")

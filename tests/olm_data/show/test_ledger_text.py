@@ -1,0 +1,59 @@
+"""`olm-data show ledger`: its options, its lines, its JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from support.ledgers import write_ledger
+
+from olm_data.cli import cli
+from olm_data.errors import UsageError
+
+
+def show(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["show", "ledger", *map(str, words)])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    pieces = [("web", n, 0, 0, 10, 2.0 + n) for n in range(4)]
+    again = [("web", n, 0, 1, 10, 1.0) for n in range(4)]
+    write_ledger(tmp_path, {1: pieces, 2: [*again, ("code", 0, 0, 0, 5, 3.0)], 4: again})
+    return tmp_path
+
+
+def test_the_whole_run(run: Path) -> None:
+    lines = show(run, "--top", 2).output.splitlines()
+    assert lines[0] == "steps 1 to 4: 13 pieces of documents, 125 labels"
+    assert lines[1] == "note: 1 of these steps are not in the ledger"
+    assert [line for line in lines if line.startswith("web:")][2].split()[0] == "web:3"
+    assert sum(line.startswith("web:") for line in lines) == 4
+    assert not any(line.startswith("code ") for line in show(run, "--source", "web").output)
+
+
+def test_a_step(run: Path) -> None:
+    lines = show(run, "--step", 1, "--top", 1).output.splitlines()
+    assert lines[0] == "step 1: loss 3.5000 over 40 labels in 4 pieces of documents"
+    assert lines[1] == "note: of 2 ranks the ledger has 1"
+    assert lines[-1].split()[:5] == ["web:3", "0", "to", "10", "10"]
+
+
+def test_a_document(run: Path) -> None:
+    lines = show(run, "--document", "web:2").output.splitlines()
+    assert lines[0] == "web:2: seen in 3 pieces"
+    assert [line.split()[5] for line in lines[3:]] == ["4.0000", "1.0000", "1.0000"]
+
+
+def test_json_has_all_of_it(run: Path) -> None:
+    assert json.loads(show(run, "--json").output)["repeated"] == 4
+    assert json.loads(show(run, "--step", 2, "--json").output)["labels"] == 45
+    assert json.loads(show(run, "--document", "web:1", "--json").output)["address"] == "web:1"
+
+
+def test_options_that_would_have_no_effect_are_refused(run: Path) -> None:
+    error = show(run, "--document", "web:1", "--step", 1).exception
+    assert isinstance(error, UsageError)
+    assert "--document is shown in all steps" in str(error)

@@ -1,0 +1,51 @@
+"""Files of the hub: pinned to a commit, listed, refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.hub_stub import COMMIT, HubStub
+from support.reading import read_source
+
+from olm_data.errors import InputError, StorageError, UsageError
+from olm_data.sources import resolve_source
+from olm_data.tokenizer.tokenizer import load_tokenizer
+
+
+def test_files_are_pinned_to_the_commit_that_was_listed(endpoint: HubStub) -> None:
+    plan = resolve_source(source="fineweb-edu")
+    assert all(f"@{COMMIT}/" in file.url for file in plan.inputs)
+    assert all(COMMIT not in file.path for file in plan.inputs)
+
+
+def test_hub_urls_work_as_inputs(hub: tuple[HubStub, list[str]], endpoint: HubStub) -> None:
+    url = "hf://datasets/HuggingFaceFW/fineweb-edu/sample/10BT"
+    assert read_source(f"{url}/001_00000.parquet").texts == hub[1][60:]
+    assert read_source(f"{url}/*.parquet").texts == hub[1]
+    assert read_source(url).texts == hub[1]
+
+
+def test_what_is_not_on_the_hub_is_refused_by_name(endpoint: HubStub) -> None:
+    for arguments in (
+        {"source": "fineweb"},
+        {"source": "fineweb-edu", "subset": "CC-MAIN-2024-10"},
+        {"source": "hf:nobody/nothing"},
+        {"inputs": ["hf://datasets/nobody/nothing/a.parquet"]},
+        {"inputs": ["hf://datasets/HuggingFaceFW/fineweb-edu/no-*.parquet"]},
+    ):
+        with pytest.raises(InputError):
+            resolve_source(**arguments)
+    with pytest.raises(UsageError, match="neither a local path nor a hub repository"):
+        load_tokenizer("nobody/nothing")
+
+
+def test_a_hub_that_does_not_answer_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_TOKEN", "hf_canarysecret")
+    for source in ("fineweb-edu", "hf:nobody/nothing"):
+        with pytest.raises(StorageError) as caught:
+            resolve_source(source=source)
+        assert "canary" not in str(caught.value)

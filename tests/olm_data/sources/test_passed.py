@@ -1,0 +1,71 @@
+"""What is passed over among the inputs is said in every place, and can be refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.cli import cli
+from olm_data.dataset.tools import PASSED_REASONS, Tools
+from olm_data.errors import InputError
+from olm_data.stats.count import collect
+from olm_data.stats.text import stats_lines
+
+
+def test_the_result_the_manifest_and_stats_say_what_was_not_read(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts(20))
+    alone = make_dataset([folder], tiny_tokenizer, tmp_path / "alone")
+    for n in range(25):
+        (folder / f"{n:02d}.pdf").touch()
+    (folder / "forged\n1 document\x1b[31m.bin").touch()
+    log = io.StringIO()
+    done = make_dataset([folder], tiny_tokenizer, tmp_path / "out", log=log)
+    assert done.manifest.digest == alone.manifest.digest  # what is not read decides no byte
+    counted = done.manifest.tools.passed_over
+    assert counted["format"].count == 26
+    assert len(counted["format"].names) == 20
+    assert "not read: 26 format" in log.getvalue()
+    assert "\x1b" not in log.getvalue()
+    stats = collect(str(tmp_path / "out"))
+    assert stats.passed_over["format"].count == 26
+    assert any("26 format" in line for line in stats_lines(stats, 200))
+
+
+def test_strict_inputs_refuses_what_would_not_be_read(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", texts(5))
+    words = ["tokenize", str(folder), "--tokenizer", str(tiny_tokenizer), "--workers", "1"]
+    words += ["--output", str(tmp_path / "out"), "--strict-inputs", "--dry-run"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    (folder / "b.docx").touch()
+    refused = CliRunner().invoke(cli, words)
+    assert isinstance(refused.exception, InputError)
+    assert "1 file among the inputs would not be read" in str(refused.exception)
+    assert "books/b.docx" in str(refused.exception)
+    shown = CliRunner().invoke(cli, [word for word in words if word != "--strict-inputs"])
+    assert "1 format (the name tells no format that is read): books/b.docx" in shown.output
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 3}', '{"x": {"count": 1}}', "[" * 9999]
+)
+def test_a_strangers_count_is_no_error(text: str) -> None:
+    assert Tools.of({"passed_over": text}).passed_over == {}
+
+
+def test_counts_of_unknown_reasons_are_left_out() -> None:
+    one = {"count": 1, "names": ["a"]}
+    counts = json.dumps({"format": one, "forged\x1b": one})
+    found = Tools.of({"passed_over": counts}).passed_over
+    assert list(found) == ["format"]
+    assert set(found) <= set(PASSED_REASONS)

@@ -1,0 +1,170 @@
+"""All formats alike: what a condition takes, and one dataset whatever the workers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import lzma
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.inputs import lines, write_rows
+from support.reading import read_source
+from support.tokenizing import digests, make_dataset, texts
+
+from olm_data.errors import InputError, UsageError
+from olm_data.sources import plan_units, read_units, resolve_source
+
+
+def test_arrays_and_tables_make_the_same_dataset_whatever_the_workers_and_verify_deeply(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    from olm_data.verify.datasets import verify
+    from olm_data.verify.deep import Deep
+
+    folder = tmp_path / "in"
+    folder.mkdir()
+    documents = texts(60)
+    (folder / "a.json").write_bytes(
+        json.dumps([{"text": text} for text in documents[:20]]).encode()
+    )
+    out = io.StringIO()
+    csv.writer(out, delimiter=";").writerows([["text"], *([text] for text in documents[20:40])])
+    (folder / "b.csv").write_bytes(out.getvalue().encode())
+    (folder / "c.jsonl.xz").write_bytes(
+        lzma.compress(lines([{"text": text} for text in documents[40:]]))
+    )
+    for name in ("one", "two"):
+        done = make_dataset([folder], tiny_tokenizer, tmp_path / name, delimiter=";")
+    assert done.manifest.totals.documents == 60
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    report = verify(str(tmp_path / "one"), deep=Deep(root=str(folder), share=1, seed=0))
+    assert report.ok
+    assert not report.unproved
+
+
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": f"r{k}",
+        "text": f"document {k}",
+        "score": None if k % 7 == 0 else k / 4,
+        "language": ["en", "de", None][k % 3],
+        "good": k % 2 == 0,
+    }
+    for k in range(60)
+]
+
+
+FORMATS = [".parquet", ".arrow", ".feather", ".jsonl", ".jsonl.gz"]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize("target", [1, 1 << 30])
+def test_every_format_takes_the_same_records_from_the_same_places(
+    tmp_path: Path, ending: str, target: int
+) -> None:
+    path = write_rows(tmp_path, ending, ROWS)
+    whole = read_source(path)
+    read = read_source(
+        path, where="score > 5 and (language == 'en' or not good)", target_bytes=target
+    )
+    taken = [
+        k
+        for k, row in enumerate(ROWS)
+        if (row["score"] or 0) > 5 and (row["language"] == "en" or not row["good"])
+    ]
+    assert 5 < len(taken) < 50
+    assert read.ids == [f"r{k}" for k in taken]
+    assert read.places == [whole.places[k] for k in taken]
+    assert read.skipped == {"filtered": 60 - len(taken)}
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "text": st.sampled_from(["a", "b c", "", None]),
+                "n": st.none() | st.integers(-3, 3),
+                "s": st.none() | st.sampled_from(["x", "y"]),
+            }
+        ),
+        min_size=1,
+        max_size=20,
+    ),
+    st.sampled_from(["n > 0", "not (n == 1 or s == 'x')", "n is None", "s in ['y'] and n < 2"]),
+)
+def test_all_formats_agree_on_what_is_taken_filtered_and_dropped(
+    tmp_path: Path, rows: list[dict[str, Any]], where: str
+) -> None:
+    rows = [{"text": "t", "n": 0, "s": "z"}, *rows]  # each column has a type
+    seen = []
+    for ending in FORMATS:
+        path = write_rows(tmp_path, ending, rows)
+        plan = resolve_source([str(path)], where=where)
+        units = plan_units(0, plan.inputs[0], plan.options, 1)
+        counts: Counter[str] = Counter()
+        texts = []
+        for batch in read_units(plan.inputs, units, plan.options):
+            counts.update(drop.reason for drop in batch.dropped)
+            counts.update({reason: n for (_, reason), n in batch.skipped.items()})
+            texts += [batch.text(k) for k in range(batch.documents)]
+            assert batch.rows_in == batch.documents + len(batch.dropped) + sum(
+                batch.skipped.values()
+            )
+        assert len(texts) + counts.total() == len(rows)
+        seen.append((texts, counts))
+    assert all(one == seen[0] for one in seen)
+
+
+def test_a_field_that_a_record_lacks_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "one", "n": 1}\n{"text": "two"}\n{"text": "three", "n": null}\n')
+    assert read_source(path, where="n is None").texts == ["two", "three"]
+    assert read_source(path, where="n != 2").texts == ["one"]
+
+
+def test_a_column_that_only_later_files_lack_is_null_there(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one"], "n": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["two"]}), tmp_path / "b.parquet")
+    assert read_source(tmp_path, where="n is None").texts == ["two"]
+    assert read_source(tmp_path, where="n == 1").skipped == {"filtered": 1}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_an_unknown_column_is_refused_with_the_nearest_and_all(tmp_path: Path, ending: str) -> None:
+    path = write_rows(tmp_path, ending, ROWS)
+    with pytest.raises(InputError, match="no column 'langage'") as caught:
+        resolve_source([str(path)], where="langage == 'en'")
+    assert "language" in str(caught.value.fix)
+    assert "score" in str(caught.value.why)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_a_comparison_with_the_wrong_kind_of_value_is_refused(tmp_path: Path, ending: str) -> None:
+    path = write_rows(tmp_path, ending, ROWS)
+    with pytest.raises(InputError, match="cannot decide `score == 'high'`"):
+        resolve_source([str(path)], where="score == 'high' or good")
+
+
+def test_a_later_file_of_another_type_is_refused_not_left_out_in_silence(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["one"], "n": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["two"], "n": ["1"]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="the column holds string") as caught:
+        read_source(tmp_path, where="n == 1")
+    assert caught.value.where == "b.parquet"
+
+
+def test_text_files_have_no_columns_to_choose_by(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    path = write_rows(tmp_path, ".jsonl", ROWS)
+    for inputs in ([tmp_path / "a.txt"], [path, tmp_path / "a.txt"]):
+        with pytest.raises(UsageError, match="text files"):
+            resolve_source([str(item) for item in inputs], where="score == 1")

@@ -1,0 +1,101 @@
+"""From a command line to a source: what goes together, which names are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olm_data.errors import OlmError, StorageError, UsageError
+from olm_data.sources.resolve import resolve_source
+from olm_data.tokenizer.tokenizer import load_tokenizer
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text(
+        "".join(json.dumps({"text": f"t{k}", **row}) + "\n" for k, row in enumerate(rows))
+    )
+    return path
+
+
+@pytest.mark.parametrize("name", ["id", "input", "position", "text_bytes", "content_hash"])
+def test_the_names_of_docs_parquet_are_refused_before_work(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "a.jsonl", [{name: 1}])
+    with pytest.raises(UsageError, match="name of a column that each document has"):
+        resolve_source([str(path)], keep=[name])
+
+
+def refused(source: str | None = None, *inputs: str) -> OlmError:
+    with pytest.raises(OlmError) as caught:
+        resolve_source(list(inputs), source=source)
+    return caught.value
+
+
+@pytest.mark.parametrize("path", ["./local", "../local", "/data/local", "~/local"])
+@pytest.mark.parametrize("prefix", ["hf:", "hf://", ""])
+def test_a_local_path_as_a_source_is_called_one(prefix: str, path: str) -> None:
+    error = refused(prefix + path)
+    assert isinstance(error, UsageError)
+    assert "this is a local path" in error.what
+    assert error.fix == f"name files and folders without --source: {path}"
+
+
+def test_a_file_that_is_here_as_a_source_is_called_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("books.jsonl").write_text("{}")
+    assert "this is a local path" in refused("books.jsonl").what
+    assert "there is no source named" in refused("other.jsonl").what
+
+
+@pytest.mark.parametrize("name", ["", "a/b/c", "a b", ":main", "a//b"])
+def test_what_cannot_name_a_dataset_is_not_looked_for_on_the_hub(name: str) -> None:
+    error = refused(f"hf:{name}")
+    assert isinstance(error, UsageError)
+    assert "not the name of a dataset" in error.what
+
+
+def test_files_of_the_hub_are_inputs_and_its_datasets_are_sources() -> None:
+    assert (refused("hf://datasets/org/name/a.parquet").fix or "").startswith("name the files")
+    assert refused(None, "hf:org/name").fix == "--source hf:org/name"
+
+
+def test_a_hub_that_does_not_answer_mentions_the_folder_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert "network" in (refused("hf:local/books").fix or "")
+    Path("local/books").mkdir(parents=True)
+    error = refused("hf:local/books")
+    assert isinstance(error, StorageError)
+    assert error.fix == "local/books is here, too: name files and folders without --source"
+
+
+def test_a_tokenizer_that_is_not_there_is_not_a_failure_of_the_network() -> None:
+    with pytest.raises(UsageError, match="neither a local path nor a hub repository"):
+        load_tokenizer("./nowhere")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"inputs": ["a.jsonl"], "source": "pylib"},
+        {"inputs": ["a.jsonl"], "subset": "x"},
+        {"inputs": ["a.jsonl"], "root": "/x"},
+        {"source": "pylib", "root": "/x"},
+        {"source": "pylib", "split": "train"},
+        {"source": "pylib", "subset": "nothing"},
+        {"source": "hf:a/b", "subset": "x"},
+        {"source": "finewebedu"},
+        {"source": "fineweb-edu", "subset": "sample-10bt"},
+    ],
+    ids=str,
+)
+def test_arguments_that_do_not_go_together_are_usage_errors(arguments: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        resolve_source(**arguments)

@@ -1,0 +1,62 @@
+"""The local disk: durable writes, and errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from olm_data.errors import InputError, ResourceError
+from olm_data.storage.disk import (
+    existing_parent,
+    io_errors,
+    make_folder,
+    of_machine,
+    refuse_file_above,
+    sizes_in_folder,
+    write_in_place,
+)
+
+
+def test_system_errors_name_the_place_and_the_next_step() -> None:
+    with pytest.raises(ResourceError, match="bytes are free") as full, io_errors("/tmp/x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.exit_code == 5
+    with pytest.raises(ResourceError, match="not allowed"), io_errors("/x"):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_missing_file_is_itself_to_a_reader_and_a_missing_folder_an_error_to_a_writer() -> None:
+    with pytest.raises(FileNotFoundError), io_errors("/x"):
+        raise FileNotFoundError("/x")
+    with pytest.raises(ResourceError, match="does not exist"), io_errors("/x", writing=True):
+        raise FileNotFoundError("/x")
+
+
+def test_too_little_memory_is_no_error_of_a_file() -> None:
+    assert "fewer --workers" in str(of_machine(MemoryError()))
+    assert isinstance(of_machine(OSError(errno.ELOOP, "Too many levels", "/l")), InputError)
+
+
+def test_a_file_in_the_way_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for act in (make_folder, refuse_file_above):
+        with pytest.raises(ResourceError, match="in the way"):
+            act(str(tmp_path / "file" / "below"))
+    assert existing_parent(str(tmp_path / "a" / "b")) == tmp_path
+
+
+def test_a_file_written_in_place_must_be_new_or_there_as_was_said(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    with pytest.raises(FileNotFoundError):
+        write_in_place(path, b"x", b"y")
+    write_in_place(path, b"one", None)
+    for before in (None, b"two", b"on", b"one more"):
+        with pytest.raises(FileExistsError):
+            write_in_place(path, b"six", before)
+    assert Path(path).read_bytes() == b"one"
+    write_in_place(path, b"two", b"one")
+    assert Path(path).read_bytes() == b"two"
+    assert sizes_in_folder(str(tmp_path), "a") == {"a": 3}
+    assert sizes_in_folder(str(tmp_path / "gone"), "") == {}

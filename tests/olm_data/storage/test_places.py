@@ -1,0 +1,172 @@
+"""Nothing is written to nowhere, to the root, or among a user's own files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.cli import SUMMARIES, cli
+from olm_data.errors import OlmError, UsageError
+from olm_data.storage.places import refuse_no_file, refuse_no_place, refuse_output
+from olm_data.storage.store import Store
+
+NOWHERE = ["", " ", "/", "//", "/.", "/tmp/..", "file:///", "///"]
+
+
+def run(words: Sequence[str]) -> BaseException | None:
+    return CliRunner().invoke(cli, list(words)).exception
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(5))
+
+
+@pytest.mark.parametrize("place", NOWHERE)
+def test_no_store_is_nowhere_or_at_the_root(place: str) -> None:
+    with pytest.raises(UsageError):
+        Store(place)
+    with pytest.raises(UsageError):
+        refuse_no_place(place)
+
+
+@pytest.mark.parametrize("place", ["", "/"])
+def test_no_command_acts_on_nowhere_or_the_root(
+    text: Path, tiny_tokenizer: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = ["--tokenizer", str(tiny_tokenizer)]
+    make_dataset([text], tiny_tokenizer, tmp_path / "data")
+    before = sorted(os.listdir("/")), sorted(os.listdir(tmp_path))
+    for words in (
+        ["tokenize", str(text), *tokenizer, "--output", place],
+        ["tokenize", str(text), *tokenizer, "--output", place, "--dry-run"],
+        ["import", "x.npy", *tokenizer, "--output", place],
+        ["export", "data", "--to", "datatrove", "--output", place],
+        ["mix", "mix.yaml", "--output", place],
+        ["report", "mix.lock.json", "--output", place],
+        ["stats", "data", "--html", place],
+        ["train-tokenizer", str(text), "--output", place],
+        ["add", place, str(text)],
+        ["show", "document", place],
+        *([command, place] for command in ("verify", "stats", "doctor", "status")),
+        ["work", place, "--tasks", "0"],
+    ):
+        assert words[0] in SUMMARIES
+        error = run(words)
+        assert isinstance(error, OlmError), (words, error)
+        # reading where nothing is may be refused as such; what writes is a wrong command line
+        assert error.exit_code in ((2,) if "--output" in words else (2, 4)), (words, error)
+    assert (sorted(os.listdir("/")), sorted(os.listdir(tmp_path))) == before
+
+
+def test_the_home_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "work").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in (str(tmp_path), f"{tmp_path}/work/..", str(tmp_path / "link")):
+        with pytest.raises(UsageError, match="home folder"):
+            refuse_output(name)
+    refuse_output(str(tmp_path / "work"))
+    for command in (["doctor", "--clean"], ["doctor"]):
+        assert isinstance(run([*command, str(tmp_path)]), UsageError)
+
+
+def test_the_output_is_not_in_a_folder_that_is_read(
+    text: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    words = ["tokenize", str(tmp_path), "--tokenizer", str(tiny_tokenizer), "--dry-run"]
+    error = run([*words, "--output", str(tmp_path / "tokens")])
+    assert isinstance(error, UsageError)
+    assert "in a folder of the inputs" in str(error)
+    assert run([*words, "--output", f"{tmp_path}-tokens"]) is None
+
+
+@pytest.mark.parametrize("name", ["", "  ", "folder/", "/"])
+def test_a_file_to_write_has_a_name_and_is_no_folder(name: str) -> None:
+    with pytest.raises(UsageError):
+        refuse_no_file(name, "--output")
+
+
+def test_gc_leaves_what_only_looks_like_ours(tmp_path: Path) -> None:
+    for name in ("run/config.json", ".staging-area/x", ".olm-probe-mine", ".worker-notes/x"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    assert run(["doctor", str(tmp_path), "--clean", "--older-than", "0s"]) is None
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        ".olm-probe-mine",
+        "config.json",
+        "x",
+        "x",
+    ]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "run/results.csv",
+        "quarantine/patients.txt",
+        "versions/old.doc",
+        "dedup/x",
+        "validation/labels.csv",
+        "validation/run/x",
+        "tokenizer.json",
+        "manifest.json",
+        "plan.json",
+        "job.json",
+        "shard-00000.data",
+        "shard-00000.tokens.npy/inside",
+    ],
+)
+def test_a_users_files_are_kept_whatever_their_names(
+    theirs: str, text: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "mine" / theirs
+    place.parent.mkdir(parents=True)
+    place.write_text('{"format": "olm-checkpoint"}')
+    words = [str(text), "--tokenizer", str(tiny_tokenizer), "-o", str(tmp_path / "mine")]
+    for more in (["--dry-run"], ["--workers", "1"]):
+        assert isinstance(run(["tokenize", *words, *more]), OlmError)
+        left = [path for path in (tmp_path / "mine").rglob("*") if path.is_file()]
+        assert left == [place]
+        assert place.read_text() == '{"format": "olm-checkpoint"}'
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ("~", "the shell left ~"),
+        ("~/tokens", "the shell left ~"),
+        ("s3:/bucket/x", "s3://bucket/x"),
+        ("FILE:out", "file://out"),
+        ("out\x1b[31m", "control characters"),
+        ("out\n", "control characters"),
+    ],
+)
+def test_what_a_shell_left_and_misspelt_urls_are_no_folders(place: str, part: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        refuse_output(place)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["a.jsonl", "a.jsonl/sub", "gone", "user", "http://h/x", "."])
+def test_a_dry_run_refuses_what_the_run_would(
+    place: str,
+    text: Path,
+    tiny_tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user" / "thesis.doc").touch()
+    words = ["tokenize", str(text), "--tokenizer", str(tiny_tokenizer), "-o", place]
+    dry, real = run([*words, "--dry-run"]), run([*words, "--workers", "1"])
+    assert isinstance(dry, OlmError)
+    assert (type(dry), str(dry)) == (type(real), str(real))

@@ -1,0 +1,67 @@
+"""The packages are pleasant from Python: names, numbers, documents and their texts."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+import olm_data
+import olm_train
+from olm_data import Dataset, Lock, RowReader
+from olm_data.errors import ValidationError
+
+TEXTS = texts(23)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Dataset:
+    folder = tmp_path_factory.mktemp("u10")
+    make_dataset([write_jsonl(folder / "a.jsonl", TEXTS)], tiny_tokenizer, folder / "out")
+    return Dataset.open(str(folder / "out"))
+
+
+def test_a_dataset_is_a_sequence_of_documents_with_their_texts(dataset: Dataset) -> None:
+    assert len(dataset) == len(TEXTS)
+    assert [document.text for document in dataset] == TEXTS
+    assert dataset[-1].text == TEXTS[-1]
+    assert [document.number for document in dataset[3:9:2]] == [3, 5, 7]
+    with pytest.raises(IndexError):
+        dataset[len(TEXTS)]
+
+
+def test_reprs_say_numbers(dataset: Dataset, tiny_mixture: Path) -> None:
+    said = repr(dataset)
+    for part in (f"{dataset.tokens:,} tokens", "23 documents", "1 shards", dataset.digest[:12]):
+        assert part in said
+    shown = f"<Document 2 'a-2': {len(dataset[2].tokens)} tokens, a.jsonl, byte "
+    assert repr(dataset[2]).startswith(shown)
+    lock = Lock.read(tiny_mixture)
+    assert f"{lock.total_rows:,} rows of 32 tokens, 2 sources, 2 stages, concat" in repr(lock)
+    assert repr(lock) in repr(RowReader(lock))
+    loader = olm_train.DataLoader(lock, global_batch_size=256, rank_microbatch_size=64)
+    assert f"step 0 of {loader.steps}, rank 0 of 1" in repr(loader)
+
+
+def test_a_text_needs_the_tokenizer_of_the_dataset(
+    dataset: Dataset, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", TEXTS[:3])
+    made = tmp_path / "out"
+    make_dataset([source], tiny_tokenizer, made)
+    (made / "tokenizer.json").unlink()
+    with pytest.raises(ValidationError, match="json is missing"):
+        _ = Dataset.open(str(made))[0].text
+
+
+@pytest.mark.parametrize("package", [olm_data, olm_train])
+def test_public_names_are_listed_and_typed(package: object, repository: Path) -> None:
+    names = dir(package)
+    assert set(names) == set(package.__all__)  # type: ignore[attr-defined]
+    assert all(getattr(package, name) is not None for name in names)
+    assert (repository / package.__name__ / "py.typed").is_file()  # type: ignore[attr-defined]
+    settings = tomllib.loads((repository / "pyproject.toml").read_text())
+    data = settings["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in data[package.__name__]  # type: ignore[attr-defined]

@@ -1,0 +1,74 @@
+"""job.json: a worker elsewhere gets the same job, or an error that says what is not the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.beginning import begin
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.canonical import digest
+from olm_data.errors import (
+    ValidationError,
+)
+from olm_data.runners.base import Runner
+from olm_data.tokenization.stored_job import load_job
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", texts(120))
+
+
+OPTIONS: dict[str, Any] = {"shard_tokens": 500, "holdout": "1/8", "bos": "<|endoftext|>"}
+
+
+def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Keep(Runner):
+        def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
+            seen.append(job)
+            assert load_job(str(tmp_path / "out")) == job
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_dataset(
+            [source], tiny_tokenizer, tmp_path / "out", runner=Keep(), special="allow", **OPTIONS
+        )
+    assert seen
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("job.json", lambda data: b"{", "damaged"),
+        ("job.json", lambda data: b"[]", "damaged"),
+        ("job.json", lambda data: data.replace(b'"holdout"', b'"h"'), "damaged"),
+        ("job.json", lambda data: data.replace(b'"read": {', b'"read": {"more": 1,'), "damaged"),
+        ("plan.json", lambda data: data.replace(b"500", b"501"), "damaged"),
+        ("tokenizer.json", lambda data: data + b" ", "not the tokenizer"),
+        ("job.json", lambda data: data.replace(b'"probe_sha256": "', b'"probe_sha256": "0'), "ids"),
+        ("job.json", lambda data: data.replace(b'"pyarrow": "', b'"pyarrow": "0'), "versions"),
+    ],
+)
+def test_files_of_another_run_or_machine_are_refused(
+    name: str, change: Any, says: str, source: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    begin(source, tiny_tokenizer, tmp_path / "out", shard_tokens=125)
+    path = tmp_path / "out" / name
+    before = path.read_bytes()
+    path.write_bytes(change(before))
+    if says in ("ids", "versions"):  # what a forger would do
+        value = json.loads(path.read_bytes())
+        path.write_text(
+            json.dumps(
+                value | {"digest": digest({k: v for k, v in value.items() if k != "digest"})}
+            )
+        )
+    assert path.read_bytes() != before
+    with pytest.raises(ValidationError, match=says):
+        load_job(str(tmp_path / "out"))

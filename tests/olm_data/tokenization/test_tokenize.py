@@ -1,0 +1,140 @@
+"""Tokenising: every document in, in order, once; the account of all others; reruns and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import ConflictError, ValidationError
+from olm_data.select.digests import content_hashes, document_digests
+from olm_data.tokenizer.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> list[Path]:
+    """Three JSONL files of 40 documents each."""
+    return [write_jsonl(tmp_path / f"{k}.jsonl", texts(40, 40 * k)) for k in range(3)]
+
+
+def decoded(dataset: Dataset, tokenizer: Path) -> list[str]:
+    spec = load_tokenizer(tokenizer)
+    return [spec.decode(dataset.document(n).tokens[:-1]) for n in range(dataset.documents)]
+
+
+# --- what is written ---------------------------------------------------------------------------
+
+
+def test_every_document_is_there_once_in_input_order_across_shards(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    made = make_dataset(inputs, tiny_tokenizer, tmp_path / "out", shard_tokens=300)
+    dataset = Dataset.open(str(tmp_path / "out"), verify="full")
+    assert len(made.manifest.shards) > 5
+    assert decoded(dataset, tiny_tokenizer) == texts(120)
+
+
+def test_content_hashes_are_of_the_text(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "out")
+    rows = pq.read_table(tmp_path / "out" / "shard-00000.docs.parquet")
+    expected = [
+        int.from_bytes(xxhash.xxh3_128_digest(text.encode())[:8], "little") for text in texts(40)
+    ]
+    assert rows["content_hash"].to_pylist() == expected
+
+
+def test_a_vocabulary_above_65536_is_stored_as_uint32(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {f"w{n}": n + 1 for n in range(70_000)} | {"<|endoftext|>": 0}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    write_jsonl(tmp_path / "a.jsonl", ["w1 w69999 w65535 w65536"])
+    made = make_dataset([tmp_path / "a.jsonl"], tmp_path / "tokenizer.json", tmp_path / "out")
+    assert made.manifest.dtype == "uint32"
+    stored = np.load(tmp_path / "out" / "shard-00000.tokens.npy", mmap_mode="r")
+    assert stored.tolist() == [2, 70_000, 65_536, 65_537, 0]
+
+
+# --- holdout -----------------------------------------------------------------------------------
+
+
+def test_a_larger_input_never_moves_a_document_between_splits(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset(inputs[:1], tiny_tokenizer, tmp_path / "small", holdout="1/4")
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "large", holdout="1/4")
+    small = decoded(Dataset.open(str(tmp_path / "small" / "validation")), tiny_tokenizer)
+    large = decoded(Dataset.open(str(tmp_path / "large" / "validation")), tiny_tokenizer)
+    assert set(small) == set(large) & set(texts(40))
+
+
+# --- reruns ------------------------------------------------------------------------------------
+
+
+def test_a_rerun_of_a_complete_dataset_does_nothing(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = make_dataset(inputs, tiny_tokenizer, out, holdout="1/8")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    again = make_dataset(inputs, tiny_tokenizer, out, holdout="1/8")
+    assert again.already_complete
+    assert again.manifest == first.manifest
+    assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+
+
+def test_other_options_or_inputs_on_the_same_output_are_refused_and_named(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    make_dataset(inputs, tiny_tokenizer, out)
+    with pytest.raises(ConflictError, match="another dataset") as caught:
+        make_dataset(inputs, tiny_tokenizer, out, holdout="1/8", eos="none")
+    assert "holdout: '0' there, '1/8' now" in str(caught.value)
+    assert "eos: " in str(caught.value)
+    with pytest.raises(ConflictError) as caught:
+        make_dataset(inputs[:2], tiny_tokenizer, out)
+    assert "input 2.jsonl: gone" in str(caught.value)
+    assert "--output" in str(caught.value.fix)
+
+
+def test_a_damaged_plan_is_refused_not_overwritten(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    make_dataset(inputs, tiny_tokenizer, out)
+    (out / "plan.json").write_bytes(b"{")
+    with pytest.raises(ValidationError, match="plan"):
+        make_dataset(inputs, tiny_tokenizer, out)
+
+
+def test_no_staging_folder_and_no_lock_is_left(
+    inputs: list[Path], tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset(inputs, tiny_tokenizer, tmp_path / "out", holdout="1/8")
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+# --- values ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=10))
+def test_digests_and_hashes_are_those_of_each_document(documents: list[bytes]) -> None:
+    data = np.frombuffer(b"".join(documents), np.uint8)
+    raw = document_digests(data, np.cumsum([0, *map(len, documents)]))
+    assert raw == b"".join(xxhash.xxh3_128_digest(document) for document in documents)
+    assert content_hashes(raw).tolist() == [
+        int.from_bytes(xxhash.xxh3_128_digest(document)[:8], "little") for document in documents
+    ]

@@ -1,0 +1,54 @@
+"""What a user reads while a run goes on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.runs import build_trainer
+
+from olm_data.errors import UsageError
+
+STOP = "--trainer.hard_stop={value: 7, unit: steps}"
+
+
+def test_one_line_an_interval_and_at_both_ends(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_trainer(
+        tiny_mixture, tmp_path, STOP, "--trainer.callbacks.console_logger.log_interval=3"
+    ).fit()
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("step")] == [
+        "1/7", "3/7", "6/7", "7/7",
+    ]  # fmt: skip
+    assert re.fullmatch(
+        r"step 6/7   loss \d\.\d{4}   lr \S+   grad norm \S+   \S+( K)? tok/s   wait \S+%   ETA .+",
+        next(line for line in lines if line.startswith("step 6/7")),
+    )
+    assert lines[0].startswith("training 21.6 K parameters to step 7 (1.79 K tokens) on 1 CPU rank")
+    assert lines[1].startswith(
+        "attention sdpa; loss plain: logits of a micro-batch need 0.000393 GB"
+    )
+    assert lines[-1] == "finished at step 7 (1.79 K tokens)"
+
+
+def test_metrics_that_are_asked_for_get_lines_at_their_own_interval(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = "--trainer.callbacks.console_logger"
+    asked = (f"{prefix}.metrics=[optim/lr*, train/tokens]", f"{prefix}.log_interval=7")
+    shown = []
+    for more in ((), (f"{prefix}.metrics_log_interval=3",)):
+        build_trainer(tiny_mixture, tmp_path / str(len(more)), STOP, *asked, *more).fit()
+        lines = capsys.readouterr().err.splitlines()
+        shown.append([line for line in lines if line.startswith("metrics of step")])
+        names = {line.split(" = ")[0].strip() for line in lines if line.startswith("    ")}
+        assert names == {"optim/lr", "train/tokens"}
+    assert shown[0] == ["metrics of step 1", "metrics of step 7"]
+    assert shown[1] == [f"metrics of step {step}" for step in (1, 3, 6, 7)]
+    with pytest.raises(UsageError, match="has no effect without `metrics`"):
+        build_trainer(tiny_mixture, tmp_path, f"{prefix}.metrics_log_interval=3")

@@ -1,0 +1,117 @@
+"""metrics.jsonl: exact numbers, each step once, whatever was in the file before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from support.runs import build_trainer, metrics
+
+from olm_data.run_log.ends import read_ends
+from olm_data.run_log.log import read_starts
+from olm_train.callbacks.base import Callback
+from olm_train.distributed.preempt import Preempted, StopRequest
+
+
+def test_numbers_are_the_floats_of_the_device(tiny_mixture: Path, tmp_path: Path) -> None:
+    trainer = build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 3, unit: steps}")
+    step, seen = trainer.train_module.train_step, []
+
+    def watched(*arguments: object, **options: object) -> object:
+        result = step(*arguments, **options)  # type: ignore[arg-type]
+        seen.append({name: float(value) for name, value in result.items()})
+        assert seen[-1].pop("optim/non-finite") == 0  # logged where it is 1, see row 57
+        return result
+
+    trainer.train_module.train_step = watched  # type: ignore[method-assign,assignment]
+    trainer.fit()
+    written = [line for line in metrics(tmp_path) if "eval" not in line]
+    for number, (line, expected) in enumerate(zip(written, seen, strict=True), start=1):
+        assert line == {
+            "step": number,
+            "tokens": 256 * number,
+            "rows": [8 * number - 8, 8 * number],
+            "order": trainer.data_loader.order_digest(number - 1),
+            **expected,
+        }
+
+
+def test_a_new_run_does_not_go_on_in_an_old_file(tiny_mixture: Path, tmp_path: Path) -> None:
+    lines = [{"step": n, "tokens": 9 * n, "rows": [n, n + 1]} for n in range(4)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 2, unit: steps}").fit()
+    steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
+    assert steps == [1, 2]
+
+
+def test_a_resume_tells_what_the_log_has_lost(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(steps: int) -> str:
+        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
+        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        return capsys.readouterr().err
+
+    assert "warning:" not in run(2) + run(3)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join([lines[0], *lines[2:]]) + '{"step": 4')
+    with (tmp_path / "starts.jsonl").open("a") as file:
+        file.write('{"step"')
+    said = run(4)
+    for part in (
+        "metrics.jsonl has no line of step 2",
+        "metrics.jsonl is cut off after 10 bytes",
+        "starts.jsonl is cut off after 7 bytes",
+    ):
+        assert f"{part}" in said
+    (tmp_path / "metrics.jsonl").unlink()
+    assert "metrics.jsonl is missing" in run(5)
+    for name in ("metrics.jsonl", "starts.jsonl"):
+        (tmp_path / name).unlink()
+    assert "metrics.jsonl and starts.jsonl are missing or empty: what was trained" in run(6)
+
+
+def test_each_start_says_how_it_ended(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "abcdefgh12345678")
+    ended = []
+
+    def run(steps: int, *, at: int = 0, error: BaseException | None = None) -> None:
+        class Ends(Callback):
+            def post_step(self) -> None:
+                if self.trainer.step == at and error is not None:
+                    raise error
+                if self.trainer.step == at:
+                    self.trainer.cancel_run("it is low enough", by="my_rule")
+
+        stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
+        trainer = build_trainer(tiny_mixture, tmp_path, stop, callbacks={"ends": Ends()})
+        with contextlib.suppress(ValueError, Preempted):
+            trainer.fit()
+        end = read_ends(tmp_path)[-1]
+        assert end.time > 1e9
+        ended.append((end.step, end.reason, end.by, end.why))
+
+    run(2)
+    run(9, at=3, error=ValueError("no such key abcdefgh12345678\n\x1b[31m"))
+    request = StopRequest(code=15, rank=0, by="SIGTERM")
+    run(9, at=4, error=Preempted(request, 4))
+    run(9, at=5)
+    assert ended == [
+        (2, "finished", "", ""),
+        (3, "failed", "ValueError", "no such key ***\\n\\x1b[31m"),
+        (4, "stopped", "SIGTERM", ""),
+        (5, "cancelled", "my_rule", "it is low enough"),
+    ]
+    assert len(read_ends(tmp_path)) == len(read_starts(tmp_path)) == 4
+
+
+def test_an_end_that_the_disk_refuses_is_a_warning(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ends.jsonl").mkdir()
+    build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}").fit()
+    assert "warning: ends.jsonl could not be written" in capsys.readouterr().err

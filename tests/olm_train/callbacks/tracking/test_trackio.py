@@ -1,0 +1,46 @@
+"""trackio's own file: one run, found again, and a second one of its name with a number."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.runs import REPOSITORY
+from support.tracked import write_log
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from olm_train.callbacks.tracking.trackio import TrackioCallback
+from olm_train.track import replay
+options = dict(project="lab", name="same", group="g")
+for folder in sys.argv[1:]:
+    replay(Path(folder), TrackioCallback(**options), {"seed": 1})
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_one_name_stay_apart_and_each_is_found_again(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    write_log(one, range(1, 6))
+    write_log(other, range(1, 4))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(one), str(other), str(one)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=REPOSITORY,
+        env={"TRACKIO_DIR": str(tmp_path / "trackio"), "PATH": "/usr/bin:/bin", "HOME": "/tmp"},
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    with sqlite3.connect(tmp_path / "trackio/lab.db") as file:
+        counts = file.execute("SELECT run_name, COUNT(*) FROM metrics GROUP BY run_id").fetchall()
+        groups = file.execute("SELECT config FROM configs").fetchall()
+    assert sorted(counts) == [("same", 5), ("same-2", 3)]
+    shown = [json.loads(text) for (text,) in groups]  # bytes or text, by the client's encoder
+    assert [config["_Group"] for config in shown] == ["g", "g"]
+    assert shown[0]["config"] == {"seed": 1}

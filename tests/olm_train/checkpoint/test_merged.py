@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+from support.runs import SIX_STEPS, build_trainer, six_steps
+
+from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
+from olm_data.storage.store import Store
+from olm_train.checkpoint import merged as module
+from olm_train.checkpoint.load import Checkpoint, open_checkpoint
+from olm_train.checkpoint.manifest import FileEntry, Manifest
+from olm_train.checkpoint.merged import merge_checkpoints, merge_of
+from olm_train.distributed.world import World
+from olm_train.optim.averaging import Weighting, shares
+
+
+@pytest.fixture(scope="module")
+def run(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return six_steps(tiny_mixture, tmp_path_factory.mktemp("merging") / "run")
+
+
+@pytest.fixture
+def three(run: Path) -> list[Checkpoint]:
+    return [opened(run / f"step{step:08d}") for step in (2, 4, 6)]
+
+
+def opened(folder: Path | str) -> Checkpoint:
+    return open_checkpoint(folder, World())
+
+
+def weights(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    names = [name for name in checkpoint.index.tensors if name.startswith("model.")]
+    tensors = {name: torch.empty(checkpoint.index.tensors[name].shape) for name in names}
+    checkpoint.load_tensors(tensors, World())
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ("uniform", [1 / 3, 1 / 3, 1 / 3]),
+        ("linear", [1 / 6, 2 / 6, 3 / 6]),
+        ("decay", shares("decay", 3)),
+        ([1, 2, 5], [1 / 8, 2 / 8, 5 / 8]),
+        ([0, 0, 1], [0, 0, 1]),
+    ],
+)
+def test_three_checkpoints_have_the_mean_that_numpy_computes(
+    three: list[Checkpoint], tmp_path: Path, given: Weighting | list[float], counts: list[float]
+) -> None:
+    folder, merge = merge_checkpoints(three, given, tmp_path / "out")
+    found, parts = weights(opened(folder)), [weights(each) for each in three]
+    assert found.keys() == parts[0].keys()
+    for name, got in found.items():
+        exact = sum(
+            s * part[name].astype(np.float64) for s, part in zip(counts, parts, strict=True)
+        )
+        np.testing.assert_allclose(got, exact, rtol=6e-8, atol=0)
+    assert [part.share for part in merge.of] == pytest.approx(counts)
+    assert merge_of(opened(folder)) == merge
+    assert not opened(folder).names("optim")
+
+
+def test_only_one_tensor_is_in_memory_at_a_time(
+    three: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    whole = module.fill
+
+    def fill(tensors: dict[str, torch.Tensor], *rest: object) -> None:
+        asked.append(len(tensors))
+        whole(tensors, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "fill", fill)
+    merge_checkpoints(three, "uniform", tmp_path / "out")
+    names = [name for name in three[0].index.tensors if name.startswith("model.")]
+    assert asked == [1] * 3 * len(names)
+
+
+def test_a_merge_of_a_merge_counts_each_checkpoint_once(
+    three: list[Checkpoint], tmp_path: Path
+) -> None:
+    two, _ = merge_checkpoints(three[:2], "uniform", tmp_path / "two")
+    both, merge = merge_checkpoints([opened(two), three[2]], "uniform", tmp_path / "both")
+    whole, _ = merge_checkpoints(three, "uniform", tmp_path / "whole")
+    assert [part.share for part in merge.of] == pytest.approx([2 / 3, 1 / 3])
+    assert (merge.count, merge.first, merge.last) == (3, 2, 6)
+    for name, tensor in weights(opened(whole)).items():
+        np.testing.assert_allclose(weights(opened(both))[name], tensor, rtol=2e-7, atol=1e-9)
+    with pytest.raises(UsageError, match="a merge has no one step"):
+        merge_checkpoints([opened(two), three[2]], "linear", tmp_path / "linear")
+
+
+def test_a_run_begins_with_merged_weights(
+    three: list[Checkpoint], tiny_mixture: Path, tmp_path: Path
+) -> None:
+    folder, _ = merge_checkpoints(three, "uniform", tmp_path / "out")
+    trainer = build_trainer(
+        tiny_mixture,
+        tmp_path / "new",
+        *SIX_STEPS,
+        f"--trainer.load_path={folder}",
+        "--trainer.load_trainer_state=false",
+        "--trainer.load_optim_state=false",
+    )
+    trainer.restore()
+    state = trainer.train_module.state_dict()["model"]
+    for name, tensor in weights(opened(folder)).items():
+        assert state[name.removeprefix("model.")].numpy().tobytes() == tensor.tobytes()
+
+
+def test_the_same_merge_again_stay(three: list[Checkpoint], tmp_path: Path) -> None:
+    folder, _ = merge_checkpoints(three, "uniform", tmp_path / "out")
+    before = Path(folder, "manifest.json").stat().st_mtime_ns
+    assert merge_checkpoints(three, "uniform", tmp_path / "out")[0] == folder
+    assert Path(folder, "manifest.json").stat().st_mtime_ns == before
+    with pytest.raises(ConflictError, match="another checkpoint is there"):
+        merge_checkpoints(three, "linear", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([1, 2], "2 weights for 3"),
+        ([1, -1, 1], "no weights of a mean"),
+        ([0, 0, 0], "no weights of a mean"),
+        ([1, float("inf"), 1], "no weights of a mean"),
+    ],
+)
+def test_weights_that_are_none_are_refused(
+    three: list[Checkpoint], tmp_path: Path, given: list[float], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        merge_checkpoints(three, given, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_by_step_want_the_order_of_steps(three: list[Checkpoint], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="of the steps 6, 4, 2"):
+        merge_checkpoints(three[::-1], "linear", tmp_path / "out")
+
+
+def test_what_lies_in_the_output_is_never_replaced(three: list[Checkpoint], tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    with pytest.raises(ConflictError, match="something else"):
+        merge_checkpoints(three, "uniform", tmp_path / "out")
+    assert (tmp_path / "out" / "thesis.tex").read_text() == "mine"
+    with pytest.raises(UsageError, match="name of a checkpoint that a run goes on from"):
+        merge_checkpoints(three, "uniform", tmp_path / "step00000099")
+
+
+def test_checkpoints_of_different_models_are_refused(
+    three: list[Checkpoint], tiny_mixture: Path, tmp_path: Path
+) -> None:
+    build_trainer(tiny_mixture, tmp_path / "wide", *SIX_STEPS, "--model.hidden_size=48").fit()
+    with pytest.raises(ValidationError, match="not of one model"):
+        merge_checkpoints(
+            [three[0], opened(tmp_path / "wide" / "step00000006")], "uniform", tmp_path / "out"
+        )
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"count": 0}, {"count": "many"}])
+def test_a_merge_json_of_others_is_not_believed(
+    three: list[Checkpoint], tmp_path: Path, change: dict[str, object]
+) -> None:
+    folder, _ = merge_checkpoints(three, "uniform", tmp_path / "out")
+    path = Path(folder, "merge.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    before = Manifest.read(Store(folder))
+    kept = (entry for entry in before.files if entry.name != "merge.json")
+    files = (*kept, FileEntry.of(Path(folder), "merge.json"))
+    Path(folder, "manifest.json").write_bytes(replace(before, files=files).encode())
+    with pytest.raises(OlmError, match=r"merge\.json"):
+        merge_of(opened(folder))

@@ -1,0 +1,198 @@
+"""Where a run begins: with its own checkpoint, another run's, or exported weights; what changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.runs import build_trainer, metrics, same_bits, tensors
+
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.run_log.log import read_starts
+from olm_train.checkpoint.documents import Origin
+from olm_train.checkpoint.load import open_checkpoint
+from olm_train.distributed.world import World
+from olm_train.export import main
+from olm_train.trainer import Trainer
+
+MODEL = "--model={d_model: 16, n_layers: 2, n_heads: 2, hidden_size: 32, vocab_multiple: 100}"
+NO_STATE = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=false")
+
+
+def trainer(lock: Path, folder: Path, stop: int, *more: str) -> Trainer:
+    return build_trainer(
+        lock, folder, "--trainer.callbacks.lm_evaluator.enabled=false", MODEL,
+        f"--trainer.hard_stop={{value: {stop}, unit: steps}}", *more,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 3 steps, its vocabulary padded from 512 to 600."""
+    folder = tmp_path_factory.mktemp("first") / "run"
+    trainer(tiny_mixture, folder, 3).fit()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(first: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("exported") / "weights" / "model.safetensors"
+    result = CliRunner().invoke(main, [str(first), "--output", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "parameters of step 3" in result.output
+    return file
+
+
+def began(lock: Path, folder: Path, source: Path, *more: str) -> Trainer:
+    """A trainer before its first step, with what `load_path` gave it."""
+    found = trainer(lock, folder, 5, f"--trainer.load_path={source}", *more)
+    found.restore()
+    return found
+
+
+def test_all_state_goes_on_in_another_folder_as_the_run_itself_would(
+    first: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    same = shutil.copytree(first, tmp_path / "same")
+    trainer(tiny_mixture, same, 6).fit()
+    trainer(tiny_mixture, tmp_path / "other", 6, f"--trainer.load_path={first}").fit()
+    assert metrics(tmp_path / "other") == metrics(same)[3:]
+    found = open_checkpoint(tmp_path / "other" / "step00000006", World())
+    origin = open_checkpoint(first / "step00000003", World())
+    assert found.state().origin == Origin(
+        path=os.path.relpath(first / "step00000003", tmp_path / "other"),
+        step=3,
+        digest=origin.manifest.digest,
+    )
+    again = trainer(tiny_mixture, tmp_path / "other", 7, f"--trainer.load_path={tmp_path}")
+    again.fit()  # a checkpoint of its own goes before load_path
+    assert again.origin == found.state().origin
+
+
+def test_weights_alone_or_with_the_optimiser_begin_at_step_0_with_other_rows(
+    first: Path, exported: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    saved = tensors(lambda: trainer(tiny_mixture, tmp_path, 9), first / "step00000003")
+    fresh = trainer(tiny_mixture, tmp_path / "x", 9).train_module.state_dict()
+    weights = {name: value for name, value in saved.items() if name.startswith("model.")}
+    moments = {name: value for name, value in saved.items() if name.startswith("optim.")}
+    for n, (source, more) in enumerate(
+        [
+            (first, NO_STATE),
+            (first / "step00000003", NO_STATE[:1]),
+            (exported, NO_STATE),
+            (exported.parent, NO_STATE),
+        ]
+    ):
+        found = began(tiny_mixture, tmp_path / str(n), source, *more)
+        assert (found.step, found.resumed) == (0, False)
+        assert found.origin is not None
+        state = found.train_module.state_dict()
+        assert same_bits({f"model.{k}": v for k, v in state["model"].items()}, weights)
+        expected = {f"optim.{k}": v for k, v in fresh["optim"].items()}
+        if len(more) == 1:
+            expected = moments
+        assert same_bits({f"optim.{k}": v for k, v in state["optim"].items()}, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        (["--trainer.load_path={exported}"], UsageError, "without the state of a trainer"),
+        (["--trainer.load_path={first}", "--trainer.load_strategy=never"], UsageError, "no effect"),
+        (
+            ["--trainer.load_strict=true", "--trainer.load_strategy=never"],
+            UsageError,
+            "load_strict",
+        ),
+        ([NO_STATE[0]], UsageError, "no effect without load_path"),
+        (["--trainer.load_path={first}/none"], InputError, "no checkpoint"),
+        (["--trainer.load_path={first}", "--model.n_layers=1"], ValidationError, "n_layers"),
+        (
+            ["--trainer.load_path={first}", "--model.d_model=32", *NO_STATE],
+            ValidationError,
+            "does not fit this model",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    first: Path,
+    exported: Path,
+    tiny_mixture: Path,
+    tmp_path: Path,
+    options: list[str],
+    error: type[OlmError],
+    says: str,
+) -> None:
+    given = [option.format(first=first, exported=exported) for option in options]
+    with pytest.raises(error, match=says):
+        trainer(tiny_mixture, tmp_path, 5, *given).fit()
+    assert not list(tmp_path.glob("step*"))
+
+
+def stop_at(step: int) -> str:
+    return f"--trainer.hard_stop={{value: {step}, unit: steps}}"
+
+
+def changed_lines(text: str) -> list[str]:
+    prefix = "  changed: "
+    return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
+
+
+def test_each_changed_field_has_its_line_and_the_log_has_the_configuration(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = build_trainer(tiny_mixture, tmp_path, stop_at(2))
+    first.fit()
+    assert changed_lines(capsys.readouterr().err) == []
+    second = build_trainer(
+        tiny_mixture,
+        tmp_path,
+        stop_at(4),
+        "--train_module.optim.lr=2e-3",
+        "--train_module.optim.weight_decay=0.0",
+        "--train_module.scheduler.warmup=3",
+        "--train_module.loss.z_loss_multiplier=1e-4",
+        "--train_module.max_grad_norm=null",
+    )
+    second.fit()
+    expected = {
+        "train_module.optim.lr: 0.01 -> 0.002",
+        "train_module.optim.weight_decay: 0.1 -> 0.0",
+        "train_module.scheduler.warmup: 4 -> 3",
+        "train_module.loss.z_loss_multiplier: None -> 0.0001",
+        "train_module.max_grad_norm: 1.0 -> None",
+        "trainer.hard_stop.value: 2 -> 4",
+    }
+    assert set(changed_lines(capsys.readouterr().err)) == expected
+    one, two = read_starts(tmp_path)
+    assert (one.config, two.config) == (first.config, second.config)
+    assert (set(one.changes), set(two.changes)) == (set(), expected)
+    build_trainer(tiny_mixture, tmp_path, stop_at(4), "--train_module.optim.lr=1.0").fit()
+    assert changed_lines(capsys.readouterr().err) == []  # nothing goes on from there
+
+
+def test_state_of_a_callback_that_is_gone_is_named(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, stop_at(1)).fit()
+    without = "--trainer.callbacks.lm_evaluator=null"
+    build_trainer(tiny_mixture, tmp_path, stop_at(2), without).fit()
+    said = capsys.readouterr().err
+    assert "note: no callback lm_evaluator here takes the state it has there" in said
+    assert any(line.startswith("trainer.callbacks.lm_evaluator: ") for line in changed_lines(said))
+
+
+def test_a_fallback_names_the_checkpoint_it_passes_over(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interval = "--trainer.callbacks.checkpointer.save_interval=1"
+    build_trainer(tiny_mixture, tmp_path, stop_at(2), interval).fit()
+    (tmp_path / "step00000002" / "manifest.json").write_text("{}")
+    build_trainer(tiny_mixture, tmp_path, stop_at(3), interval).fit()
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "manifest" in line]
+    assert line.startswith("warning: ")
+    assert "step00000002" in line

@@ -1,0 +1,158 @@
+"""Loss and bits per byte on a data set: a plain loop finds the same, on any number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from support.distributed import run_ranks
+from support.runs import build_trainer, group_world, metrics
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import group_of, of_group
+from olm_train.data.batch import Batch
+from olm_train.evaluate import main
+from olm_train.evaluation.held_out import HeldOut, lines_of_groups, metrics_of
+
+BY = ["input", "document_length", "position", "context"]
+STOP = "--trainer.hard_stop={value: 2, unit: steps}"
+NAME = "--trainer.callbacks.lm_evaluator"
+
+
+def plain(model: torch.nn.Module, held: Dataset, length: int) -> dict[str, float]:
+    """The metrics, document by document and label by label."""
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for number in range(held.documents):
+        start, stop = held.document_span(number)
+        size = held.origin(number).text_bytes
+        cuts = [start, *range(start // length * length + length, stop, length), stop]
+        for a, b in itertools.pairwise(cuts):
+            ids = torch.from_numpy(held.read(a, min(b + 1, stop)).astype("int64"))
+            if len(ids) < 2:
+                continue
+            with torch.no_grad():
+                logits = model(ids[None, :-1])[0]
+            losses = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="none")
+            for loss in losses.tolist():
+                groups = [("", ""), ("input", held.origin(number).input)]
+                for key in groups:
+                    for column, value in enumerate((loss, 1, size / (stop - start - 1))):
+                        sums[key][column] += value
+    found = metrics_of(*sums["", ""])
+    nats, labels, size = sums["input", held.origin(0).input]
+    found[of_group("BPB", "input", held.origin(0).input)] = nats / math.log(2) / size
+    found[of_group("tokens", "input", held.origin(0).input)] = labels
+    return found
+
+
+def test_a_run_logs_what_a_plain_loop_finds(tiny_mixture: Path, tmp_path: Path) -> None:
+    options = (STOP, f"{NAME}.eval_on_startup=true", f"{NAME}.by=[{', '.join(BY)}]")
+    trainer = build_trainer(tiny_mixture, tmp_path, *options)
+    trainer.train_module.ensure_weights()
+    held = Dataset.open(str(tiny_mixture.parent / "held"))
+    expected = plain(trainer.train_module.model, held, 32)
+    trainer.fit()
+    first = next(line["eval"]["held"] for line in metrics(tmp_path) if "eval" in line)
+    for name, value in expected.items():
+        assert first[name] == pytest.approx(value, rel=1e-5), name
+    texts = [held.origin(n).text_bytes for n in range(held.documents)]
+    nats = first["CE loss"] * first["tokens"]
+    assert first["BPB"] == pytest.approx(nats / math.log(2) / sum(texts), rel=1e-9)
+    ways = {found[1] for found in map(group_of, first) if found is not None}
+    assert ways == set(BY)
+    for way in BY:
+        tokens = [v for n, v in first.items() if n.startswith(of_group("tokens", way, ""))]
+        assert sum(tokens) == first["tokens"], way
+
+
+def of_ranks(lock: str, folder: str) -> dict[str, float]:
+    trainer = build_trainer(
+        Path(lock),
+        Path(folder),
+        STOP,
+        f"{NAME}.eval_on_startup=true",
+        f"{NAME}.by=[{', '.join(BY)}]",
+        "--train_module.rank_microbatch_size=32",
+        world=group_world(),
+    )
+    trainer.fit()
+    result: dict[str, float] = next(
+        line["eval"]["held"] for line in metrics(Path(folder)) if "eval" in line
+    )
+    return result
+
+
+@pytest.mark.slow
+def test_two_ranks_row_by_row_and_one_with_large_batches_agree(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    options = (STOP, f"{NAME}.eval_on_startup=true", f"{NAME}.by=[{', '.join(BY)}]")
+    build_trainer(tiny_mixture, tmp_path / "one", *options).fit()
+    alone = next(line["eval"]["held"] for line in metrics(tmp_path / "one") if "eval" in line)
+    two, _ = run_ranks(of_ranks, 2, str(tiny_mixture), str(tmp_path / "two"))
+    assert two.keys() == alone.keys()
+    for name, value in alone.items():
+        assert two[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_the_command_finds_what_the_run_logged(tiny_mixture: Path, tmp_path: Path) -> None:
+    held = str(tiny_mixture.parent / "held")
+    by = f"{NAME}.by=[context]"
+    build_trainer(tiny_mixture, tmp_path, STOP, by).fit()
+    logged = next(line["eval"]["held"] for line in metrics(tmp_path) if "eval" in line)
+    said = CliRunner().invoke(main, [str(tmp_path), "--data", held, "--by", "context"])
+    assert said.exit_code == 0, said.output
+    assert f"{logged['BPB']:.4f} bits per byte" in said.stdout
+    assert said.stdout.splitlines()[1].startswith("  context: BPB 0-63 ")
+
+
+def test_a_part_of_a_set_has_bytes_in_proportion(tiny_mixture: Path) -> None:
+    held = Dataset.open(str(tiny_mixture.parent / "held"))
+    found = HeldOut(held, 32, 64).measure(ones, max_batches=2)
+    assert found is not None
+    assert found["tokens"] < held.tokens - held.documents
+    assert found["CE loss"] == 1.0
+    assert found["BPB"] > 0
+
+
+def ones(batch: Batch) -> torch.Tensor:
+    return (batch.labels != -100).float()
+
+
+def nothing(batch: Batch) -> None:
+    """What a module returns that knows the sum of the losses of a batch and no more."""
+
+
+def in_sum(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return ones(batch).sum(), ones(batch).sum()
+
+
+def test_a_module_without_losses_of_labels_has_bits_per_byte_of_all_of_them(
+    tiny_mixture: Path,
+) -> None:
+    held = Dataset.open(str(tiny_mixture.parent / "held"))
+    whole = HeldOut(held, 32, 64).measure(nothing, in_sum)
+    exact = HeldOut(held, 32, 64).measure(ones)
+    assert whole == pytest.approx(exact)
+    part = HeldOut(held, 32, 64).measure(nothing, in_sum, max_batches=1)
+    assert part is not None
+    assert "BPB" not in part, "bytes of some labels are not known"
+    with pytest.raises(UsageError, match="gives no losses of labels"):
+        HeldOut(held, 32, 64, by=["input"]).measure(nothing, in_sum)
+
+
+def test_it_leaves_off_where_it_is_told_to(tiny_mixture: Path) -> None:
+    held = Dataset.open(str(tiny_mixture.parent / "held"))
+    assert HeldOut(held, 32, 64).measure(ones, stop=lambda: True) is None
+
+
+def test_a_line_a_way_says_what_the_groups_are() -> None:
+    results = metrics_of(2.0, 1.0, 4.0) | {"BPB/language=de": 1.5, "CE loss/language=de": 2.0}
+    assert lines_of_groups(results) == ["language: BPB de 1.500"]
+    assert lines_of_groups({"CE loss": 1.0, "CE loss/a=b": 2.0}) == ["a: CE loss b 2.000"]

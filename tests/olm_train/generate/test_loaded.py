@@ -1,0 +1,46 @@
+"""A model is loaded with all that makes its prompts and texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.model_options import CONFIG, stirred
+from support.small_tokenizer import train
+from tokenizers import Tokenizer
+
+from olm_data.errors import UsageError, ValidationError
+from olm_train.generate.loaded import LoadedModel, PromptIds
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loaded")
+    model = stirred(replace(CONFIG, vocab_size=300, positions="learned", max_positions=20))
+    tokenizer = Tokenizer.from_file(str(train(folder / "tokenizer.json")))
+    model.save(folder / "model", tokenizer)
+    return folder / "model"
+
+
+def test_a_saved_model_writes_up_to_its_positions(saved: Path) -> None:
+    loaded = LoadedModel.open(str(saved), "latest", print, device=torch.device("cpu"))
+    assert (loaded.begins, loaded.eos, loaded.context) == (None, 0, 20)
+    engine = loaded.engine(2)
+    from olm_train.generate.engine import Request
+
+    (text,) = engine.run([Request(prompt=loaded.ids_of("abc"), max_new_tokens=50)])
+    assert text.finish == "stop" or len(loaded.ids_of("abc")) + len(text.ids) == 20
+
+
+def test_prompts_begin_as_documents_do(saved: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(saved / "tokenizer.json"))
+    ids = tuple(tokenizer.encode("cat").ids)
+    assert PromptIds(tokenizer, None, 0, 300, "here")("cat") == ids
+    assert PromptIds(tokenizer, 5, 0, 300, "here")("cat") == (5, *ids)
+    assert PromptIds(tokenizer, None, 0, 300, "here")("") == (0,)
+    with pytest.raises(UsageError, match="no token"):
+        PromptIds(tokenizer, None, None, 300, "here")("")
+    with pytest.raises(ValidationError, match="knows only 3"):
+        PromptIds(tokenizer, None, 0, 3, "here")("cat")

@@ -1,0 +1,71 @@
+"""Prompts of conversations: plain words, or a Jinja template in a sandbox."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olm_data.errors import InputError, UsageError
+from olm_train.generate.template import ChatTemplate, Message
+
+TURNS = [Message("system", "Be short."), Message("user", "Hi"), Message("assistant", " Ho. ")]
+CHATML = """\
+{%- for m in messages %}
+    {%- if m['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('no such role') }}
+    {%- endif %}
+    {{- '<|im_start|>' + m['role'] + '\\n' + m['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+
+def template(folder: Path, text: str) -> ChatTemplate:
+    path = folder / "chat_template.jinja"
+    path.write_text(text)
+    return ChatTemplate.read(path, "</s>")
+
+
+def test_without_a_template_there_are_lines_with_names() -> None:
+    plain = ChatTemplate.read(None, "")
+    assert plain.prompt([*TURNS, Message("user", "Bye")]) == (
+        "Be short.\n\nUser: Hi\nAssistant: Ho.\nUser: Bye\nAssistant:"
+    )
+    assert plain.stops == ("\nUser:",)
+
+
+def test_a_template_of_transformers_works_as_it_is(tmp_path: Path) -> None:
+    found = template(tmp_path, CHATML)
+    assert found.prompt(TURNS[:2]) == (
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    assert found.stops == ()
+    assert template(tmp_path, "{{ bos_token }}|{{ eos_token }}").prompt(TURNS) == "|</s>"
+    with pytest.raises(UsageError, match="no such role"):
+        found.prompt([Message("tool", "x")])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__.__base__ }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10 ** 9) %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_can_write_text_and_nothing_else(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError):
+        template(tmp_path, text).prompt(TURNS)
+
+
+def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no Jinja template"):
+        template(tmp_path, "{% for %}")
+    with pytest.raises(InputError, match="no such template"):
+        ChatTemplate.read(tmp_path / "nowhere", "")

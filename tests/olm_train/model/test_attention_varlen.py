@@ -1,0 +1,202 @@
+"""The kernels of variable-length attention: what they are given, and which ones are known.
+
+They run on no CPU: here their arguments are checked against a loop with their contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from support.attention_loop import (
+    ROWS,
+    forward_backward,
+    inputs,
+    layout_of,
+    varlen_loop,
+)
+from support.batches import make_batch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from olm_data.errors import UsageError
+from olm_train.model import attention_varlen
+from olm_train.model.attention import (
+    ATTENTION_BACKENDS,
+    attention_backend,
+)
+from olm_train.model.attention_backend import PLAIN, AttentionBackend, Scores, Use
+from olm_train.model.attention_varlen import (
+    flash_kernel,
+    flash_module,
+    kernel_backend,
+    varlen_kernel,
+)
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
+from olm_train.model.init import init_parameters
+
+CUDA = torch.device("cuda")
+
+
+def torch_2_11(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:  # fmt: skip
+    assert query.shape == key.shape
+    assert window_size[1] == 0
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k
+    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0], Scores(scale))
+
+
+def torch_2_13(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
+    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False, seqused_k: Any = None, block_table: Any = None,
+    num_splits: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    assert enable_gqa is (query.shape[1] != key.shape[1])
+    assert window_size[1] == 0
+    assert cu_seq_q is cu_seq_k
+    assert max_q == max_k
+    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0], Scores(scale))
+
+
+def flash_attn(
+    q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
+    assert causal
+    assert window_size[1] == 0
+    assert cu_seqlens_q is cu_seqlens_k
+    assert max_seqlen_q == max_seqlen_k
+    scores = Scores(softmax_scale, softcap or None)
+    return varlen_loop(q, k, v, cu_seqlens_q, max_seqlen_q, window_size[0], scores)
+
+
+def flash_attn_3(*args: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    return flash_attn(*args, **options), None
+
+
+def on_cpu(adapter: Callable[..., Any], function: Callable[..., Any]) -> AttentionBackend:
+    """The back-end around a kernel that runs here."""
+    kernel = adapter(function)
+    return replace(kernel_backend(lambda: kernel, lambda: None), refusal=lambda use: None)
+
+
+KERNELS = {
+    function.__name__: on_cpu(adapter, function)
+    for adapter, function in [
+        (varlen_kernel, torch_2_11),
+        (varlen_kernel, torch_2_13),
+        (flash_kernel, flash_attn),
+        (flash_kernel, flash_attn_3),
+    ]
+}
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("scores", [PLAIN, Scores(0.4), Scores(None, 0.7)])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_are_given_what_makes_them_agree_with_sdpa(
+    kernel: str, window: int | None, kv_heads: int, scores: Scores
+) -> None:
+    if scores.softcap and not kernel.startswith("flash"):
+        return  # refused: torch's has none
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    ours, sdpa = (
+        forward_backward(backend, layout, inputs(kv_heads), window, scores)
+        for backend in (KERNELS[kernel], attention_backend("sdpa"))
+    )
+    torch.testing.assert_close(ours, sdpa, rtol=1e-5, atol=2e-6)
+
+
+def test_the_installed_varlen_attn_has_a_known_signature() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    varlen_kernel(varlen_attn)
+    with pytest.raises(TypeError, match="one this code knows"):
+        varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
+
+
+def test_a_varlen_attn_with_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.nn.attention import varlen
+
+    use = Use(CUDA, torch.bfloat16, 64, False)
+    assert attention_backend("varlen").refusal(use) is None
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
+    attention_varlen._torch_kernel.cache_clear()
+    refusal = attention_backend("varlen").refusal(use)
+    attention_varlen._torch_kernel.cache_clear()
+    assert refusal is not None
+    assert "one this code knows" in refusal.why
+    assert "2.11 to 2.13" in refusal.fix
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_installed_varlen_attn_takes_what_it_is_given_forward_and_backward(
+    kv_heads: int, window: int | None
+) -> None:
+    """On tensors without data: torch's own operator checks arguments, shapes and gradients."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    with FakeTensorMode():
+        q, k, v = (
+            torch.empty(64, heads, 16, dtype=torch.bfloat16, requires_grad=True)
+            for heads in (4, kv_heads, kv_heads)
+        )
+        offsets = torch.empty(9, dtype=torch.int32)
+        out = varlen_kernel(varlen_attn)(q, k, v, offsets, 32, window, Scores(0.3))
+        assert (out.shape, out.dtype) == (q.shape, torch.bfloat16)
+        out.sum().backward()
+    for leaf in (q, k, v):
+        assert leaf.grad is not None
+        assert leaf.grad.shape == leaf.shape
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_decoder_on_a_kernel_gives_the_logits_of_sdpa(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ATTENTION_BACKENDS, kernel, KERNELS[kernel])
+    batch, logits = make_batch(ROWS, vocab_size=64), []
+    for name in ("sdpa", kernel):
+        config = DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
+        model = Decoder(replace(config, attention=name))
+        init_parameters(model, seed=3)
+        for layout in ({"doc_start": batch.doc_start, "cu_seqlens": batch.cu_seqlens}, {}):
+            logits.append(model(batch.input_ids, **layout).detach())
+    torch.testing.assert_close(logits[2:], logits[:2], rtol=1e-4, atol=1e-5)
+
+
+def test_flash_is_refused_where_it_is_not_installed() -> None:
+    if flash_module() is not None:
+        pytest.skip("a flash-attn package is installed")
+    use = Use(CUDA, torch.bfloat16, 64, True)
+    with pytest.raises(UsageError, match="flash cannot run here") as refusal:
+        attention_backend("flash").require("flash", use)
+    assert "installed" in str(refusal.value.why)
+
+
+def test_a_block_on_varlen_is_one_graph() -> None:
+    """Traced without running: a block calls torch's operator, and nothing breaks the graph."""
+    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2)
+    model = Decoder(replace(config, attention="varlen"), dtype=torch.bfloat16)
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    context = attention_backend("varlen").prepare(layout._replace(window=7))
+    names: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        names.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda *_: (torch.zeros(3, 64, 32, dtype=torch.bfloat16),)
+
+    block = torch.compile(model.blocks[0], fullgraph=True, backend=backend)
+    with torch.no_grad():
+        block(torch.zeros(3, 64, 32, dtype=torch.bfloat16), None, context)
+    assert sum("_varlen_attn" in name for name in names) == 1

@@ -1,0 +1,64 @@
+"""A loss in chunks: gradients in fp64 equal differences, and an evaluation is the plain one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.batches import make_batch
+from support.model_options import CONFIG
+from support.training import ROWS, build, micro_batches
+
+from olm_train.model.decoder import Decoder
+from olm_train.model.init import init_parameters
+from olm_train.model.loss import loss_sums
+from olm_train.model.loss_chunked import chunked_loss
+from olm_train.model.loss_config import LossConfig
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_gradients_in_fp64_equal_differences(chunked: bool) -> None:
+    model = Decoder(replace(CONFIG, qk_norm="head"), dtype=torch.float64)
+    init_parameters(model, 0)
+    batch = make_batch([[5, 3]], vocab_size=50)
+
+    def sums(logits: torch.Tensor, labels: torch.Tensor):  # type: ignore[no-untyped-def]
+        return loss_sums(logits, labels, 1e-4)
+
+    chunks = chunked_loss(sums, 3)
+
+    def loss() -> torch.Tensor:
+        def reduce(head, x):  # type: ignore[no-untyped-def]
+            return chunks(head, x, batch.labels) if chunked else sums(head.logits(x), batch.labels)
+
+        return model(
+            batch.input_ids, doc_start=batch.doc_start, positions=batch.positions, reduce=reduce
+        ).total
+
+    total = loss()
+    assert total.dtype == torch.float64
+    total.backward()
+    step = 1e-5
+    for parameter in (model.norm.weight, next(model.blocks[0].parameters())):
+        assert parameter.grad is not None
+        place = (0,) * parameter.ndim
+        with torch.no_grad():
+            found = []
+            for sign in (1, -1):
+                parameter[place] += sign * step
+                found.append(loss())
+                parameter[place] -= sign * step
+        slope = (found[0] - found[1]) / (2 * step)
+        # In fp32 the two losses differ by no more than their rounding.
+        assert float(parameter.grad[place]) == pytest.approx(float(slope), rel=1e-6, abs=1e-9)
+
+
+def test_loss_of_an_evaluation_is_the_same_in_chunks() -> None:
+    (batch,) = micro_batches(1, [ROWS], build().world)
+    plain, chunked = (
+        build(loss=loss).eval_batch(batch)
+        for loss in (LossConfig(), LossConfig(name="chunked", chunk_size=50))
+    )
+    assert float(chunked[0]) == pytest.approx(float(plain[0]), rel=1e-6)
+    assert chunked[1] == plain[1]

@@ -1,0 +1,193 @@
+"""Parts of one's own: named in train.yaml, checked as ours are, recorded, and never run unasked."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from support.own_parts import (
+    CountingCallback,
+    PlainSGDConfig,
+    ScaledConfig,
+    ScaledDecoder,
+    SpikyLoss,
+    StairsConfig,
+)
+from support.runs import config_values
+
+from olm_data.config import import_path
+from olm_data.config.schema import check_names
+from olm_data.config.values import Values
+from olm_data.errors import UsageError
+from olm_train.distributed.world import World
+from olm_train.export import main as export
+from olm_train.generate.command import main as generate
+from olm_train.model.load import load_model
+from olm_train.run.config import RunConfig
+from olm_train.run.config_diff import config_diff
+from olm_train.run.reference import written
+from olm_train.trainer import Trainer
+
+OWN = "support.own_parts:"
+
+
+def write(mixture: Path, folder: Path, **changes: Any) -> Path:
+    """A train.yaml with a part of one's own in each place that takes one."""
+    values = config_values(mixture, folder / "run")
+    values["model"] = {"name": OWN + "ScaledConfig", "scale": 0.5} | values["model"]
+    values["train_module"] |= {
+        "optim": {"name": OWN + "PlainSGDConfig", "lr": 0.1},
+        "scheduler": {"name": OWN + "StairsConfig", "every": 2},
+        "loss": {"name": OWN + "SpikyLoss", "factor": 2.0},
+    }
+    values["trainer"]["callbacks"] = {"counting": {"name": OWN + "CountingCallback", "by": 3}}
+    for path, value in changes.items():
+        *sections, name = path.split("__")
+        place = values
+        for section in sections:
+            place = place[section]
+        place[name] = value
+    file = folder / "train.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+def read(file: Path, *options: str) -> RunConfig:
+    values = Values.read(file)
+    values.override_all(options)
+    check_names(written(), values)
+    return RunConfig.resolve(values)
+
+
+def train(file: Path, steps: int) -> Trainer:
+    stop = f"--trainer.hard_stop={{value: {steps}, unit: steps}}"
+    trainer = read(file, stop).build(World())
+    trainer.fit()
+    return trainer
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["train/CE loss"] for line in lines if "train/CE loss" in line]
+
+
+def test_each_part_is_made_of_its_own_class_and_fields(tiny_mixture: Path, tmp_path: Path) -> None:
+    config = read(write(tiny_mixture, tmp_path))
+    assert isinstance(config.model, ScaledConfig)
+    assert config.model.scale == 0.5
+    assert config.train_module.optim == PlainSGDConfig(lr=0.1)  # type: ignore[comparison-overlap]
+    assert config.train_module.scheduler == StairsConfig(every=2)  # type: ignore[comparison-overlap]
+    assert config.train_module.loss == SpikyLoss(factor=2.0)  # type: ignore[comparison-overlap]
+    assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}
+
+
+def test_a_resume_goes_on_with_the_same_parts_to_the_same_bits(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole, cut = write(tiny_mixture, tmp_path / "a"), write(tiny_mixture, tmp_path / "b")
+    assert isinstance(train(whole, 4).train_module.model, ScaledDecoder)
+    train(cut, 2)
+    trainer = train(cut, 4)
+    assert trainer.resumed
+    assert trainer.callbacks["counting"].count == 4 * 3  # type: ignore[attr-defined]
+    assert losses(tmp_path / "a/run") == losses(tmp_path / "b/run")
+    saved = json.loads((tmp_path / "b/run/config.json").read_text())
+    assert saved["model"]["name"] == OWN + "ScaledConfig"
+    assert saved["train_module"]["loss"] == {"name": OWN + "SpikyLoss", "factor": 2.0}
+    assert saved["train_module"]["optim"]["name"] == OWN + "PlainSGDConfig"
+    assert saved["trainer"]["callbacks"]["counting"]["name"] == OWN + "CountingCallback"
+    # who has only the checkpoint has to trust it
+    for command, rest in (
+        (generate, ["--max-new-tokens", "2"]),
+        (export, ["--output", str(tmp_path / "e")]),
+    ):
+        arguments = [str(tmp_path / "b/run"), *rest]
+        refused = CliRunner().invoke(command, arguments)
+        assert (refused.exit_code, "--trust" in refused.output) == (4, True), refused.output
+        done = CliRunner().invoke(command, [*arguments, "--trust"])
+        assert done.exit_code == 0, done.output
+    found = load_model(tmp_path / "e", classes=[ScaledDecoder, ScaledConfig])
+    assert isinstance(found, tuple)
+    assert isinstance(found[0], ScaledDecoder)
+
+
+@pytest.mark.slow  # 20 s: eight runs
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_module__loss": {"name": "auto"}},
+        {"model__scale": 1.0},
+        {"train_module__scheduler": {"name": "constant"}},
+        {"train_module__optim": {"name": "adamw", "lr": 0.1}},
+    ],
+)
+def test_each_part_has_its_effect(tiny_mixture: Path, tmp_path: Path, change: Any) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    train(write(tiny_mixture, tmp_path / "a", train_module__max_grad_norm=None), 4)
+    train(write(tiny_mixture, tmp_path / "b", train_module__max_grad_norm=None, **change), 4)
+    assert losses(tmp_path / "a/run") != losses(tmp_path / "b/run")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train_module__loss__factr": 1}, "unknown field train_module.loss.factr"),
+        ({"train_module__loss__factor": -1}, "train_module.loss.factor is above 0"),
+        ({"train_module__scheduler": {"name": OWN + "StairsConfig"}}, "scheduler.every is missing"),
+        ({"train_module__loss__name": OWN + "StairsConfig"}, "not a subclass of OwnLoss"),
+        ({"train_module__loss__name": OWN + "SpikyLos"}, "did you mean 'SpikyLoss'"),
+        ({"train_module__loss__name": "no_such_lab:X"}, "no module no_such_lab"),
+        ({"trainer__callbacks__counting__by": 0}, "counting.by is at least 1"),
+        ({"trainer__callbacks__counting__name": OWN + "NoDataclass"}, "not a dataclass"),
+        ({"trainer__callbacks__counting__name": "countng"}, "no kind called"),
+        ({"trainer__callbacks__speed_monitr": {}}, "did you mean 'speed_monitor'"),
+        ({"trainer__callbacks__own": {}}, "unknown field trainer.callbacks.own"),
+    ],
+)
+def test_mistakes_are_told_with_file_and_line(
+    tiny_mixture: Path, tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    file = write(tiny_mixture, tmp_path, **change)
+    with pytest.raises(UsageError) as raised:
+        read(file)
+    assert says in str(raised.value)
+    assert f"{file}:" in str(raised.value)
+
+
+def test_a_configuration_that_came_with_something_else_imports_nothing(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_lab.py").write_text("raise SystemExit('ran')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    change = {"trainer__callbacks__counting__name": "evil_lab:X"}
+    file = write(tiny_mixture, tmp_path, **change)
+    plain = yaml.safe_load(file.read_text())
+    with pytest.raises(UsageError, match="a class of somebody's own"):
+        RunConfig.resolve(Values(plain))
+    (tmp_path / "config.json").write_text(json.dumps(plain))
+    lines = config_diff(str(tmp_path / "config.json"), read(write(tiny_mixture, tmp_path)))
+    assert any("evil_lab:X" in line for line in lines)
+
+
+def test_a_package_gives_its_parts_short_names(
+    tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("counting", OWN + "CountingCallback", "olm_train.callbacks")
+
+    def entry_points(*, group: str) -> EntryPoints:
+        return EntryPoints([entry] if group == entry.group else [])
+
+    monkeypatch.setattr(import_path, "entry_points", entry_points)
+    file = write(tiny_mixture, tmp_path, trainer__callbacks__counting__name="counting")
+    config = read(file)
+    assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}
+    named = config.as_dict()["trainer"]["callbacks"]["counting"]  # type: ignore[index,call-overload]
+    assert named["name"] == OWN + "CountingCallback"

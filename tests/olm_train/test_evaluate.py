@@ -1,0 +1,110 @@
+"""`olm-train evaluate`: the loss of a model on datasets, as a sentence a dataset or as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.eval_requests import make_task
+from support.runs import build_trainer, metrics
+
+from olm_train.checkpoint.portable import open_portable
+from olm_train.evaluate import main
+from olm_train.export import main as export
+
+
+def test_the_loss_is_that_of_the_runs_own_evaluation(tiny_mixture: Path, tmp_path: Path) -> None:
+    held = str(tiny_mixture.parent / "held")
+    options = ["--trainer.hard_stop={value: 2, unit: steps}"]
+    options += [f"--trainer.callbacks.lm_evaluator.datasets={{held: {held}}}"]
+    build_trainer(tiny_mixture, tmp_path / "run", *options).fit()
+    logged = next(line["eval"]["held"] for line in metrics(tmp_path / "run") if "eval" in line)
+    found = CliRunner().invoke(main, [str(tmp_path / "run"), "--data", held, "--json"])
+    assert found.exit_code == 0, found.output
+    result = json.loads(found.stdout)
+    assert list(result) == ["checkpoint", "step", "datasets"]
+    assert (result["checkpoint"], result["step"]) == ("step00000002", 2)
+    assert math.isclose(result["datasets"][held]["CE loss"], logged["CE loss"], rel_tol=1e-5)
+    said = CliRunner().invoke(main, [str(tmp_path / "run"), "--data", held])
+    assert said.stdout.startswith(f"{held}: CE loss {logged['CE loss']:.4f} nats a token")
+
+
+@pytest.fixture(scope="module")
+def run(tiny_mixture: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that was evaluated on a task and a held-out set at its end."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    make_task(folder / "mine", tiny_tokenizer)
+    task = f"--trainer.callbacks.downstream_evaluator.tasks={{mine: {folder / 'mine'}}}"
+    stop = "--trainer.hard_stop={value: 2, unit: steps}"
+    held = f"--trainer.callbacks.lm_evaluator.datasets={{held: {tiny_mixture.parent / 'held'}}}"
+    build_trainer(tiny_mixture, folder / "run", stop, task, held).fit()
+    return folder
+
+
+def invoke(*words: str | Path) -> dict[str, dict[str, float]]:
+    found = CliRunner().invoke(main, [*map(str, words), "--json"])
+    assert found.exit_code == 0, found.output
+    results: dict[str, dict[str, float]] = json.loads(found.stdout)["datasets"]
+    return results
+
+
+def test_data_set_text_and_task_measure_as_in_the_run_from_checkpoint_export_and_saved_weights(
+    run: Path, tiny_mixture: Path, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    logged: dict[str, dict[str, float]] = {}
+    for line in metrics(run / "run"):
+        logged |= line.get("eval", {})
+    found = open_portable(run / "run", "latest", print)
+    exporting = [str(run / "run"), "--output", str(tmp_path / "e")]
+    assert CliRunner().invoke(export, exporting).exit_code == 0
+    found.model().save(tmp_path / "saved", tokenizer=tiny_tokenizer)
+    held = tiny_mixture.parent / "held"
+    in_the_loop = {
+        str(run / "mine"): logged["downstream/mine"],
+        str(held): logged["held"],
+        f"{held}.jsonl": logged["held"],
+    }
+    data = [word for place in in_the_loop for word in ("--data", place)]
+    for words in (
+        [run / "run"],
+        [tmp_path / "e"],
+        [tmp_path / "saved", "--sequence-length", "32"],
+    ):
+        result = invoke(*words, *data)
+        assert result.keys() == in_the_loop.keys()
+        for place, expected in in_the_loop.items():
+            assert result[place].keys() == expected.keys(), (words, place)
+            for name, value in expected.items():
+                assert result[place][name] == pytest.approx(value, rel=1e-5), (words, place, name)
+
+
+def test_saved_weights_need_a_length_and_data_of_their_tokenizer(
+    run: Path, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    found = open_portable(run / "run", "latest", print)
+    found.model().save(tmp_path / "saved", tokenizer=tiny_tokenizer)
+    words = [str(tmp_path / "saved"), "--data", str(run / "mine")]
+    assert "--sequence-length" in CliRunner().invoke(main, words).output
+    fewer = json.loads(tiny_tokenizer.read_text())
+    last = max(fewer["model"]["vocab"], key=fewer["model"]["vocab"].get)
+    del fewer["model"]["vocab"][last], fewer["model"]["merges"][-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fewer))
+    make_task(tmp_path / "theirs", tmp_path / "tokenizer.json")
+    words = [words[0], "--sequence-length", "32", "--data", str(tmp_path / "theirs")]
+    wrong = CliRunner().invoke(main, words)
+    assert wrong.exit_code == 3
+    assert "made by another tokenizer than the model's" in wrong.output
+
+
+def test_a_model_compared_with_itself_has_not_changed(run: Path, tiny_mixture: Path) -> None:
+    task = str(run / "mine")
+    result = invoke(run / "run", "--data", task, "--compare", run / "run")[task]
+    assert (result["len_norm change"], result["len_norm change stderr"]) == (0.0, 0.0)
+    held = str(tiny_mixture.parent / "held")
+    words = [str(run / "run"), "--data", held, "--compare", str(run / "run")]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 2
+    assert "there is nothing to compare" in refused.output

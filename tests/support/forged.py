@@ -1,0 +1,26 @@
+"""Changes a dataset as a forger would, and says which fields verify found wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from olm_data.dataset.manifest import Manifest
+from olm_data.verify.shard import VerifyReport
+
+
+def fields(report: VerifyReport) -> set[tuple[str, str]]:
+    return {(Path(finding.file).name, finding.field) for finding in report.findings}
+
+
+def rewrite(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the manifest and give it the digest of its new content, as a forger would."""
+    value = json.loads((dataset / "manifest.json").read_bytes())
+    change(value)
+    manifest = msgspec.json.decode(msgspec.json.encode(value), type=Manifest)
+    forged = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+    (dataset / "manifest.json").write_bytes(forged.encode())

@@ -1,0 +1,38 @@
+"""Short runs whose last checkpoint is exported, and what lies in an export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.runs import build_trainer
+
+from olm_data.exporting.destination import RECORD
+from olm_data.exporting.model_receipt import Receipt
+from olm_train.checkpoint.load import Checkpoint, open_checkpoint
+from olm_train.distributed.world import World
+
+OLMO2 = (
+    "d_model: 32, n_layers: 2, n_heads: 4, hidden_size: 48, block: reordered_norm, qk_norm: full"
+)
+QUIET = (
+    "--trainer.hard_stop={value: 2, unit: steps}",
+    "--trainer.callbacks.lm_evaluator.enabled=false",
+)
+
+
+def trained(lock: Path, folder: Path, model: str, *more: str) -> Checkpoint:
+    """A run of two steps; its last checkpoint."""
+    build_trainer(lock, folder, f"--model={{{model}}}", *QUIET, *more).fit()
+    return open_checkpoint(folder / "step00000002", World())
+
+
+def receipt_of(folder: Path) -> Receipt:
+    """The receipt of an export."""
+    return Receipt.decode((folder / RECORD).read_bytes(), str(folder))
+
+
+def read(path: Path) -> Any:
+    """The value of a JSON file."""
+    return json.loads(path.read_text())

@@ -1,0 +1,22 @@
+"""A runner without processes: a test can look at, stop or change what happens at each task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch, whole
+from olm_data.runners.local import Reporter
+
+
+class InlineRunner(Runner):
+    """Runs the tasks one after the other in this process."""
+
+    def run(
+        self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
+    ) -> None:
+        counts = np.zeros((total, len(Count)), np.int64)
+        for task in tasks:
+            done(task, whole(job.run(task, Reporter(counts[task]))))
+            watch(counts, [])

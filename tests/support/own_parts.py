@@ -1,0 +1,116 @@
+"""Parts of one's own, as a user has them: imported by the path `support.own_parts:...`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from olm_data.bounded_json import JsonObject
+from olm_data.config.hints import PositiveFloat, PositiveInt
+from olm_train.callbacks.base import Callback
+from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
+from olm_train.model.head import Head
+from olm_train.model.loss import LossSums, loss_sums
+from olm_train.model.loss_config import OwnLoss
+from olm_train.optim.base import OptimConfig
+from olm_train.optim.groups import ParamGroup
+from olm_train.optim.schedule_base import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledConfig(DecoderConfig):
+    """A decoder whose logits are scaled.
+
+    Attributes:
+        scale: what they are multiplied by.
+    """
+
+    scale: float = 1.0
+
+
+class ScaledDecoder(Decoder):
+    """With a parameter, a persistent buffer and a field of its own."""
+
+    def __init__(self, config: ScaledConfig, **factory: Any) -> None:
+        super().__init__(config, **factory)
+        self.scale = config.scale
+        self.gain = nn.Parameter(torch.ones(1, **factory))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def head(self, dtype: torch.dtype) -> Head:
+        """The map to logits, scaled."""
+        head = super().head(dtype)
+        return head._replace(weight=head.weight * (self.gain * self.scale).to(dtype))
+
+
+ScaledConfig.decoder_class = ScaledDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikyLoss(OwnLoss):
+    """Cross entropy times a factor.
+
+    Attributes:
+        factor: of the gradient.
+    """
+
+    factor: PositiveFloat = 1.0
+
+    def sums(self, head: Head, x: Tensor, labels: Tensor) -> LossSums:
+        """As the plain loss has them, the first one multiplied."""
+        plain = loss_sums(head.logits(x), labels, None)
+        return plain._replace(total=plain.total * self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainSGDConfig(OptimConfig):
+    """Gradient descent without a state."""
+
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StairsConfig(Schedule):
+    """Half the rate after every so many steps.
+
+    Attributes:
+        every: length of a stair.
+    """
+
+    every: PositiveInt
+
+    def _factor(self, at: int, end: int) -> float:
+        return float(0.5 ** (at // self.every))
+
+
+@dataclass(kw_only=True)
+class CountingCallback(Callback):
+    """Counts steps, over restarts too.
+
+    Attributes:
+        by: what a step adds.
+    """
+
+    by: PositiveInt = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.count = 0
+
+    def post_step(self) -> None:
+        self.count += self.by
+
+    def state_dict(self) -> JsonObject:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: JsonObject) -> None:
+        self.count = int(state["count"])
+
+
+class NoDataclass(Callback):
+    """A callback that no configuration can make."""

@@ -1,0 +1,171 @@
+"""No file is read past the bounded readers: every call that could is listed here with its reason.
+
+`regular_files` opens, `Store` reads, `bounded_json` decodes. A new call of another kind fails this
+test: use those, or say here why the file cannot be a stranger's. S5 and S8 of the audit.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from support.sources import modules, together, tree
+
+pytestmark = together
+
+READS = {
+    "open", "os.open", "read_bytes", "read_text", "np.load", "np.memmap", "np.fromfile",
+    "pq.ParquetFile", "pq.read_table", "pq.read_metadata", "json.load", "json.loads",
+    "msgspec.json.decode", "msgspec.json.Decoder", "msgspec.yaml.decode", "yaml.load",
+    "pickle.load", "pickle.loads", "torch.load",
+}  # fmt: skip
+
+_OWN = "files that this process has just written in its own staging or scratch folder"
+_PART = "a part of a file that bounded_json has checked as a whole"
+_LOCKS = "locks and folders of our own making are opened to lock or fsync, not to read"
+
+REASONS: dict[str, tuple[dict[str, int], str]] = {
+    "olm_data/bounded_json.py": ({"msgspec.json.decode": 2}, "the bounded reader itself"),
+    "olm_data/canonical.py": ({"open": 1}, "hashes staged files in pieces: " + _OWN),
+    "olm_data/dataset/container.py": ({"np.memmap": 1}, "maps the handle that Store.open checked"),
+    "olm_data/dataset/docs_file.py": ({"pq.ParquetFile": 2}, "the bounded reader of docs.parquet"),
+    "olm_data/dataset/manifest.py": ({"msgspec.json.decode": 1}, _PART),
+    "olm_data/dataset/options.py": ({"msgspec.json.decode": 3}, _PART),
+    "olm_data/dataset/plan.py": ({"msgspec.json.decode": 1}, "what was encoded right before"),
+    "olm_data/dataset/record.py": ({"msgspec.json.decode": 2}, _PART),
+    "olm_data/dataset/shard_writer.py": ({"open": 2}, _OWN),
+    "olm_data/dataset/shuffle.py": ({"np.memmap": 1, "open": 1, "pq.read_table": 1}, _OWN),
+    "olm_data/doctor.py": ({"read_bytes": 1}, _OWN),
+    "olm_data/exporting/destination.py": ({"open": 2}, _OWN),
+    "olm_data/publish/pull.py": ({"open": 1}, "fsyncs what was fetched and verified: " + _OWN),
+    "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
+    "olm_data/show/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
+    "olm_data/regular_files.py": ({"os.open": 1}, "the one place where files are opened"),
+    "olm_data/run_log/ledger_store.py": (
+        {"read_bytes": 3},
+        "files that this process wrote, or that ledger_files found in the run's own folder",
+    ),
+    "olm_train/callbacks/metrics_logger.py": (
+        {"read_bytes": 1},
+        "ends.jsonl, which append_end has just read within bounds and written",
+    ),
+    "olm_data/run_log/step_lines.py": (
+        {"msgspec.json.Decoder": 1, "msgspec.json.decode": 1},
+        "lines within bounds, each name once by its colons; decode_line has read the single one",
+    ),
+    "olm_data/run_log/ledger.py": (
+        {"pq.ParquetFile": 1},
+        "the run's own ledger: size, footer and rows have bounds",
+    ),
+    "olm_data/runners/local.py": ({"read_text": 4}, "/proc and /sys: files of the kernel"),
+    "olm_data/sources/files.py": ({"open": 1}, "inputs: bounded by sources/limits.py, row 24"),
+    "olm_data/sources/json_records.py": (
+        {"msgspec.json.Decoder": 1, "json.loads": 2},
+        "lines of inputs: bounded by sources/limits.py; recursion is caught there, row 23",
+    ),
+    "olm_data/sources/parquet.py": ({"pq.ParquetFile": 1}, "inputs: bounded by limits, row 24"),
+    "olm_data/sources/pylib.py": ({"read_bytes": 1}, "sources of the installed interpreter"),
+    "olm_data/storage/gcs.py": ({"open": 1, "read_bytes": 1}, "uploads what was staged: " + _OWN),
+    "olm_data/storage/plain.py": ({"read_bytes": 1}, "keeps in memory what was staged: " + _OWN),
+    "olm_data/storage/disk.py": ({"os.open": 3}, _LOCKS),
+    "olm_data/storage/flock.py": ({"os.open": 1}, _LOCKS),
+    "olm_data/storage/hub.py": ({"read_bytes": 1}, "the hub client's own cache"),
+    "olm_data/storage/lease.py": ({"msgspec.json.decode": 1}, "a flat struct of bounded bytes"),
+    "olm_data/storage/process.py": ({"read_text": 2}, "/proc: files of the kernel"),
+    "olm_data/storage/upload.py": ({"os.open": 1}, "uploads what was staged: " + _OWN),
+    "olm_data/streams.py": ({"os.open": 2, "open": 1}, "/dev/null for closed standard streams"),
+    "olm_data/tokenization/duplicates.py": ({"open": 1, "np.fromfile": 1}, _OWN),
+    "olm_data/tokenization/recipe_reference.py": ({"read_text": 1}, "a page of this repository"),
+    "olm_data/tokenizer/tokenizer.py": (
+        {"read_bytes": 2},
+        "the user's; probed in a child",
+    ),
+    "olm_data/tokenizer/ends.py": ({"json.loads": 1}, "tokenizer_config.json that the user names"),
+    "olm_data/tokenizer/definition.py": (
+        {"msgspec.json.decode": 1},
+        "probed in a limited child",
+    ),
+    "olm_data/tokenizer/probe_child.py": ({"json.loads": 1}, "the child with limits itself"),
+    "olm_data/user_cache.py": ({"os.open": 1}, _LOCKS),
+    "olm_data/encoders/proof.py": ({"msgspec.json.decode": 1}, "a typed file of the user's cache"),
+    "olm_train/callbacks/environment.py": (
+        {"read_text": 2},
+        "/proc: the driver's version; metadata of the packages of this Python",
+    ),
+    "olm_train/checkpoint/weights.py": (
+        {"read_bytes": 1},
+        "Checkpoint.read_bytes is bounded",
+    ),
+    "olm_train/evaluate.py": ({"read_bytes": 2}, "Portable.source.read_bytes is bounded"),
+    "olm_train/hf_export/job.py": ({"read_bytes": 3}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/hf_export/tokenizer_files.py": (
+        {"read_bytes": 1},
+        "reads back what was just written: " + _OWN,
+    ),
+    "olm_train/model/load.py": ({"read_bytes": 1}, "Exported.read_bytes is bounded"),
+    "olm_train/model/weights_folder.py": ({"open": 1}, "fsyncs a staged file: " + _OWN),
+    "olm_train/checkpoint/index.py": ({"msgspec.json.decode": 1}, "bounded by its own reader"),
+    "olm_train/checkpoint/load.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/checkpoint/merged.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/checkpoint/documents.py": (
+        {"read_bytes": 1},
+        "the run's own log in its work folder",
+    ),
+    "olm_train/checkpoint/convert.py": ({"torch.load": 1}, "restricted, asked for by --trust"),
+    "olm_train/checkpoint/portable.py": ({"read_bytes": 2}, "Checkpoint.read_bytes is bounded"),
+    "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
+    "olm_train/distributed/threads.py": ({"read_text": 5}, "/proc and /sys: files of the kernel"),
+    "olm_train/probe/gradient_files.py": ({"open": 1}, "fsyncs the file that was just written"),
+    "olm_train/trainer.py": ({"json.loads": 1}, "what json.dumps has just made"),
+    "olm_train/run/reference.py": (
+        {"json.loads": 1, "read_bytes": 1, "read_text": 1},
+        "the schema that is part of this package; a page of this repository",
+    ),
+}
+"""File -> the calls in it, and why they need no bound of their own."""
+
+
+def calls(path: Path) -> Counter[str]:
+    """Return the reading calls of a module by name; opening to write is none."""
+    found: Counter[str] = Counter()
+    for node in ast.walk(tree(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        whole = ast.unparse(node.func)
+        name = whole if whole in READS else whole.rpartition(".")[2]
+        if name not in READS or (name == "open" and whole != "open"):
+            continue
+        mode = [a.value for a in node.args[1:2] if isinstance(a, ast.Constant)]
+        if name == "open" and mode and set(str(mode[0])) & set("wax"):
+            continue
+        found[name] += 1
+    return found
+
+
+def test_s5_every_reading_call_is_bounded_or_listed_with_a_reason(repository: Path) -> None:
+    found = {
+        str(path.relative_to(repository)): dict(counts)
+        for path in modules()
+        if (counts := calls(path))
+    }
+    assert found == {name: item for name, item in found.items() if name in REASONS}, "say why"
+    assert found.keys() == REASONS.keys(), "a reason for a call that is gone"
+    for name, (wanted, reason) in REASONS.items():
+        assert found[name] == wanted, name
+        assert len(reason) > 20
+
+
+def test_s5_the_walk_sees_each_kind_of_read(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(
+        "open(p)\nopen(p, 'rb')\nopen(p, 'wb')\nPath(p).read_bytes()\nnp.load(p)\nstore.open(p)\n"
+        "json.loads(b)\npq.ParquetFile(p)\nos.open(p, 0)\n"
+    )
+    assert calls(tmp_path / "m.py") == {
+        "open": 2,
+        "read_bytes": 1,
+        "np.load": 1,
+        "json.loads": 1,
+        "pq.ParquetFile": 1,
+        "os.open": 1,
+    }
