@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.faulty_disk import fail, faults, kill
+from support.full_disk import files_of_at_most
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 import olm_data.dataset.shard_writer
@@ -51,17 +49,6 @@ def test_04_05_an_error_at_any_operation_is_a_clear_refusal_and_a_rerun_finishes
             run(source, tiny_tokenizer, tmp_path / "out")
         assert digests(tmp_path / "out") == whole
         shutil.rmtree(tmp_path / "out")
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Let the kernel refuse any write beyond `size` bytes of a file, native code's too."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_04_a_limit_of_the_kernel_on_any_file_is_a_clear_refusal(
