@@ -14,6 +14,7 @@ from olm_data import __version__
 from olm_data.command import CommandGroup, reported, usage_error
 from olm_data.errors import UsageError
 from olm_data.sinks import guard
+from olm_data.streams import OutputLost, drop_results, secure_streams
 
 COMMANDS = {
     "run": "Train from a configuration file, or go on with a run.",
@@ -97,7 +98,16 @@ def main() -> None:
     guard()
     with reported(debug="--debug" in sys.argv[1:]):
         try:
-            sys.exit(cli.main(prog_name="olm-train", standalone_mode=False) or 0)
+            secure_streams()
+            try:
+                code = cli.main(prog_name="olm-train", standalone_mode=False) or 0
+            except SystemExit as end:
+                code = end.code
+            sys.stdout.flush()
+            sys.exit(code)
+        except OutputLost:
+            drop_results()
+            raise
         except click.exceptions.NoArgsIsHelpError as error:
             error.show()
             sys.exit(UsageError.exit_code)

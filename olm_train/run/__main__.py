@@ -6,7 +6,9 @@ import atexit
 import os
 import sys
 
+from olm_data.command import reported
 from olm_data.sinks import guard
+from olm_data.streams import OutputLost, drop_results, secure_streams
 from olm_train.run.command import main
 
 
@@ -32,7 +34,16 @@ def entry(argv: list[str] | None = None) -> None:
     """Train, and end the process with the exit code."""
     guard()
     process_exit = _Exit()
-    process_exit.code = main(argv)
+    with reported(debug=False):
+        secure_streams()  # a log on a full disk must not end the run
+    code = main(argv)
+    try:
+        sys.stdout.flush()
+    except OutputLost as error:
+        drop_results()
+        print(f"error: {error}", file=sys.stderr)
+        code = code or error.exit_code
+    process_exit.code = code
 
 
 if __name__ == "__main__":

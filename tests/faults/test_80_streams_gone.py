@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from support.command import arguments, environment
+from support.runs import command as train_command
+from support.runs import environment as train_environment
+from support.runs import write_config
 from support.tokenizing import make_dataset, texts, write_jsonl
+
+from olm_data.run_log.ends import read_ends
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,34 @@ def test_80_what_is_lost_is_an_error_and_what_is_not_wanted_is_none(
     if code == 5:
         assert "standard output cannot be written" in done.stderr
         assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", ">&- 2>&-"])
+def test_80_a_run_whose_log_is_full_or_closed_trains_on(
+    tiny_mixture: Path, tmp_path: Path, stream: str
+) -> None:
+    config = write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
+    stop = "'--trainer.hard_stop={value: 2, unit: steps}'"
+    line = f"{shlex.join(train_command(config))} {stop} {stream}"
+    done = subprocess.run(
+        ["bash", "-c", line], env=train_environment(), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [end.reason for end in read_ends(tmp_path / "run")] == ["finished"]
+
+
+@pytest.mark.parametrize("words", ["--help", "config CONFIG", "run CONFIG --dry-run"])
+def test_80_results_of_olm_train_that_are_lost_are_an_error(
+    tiny_mixture: Path, tmp_path: Path, words: str
+) -> None:
+    config = write_config(tmp_path / "train.yaml", tiny_mixture, tmp_path / "run")
+    line = f"{sys.executable} -m olm_train.cli {words.replace('CONFIG', str(config))} >/dev/full"
+    done = subprocess.run(
+        ["bash", "-c", line], env=train_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("standard output cannot be written") == 1
+    assert "Traceback" not in done.stderr
 
 
 def test_80_closed_streams_do_not_get_the_numbers_of_data_files(
