@@ -2,7 +2,8 @@
 
     metrics of a step -> match a pattern? -> metrics_step500.json | metrics.json, local or remote
 
-For programs that want one file to read. The log of a run, each step of it, is `metrics.jsonl`
+For programs that want one file to read. What was captured is in the checkpoints, so a run that was
+killed writes the files of one that was not. The log of a run, each step of it, is `metrics.jsonl`
 (`metrics_logger`).
 """
 
@@ -17,8 +18,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.config.hints import PositiveInt
 from olm_data.errors import ResourceError, StorageError
+from olm_data.regular_files import MAX_CONFIG
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 
@@ -53,7 +56,7 @@ class MetricSaverCallback(Callback):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, float | None] = {}
         self._step = 0
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -66,23 +69,47 @@ class MetricSaverCallback(Callback):
         for name, values in results.items():
             self._capture(step, {f"eval/{name}/{key}": value for key, value in values.items()})
 
+    def state_dict(self) -> JsonObject:
+        return {"step": self._step, "metrics": dict(self._metrics)}
+
+    def load_state_dict(self, state: JsonObject) -> None:
+        self._step, kept = state.get("step", 0), state.get("metrics", {})
+        self._metrics = {name: value for name, value in kept.items() if self._wants(name)}
+
+    def left_to_do(self) -> list[str]:
+        """Return the last file, where the run was killed before it was there."""
+        name = self.final_metrics_fname
+        written = self.trainer.world.on_main(lambda: self._written(name))
+        return [] if written or not self._metrics else [name]
+
     def post_train(self) -> None:
         self._write(self.final_metrics_fname)
 
     def _capture(self, step: int, metrics: Mapping[str, float]) -> None:
-        patterns = self.metrics_to_capture
         for name, value in metrics.items():
-            if patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns):
-                self._metrics[name] = value
+            if self._wants(name):
+                self._metrics[name] = value if math.isfinite(value) else None
         self._step = step
+
+    def _wants(self, name: str) -> bool:
+        patterns = self.metrics_to_capture
+        return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def _write(self, name: str) -> None:
         trainer = self.trainer
         if not trainer.world.main:
             return
-        finite = {n: v if math.isfinite(v) else None for n, v in self._metrics.items()}
-        text = json.dumps({"step": self._step, "metrics": finite}, indent=1, allow_nan=False)
+        content = {"step": self._step, "metrics": self._metrics}
+        text = json.dumps(content, indent=1, allow_nan=False)
         try:
             Store(trainer.save_folder).put(name, text.encode() + b"\n")
         except (ResourceError, StorageError, OSError) as error:
             trainer.say(f"warning: {name} could not be written: {error}")
+
+    def _written(self, name: str) -> bool:
+        """Whether a file is there, of the last step; a later evaluation may have added to it."""
+        try:
+            found = decode_object(Store(self.trainer.save_folder).read(name, limit=MAX_CONFIG))
+        except (FileNotFoundError, MalformedJson):
+            return False
+        return found.get("step") == self._step

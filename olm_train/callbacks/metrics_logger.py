@@ -19,7 +19,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.errors import ConflictError, OlmError, words
 from olm_data.order.skip import clip_ranges
 from olm_data.redaction import redacted
-from olm_data.run_log.ends import ENDS, End, Reason, append_end
+from olm_data.run_log.ends import ENDS, End, Reason, append_end, is_over
 from olm_data.run_log.log import (
     METRICS,
     Evaluation,
@@ -29,6 +29,7 @@ from olm_data.run_log.log import (
     Values,
     append_start,
     keep_until,
+    read_starts,
 )
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
@@ -109,7 +110,18 @@ class MetricsLoggerCallback(Callback):
             self._writer.sync()
         return {}
 
+    def left_to_do(self) -> list[str]:
+        """Return the line of the end, where the run was killed after its last checkpoint."""
+        folder = self.trainer.work_dir
+
+        def open_end() -> bool:
+            return bool(read_starts(folder)) and not is_over(Store(str(folder)))
+
+        return [f"its end in {ENDS}"] if self.trainer.world.on_main(open_end) else []
+
     def post_train(self) -> None:
+        if self._writer is not None:
+            self._writer.sync()  # what waits for a full disk would be lost
         request = self.trainer.cancelled
         if request is None:
             self._end = self._ended("finished")

@@ -14,7 +14,7 @@ from olm_data.extras import needs
 from olm_data.run_log.log import METRICS
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.tracking.base import Ending, TrackedRun, Tracker, without_secrets
-from olm_train.callbacks.tracking.feeder import Feeder, Limits
+from olm_train.callbacks.tracking.feeder import Feeder, Limits, is_behind
 from olm_train.distributed.preempt import Preempted
 
 ConfigValues = Mapping[str, str | int | float | bool]
@@ -85,6 +85,12 @@ class TrackerCallback(Callback):
 
     def post_attach(self) -> None:
         self.check_installed()
+
+    def left_to_do(self) -> list[str]:
+        """Return the tracker, where the run was killed before it had the last steps."""
+        folder = self.trainer.work_dir
+        behind = self.trainer.world.on_main(lambda: is_behind(folder, self.kind))
+        return [f"the last steps in {self.kind}"] if behind else []
 
     def pre_train(self) -> None:
         trainer = self.trainer

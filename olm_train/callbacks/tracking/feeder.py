@@ -309,6 +309,14 @@ class Feeder:
             )
 
 
+def is_behind(folder: Path, tracker: str) -> bool:
+    """Whether a log has steps that a tracker does not surely have."""
+    last, tracked = last_step(folder), read_tracked(folder, tracker)
+    if tracked is None or tracked.keep is not None:
+        return last > 0
+    return (tracked.step, tracked.lines) < (last, lines_of_step(folder, last))
+
+
 def _logged(found: WatchedEvaluation) -> LoggedStep:
     """Return an evaluation as a row, NaN where its file has null."""
     return LoggedStep(

@@ -73,7 +73,7 @@ def write_tracked(folder: Path, tracker: str, tracked: Tracked) -> None:
     """Write it, durably.
 
     Raises:
-        ResourceError: the disk refuses.
+        OSError: the disk refuses.
     """
     with _writing:
         trackers = {**_read(folder).trackers, tracker: tracked}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,41 @@ def test_a_name_that_would_leave_the_folder_or_be_written_over_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=r"a \.json file|the name of a \.json file"):
         build_trainer(tiny_mixture, tmp_path, f"{PREFIX}.{option}")
+
+
+def untimed(files: dict[str, dict[str, object]]) -> dict[str, object]:
+    return {
+        name: {key: v for key, v in found.items() if not key.startswith("throughput/")}
+        for name, content in files.items()
+        if isinstance(found := content["metrics"], dict)
+    }
+
+
+def test_a_run_that_was_killed_has_the_files_of_one_that_was_not(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("save_interval=4", "step_metrics_fname='at-{step}.json'")
+    every = "--trainer.callbacks.lm_evaluator={datasets: {held: "
+    every += f"{tiny_mixture.parent / 'held'}}}, eval_interval: 1000, fixed_steps: [1]}}"
+    saved = "--trainer.callbacks.checkpointer={save_interval: 2}"
+
+    def files(folder: Path) -> dict[str, object]:
+        given = [f"{PREFIX}.{option}" for option in more]
+        stop = "--trainer.hard_stop={value: 4, unit: steps}"
+        build_trainer(tiny_mixture, folder, stop, every, saved, *given).fit()
+        found = {path.name: json.loads(path.read_bytes()) for path in folder.glob("*.json")}
+        return untimed({name: each for name, each in found.items() if "metrics" in each})
+
+    plain = files(tmp_path / "plain")
+    assert "eval/held/PPL" in plain["at-4.json"]  # type: ignore[operator]
+    killed = Path(shutil.copytree(tmp_path / "plain", tmp_path / "killed"))
+    for name in ("at-4.json", "metrics.json"):
+        (killed / name).unlink()
+    shutil.rmtree(killed / "step00000004")
+    assert files(killed) == plain  # killed after the save of step 2
+    (killed / "metrics.json").unlink()
+    capsys.readouterr()
+    assert files(killed) == plain  # killed after the last save
+    assert "still to do: metrics.json\n" in capsys.readouterr().err
+    assert files(killed) == plain
+    assert "nothing to do" in capsys.readouterr().err

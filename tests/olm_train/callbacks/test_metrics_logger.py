@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
+from support.full_disk import files_of_at_most
 from support.runs import build_trainer, metrics
 
+from olm_data.errors import ResourceError
 from olm_data.run_log.ends import read_ends
 from olm_data.run_log.log import read_starts
 from olm_train.callbacks.base import Callback
@@ -115,3 +117,37 @@ def test_an_end_that_the_disk_refuses_is_a_warning(
     (tmp_path / "ends.jsonl").mkdir()
     build_trainer(tiny_mixture, tmp_path, "--trainer.hard_stop={value: 1, unit: steps}").fit()
     assert "warning: ends.jsonl could not be written" in capsys.readouterr().err
+
+
+def test_a_run_that_was_killed_after_its_last_save_gets_its_end(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = "--trainer.hard_stop={value: 2, unit: steps}"
+    build_trainer(tiny_mixture, tmp_path, stop).fit()
+    (tmp_path / "ends.jsonl").unlink()
+    before = metrics(tmp_path)
+    for message in ("still to do: its end in ends.jsonl", "nothing to do"):
+        build_trainer(tiny_mixture, tmp_path, stop).fit()
+        assert f"already finished at step 2: {message}\n" in capsys.readouterr().err
+    assert [(end.step, end.reason) for end in read_ends(tmp_path)] == [(2, "finished")]
+    assert metrics(tmp_path) == before
+
+
+def test_lines_that_a_full_disk_refuses_to_the_end_are_exit_5_also_without_a_checkpoint(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    class Full(Callback):
+        def pre_step(self, batches: object) -> None:
+            if self.trainer.step == 1:
+                size = (tmp_path / "metrics.jsonl").stat().st_size
+                disk.enter_context(files_of_at_most(size + 10))
+
+    off = "--trainer.callbacks.checkpointer.enabled=false"
+    stop = "--trainer.hard_stop={value: 3, unit: steps}"
+    log = "--trainer.metrics_collect_interval=1"
+    trainer = build_trainer(tiny_mixture, tmp_path, off, stop, log, callbacks={"full": Full()})
+    trainer.say = lambda message: None  # type: ignore[method-assign]  # pytest's file is limited too
+    with contextlib.ExitStack() as disk, pytest.raises(ResourceError) as caught:
+        trainer.fit()
+    assert caught.value.exit_code == 5
+    assert "metrics.jsonl" in str(caught.value)

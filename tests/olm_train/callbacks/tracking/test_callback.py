@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,3 +107,18 @@ def test_tags_are_asked_for_at_the_interval_and_not_without_tags() -> None:
     assert WandBCallback(cancel_check_interval=7).check_interval() == 7
     assert WandBCallback(cancel_tags=()).check_interval() is None
     assert TensorBoardCallback().check_interval() is None
+
+
+def test_a_run_that_was_killed_after_its_last_save_still_brings_its_last_steps(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = "--trainer.callbacks.tensorboard={}"
+    stop = "--trainer.hard_stop={value: 3, unit: steps}"
+    build_trainer(tiny_mixture, tmp_path, stop, on).fit()
+    shutil.rmtree(tmp_path / "tensorboard")
+    (tmp_path / "tracking.json").unlink()
+    capsys.readouterr()
+    for message in ("still to do: the last steps in tensorboard", "nothing to do"):
+        build_trainer(tiny_mixture, tmp_path, stop, on).fit()
+        assert f"already finished at step 3: {message}\n" in capsys.readouterr().err
+        assert same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)

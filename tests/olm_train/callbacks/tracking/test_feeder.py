@@ -13,11 +13,11 @@ from support.tracked import Sink, logged, write_log
 
 from olm_data.errors import ConflictError
 from olm_data.run_log.follow import LoggedStep
-from olm_data.run_log.log import keep_until
+from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
 from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.storage.store import Store
 from olm_train.callbacks.tracking.base import Ending, Level, Tracker
-from olm_train.callbacks.tracking.feeder import Feeder, Limits
+from olm_train.callbacks.tracking.feeder import Feeder, Limits, is_behind
 from olm_train.callbacks.tracking.state import read_tracked
 
 SECRET = "abcdefgh12345678ijklmnop"
@@ -312,3 +312,20 @@ def test_a_damaged_file_of_a_watcher_is_said_and_the_log_is_fed(tmp_path: Path) 
     Feeder(tracker, tmp_path, step=3, say=said.append).replay()
     assert watched_in(tracker) == [(2, 20.0)]
     assert "eval/step00000003.json" in said[0]
+
+
+def test_a_tracker_is_behind_until_it_has_every_line(tmp_path: Path) -> None:
+    assert not is_behind(tmp_path, "memory")
+    write_log(tmp_path, range(1, 5))
+    assert is_behind(tmp_path, "memory")
+    fed(Memory(), tmp_path, []).close("finished")
+    assert not is_behind(tmp_path, "memory")
+    writer = MetricsWriter(tmp_path)
+    writer.write(Evaluation(step=4, time=1e9, results={"late": {"PPL": 4.0}}))
+    writer.close()
+    assert is_behind(tmp_path, "memory")
+    fed(Memory(), tmp_path, [], 4).close("finished")
+    keep_until(tmp_path, 2)
+    feeder = Feeder(Memory(), tmp_path, step=2, say=pytest.fail)  # killed before it was fed
+    assert feeder.tracked is not None
+    assert is_behind(tmp_path, "memory")
