@@ -16,6 +16,7 @@ metadata. Never: map rows to documents (`rows/pieces.py`), or read a file withou
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -159,6 +160,7 @@ class LedgerWriter:
 
     Attributes:
         written: the files so far.
+        lost: first and last step that were let go since `take_lost`; None: none were.
     """
 
     def __init__(
@@ -169,6 +171,17 @@ class LedgerWriter:
         self._waiting: list[tuple[int, pa.RecordBatch]] = []
         self._rows = 0
         self.written: list[Path] = []
+        self.lost: tuple[int, int] | None = None
+
+    @property
+    def waiting(self) -> tuple[int, int] | None:
+        """First and last step that wait in memory."""
+        return (self._waiting[0][0], self._waiting[-1][0]) if self._waiting else None
+
+    def take_lost(self) -> tuple[int, int] | None:
+        """Return what was lost, once."""
+        lost, self.lost = self.lost, None
+        return lost
 
     def add(self, entries: Entries) -> None:
         """Add the pieces of a step, and write a file if it is time.
@@ -184,10 +197,8 @@ class LedgerWriter:
             return
         try:
             self.flush()
-        except ResourceError as error:
-            lost = self._forget()
-            if lost:
-                raise ResourceError(f"{error.what}; {lost} of the ledger are lost") from error
+        except ResourceError:
+            self._forget()
             raise
 
     def flush(self) -> None:
@@ -211,17 +222,15 @@ class LedgerWriter:
             del self._waiting[:count]
             self._rows -= rows
 
-    def _forget(self) -> str:
-        """Let the oldest steps go if too many wait; return which, or ""."""
-        gone = []
+    def _forget(self) -> None:
+        """Let the oldest steps go if too many wait."""
         while len(self._waiting) > 1 and (
             self._rows > MOST_REFUSED * self._max_rows
             or len(self._waiting) > MOST_REFUSED * self._steps
         ):
             step, batch = self._waiting.pop(0)
             self._rows -= batch.num_rows
-            gone.append(step)
-        return f"steps {gone[0]:,} to {gone[-1]:,}" if gone else ""
+            self.lost = (self.lost[0] if self.lost else step, step)
 
 
 def ledger_files(folder: Path) -> list[LedgerFile]:
@@ -303,16 +312,44 @@ def keep_until(folder: Path, step: int | None) -> list[Path]:
     return cut
 
 
+def lacking(folder: Path, step: int) -> dict[int, tuple[int, int]]:
+    """Return what a ledger that was cut at a step lacks before it: by rank, first and last step.
+
+    That is what the disk had not taken when the run was killed. Earlier steps are not looked at.
+
+    Raises:
+        ValidationError: a file is not one that a run writes.
+    """
+    files = ledger_files(folder)
+    if not files:
+        return {}
+    newest = {file.rank: file for file in files}
+    info, _ = files[-1].read(["step"])
+    found: dict[int, tuple[int, int]] = {}
+    for rank in range(info.world_size):
+        last = files[0].first - 1
+        if rank in newest:
+            last = max(newest[rank].read(["step"])[1]["step"].to_numpy(), default=last)
+        if last < step:
+            found[rank] = (int(last) + 1, step)
+    return found
+
+
 def _write(path: Path, table: pa.Table, info: LedgerInfo) -> None:
     """Put a file in its place as a whole."""
     unfinished = path.with_name(f"{path.name}.tmp{os.getpid()}")
     table = table.replace_schema_metadata({_KEY: msgspec.json.encode(info)})
     with io_errors(str(path), writing=True):
-        with open(unfinished, "wb") as file:
-            pq.write_table(table, file, compression="zstd", use_dictionary=["source", "shard"])
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        try:
+            with open(unfinished, "wb") as file:
+                pq.write_table(table, file, compression="zstd", use_dictionary=["source", "shard"])
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
         fsync_directory(path.parent)
 
 

@@ -6,6 +6,7 @@ failed: it is no line yet. Never: read a log as a whole, or a line without a lim
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,10 +54,19 @@ def lines(
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file of the run, atomically and durably."""
+    """Write a file of the run, atomically and durably.
+
+    Raises:
+        OSError: the disk refuses it; no part of it is left there.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    write_durable(temporary, data)
-    os.replace(temporary, path)
+    try:
+        write_durable(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def malformed_log(path: Path, why: str) -> ValidationError:

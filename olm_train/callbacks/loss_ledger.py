@@ -28,7 +28,15 @@ from olm_data.config.hints import PositiveInt
 from olm_data.errors import OlmError, UsageError, shown
 from olm_data.mixture.lock import Lock
 from olm_data.rows.pieces import PieceAddresses
-from olm_data.run_log.ledger import LEDGER, Entries, LedgerInfo, LedgerWriter, keep_until
+from olm_data.run_log.ledger import (
+    LEDGER,
+    Entries,
+    LedgerInfo,
+    LedgerWriter,
+    keep_until,
+    lacking,
+    ledger_files,
+)
 from olm_data.run_log.ledger_store import LedgerSender, fetch_ledger
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
@@ -76,6 +84,7 @@ class LossLedgerCallback(Callback):
         self._thread: ThreadPoolExecutor | None = None
         self._sender: LedgerSender | None = None
         self._work: list[Future[None]] = []
+        self._refused = False
 
     def pre_train(self) -> None:
         trainer, loader = self.trainer, self.trainer.data_loader
@@ -95,6 +104,14 @@ class LossLedgerCallback(Callback):
             world.on_main(lambda: fetch_ledger(store, folder, reached))
         else:
             world.on_main(lambda: keep_until(folder, reached))
+        if reached is not None:
+            begins = world.on_main(lambda: not ledger_files(folder))
+            if begins:
+                trainer.say(f"note: {LEDGER}/ begins after step {reached:,}")
+            holes = world.on_main(lambda: lacking(folder, reached))
+            for rank, steps in holes.items():
+                text = _without(steps, rank)
+                trainer.say(f"warning: {text}: they were not written when the run ended")
         keep_until(folder, reached)  # where this machine's disk is not that of rank 0
         info = LedgerInfo(rank=world.rank, world_size=world.size, lock=lock.digest)
         self._writer = LedgerWriter(
@@ -155,6 +172,9 @@ class LossLedgerCallback(Callback):
         thread.submit(self._flush)
         thread.shutdown(wait=True)
         self._work.clear()
+        if waiting := self._writer.waiting:
+            steps = (self._writer.take_lost() or waiting)[0], waiting[1]
+            self._say(_without(steps, self.trainer.world.rank))
 
     def _begin(self, work: Future[None]) -> None:
         self._work.append(work)
@@ -209,13 +229,29 @@ class LossLedgerCallback(Callback):
         self._safely("files", lambda: sender.send(self._writer.written))
 
     def _safely(self, what: str, action: Any) -> None:
-        """Warn of an error of the disk or of the data: the training goes on."""
+        """Warn of an error of the disk or of the data, once until it is over: training goes on."""
         try:
             action()
         except (OlmError, OSError) as error:
-            rank = self.trainer.world.rank  # each speaks for its own rows
-            message = (
-                f"warning: {what} of rank {rank} could not be written to {LEDGER}/: {error}\n"
-                "  training goes on; what waits to be written is tried again with the next file"
-            )
-            print(shown(message), file=sys.stderr, flush=True)
+            if not self._refused:
+                self._say(
+                    f"{what} of rank {self.trainer.world.rank} could not be written to {LEDGER}/: "
+                    f"{error}\n  training goes on; what waits to be written is tried again"
+                )
+            self._refused = True
+            return
+        if self._writer.waiting is None:
+            self._refused = False
+            if lost := self._writer.take_lost():
+                self._say(_without(lost, self.trainer.world.rank))
+
+    def _say(self, text: str) -> None:
+        """Say it on any rank: each speaks for its own rows."""
+        print(shown(f"warning: {text}"), file=sys.stderr, flush=True)
+
+
+def _without(steps: tuple[int, int], rank: int) -> str:
+    """Say which steps of a rank the ledger lacks, the first and last given."""
+    first, last = steps
+    which = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    return f"{LEDGER}/ has no losses of {which} of rank {rank}"

@@ -22,6 +22,7 @@ from olm_data.run_log.ledger import (
     LedgerInfo,
     LedgerWriter,
     keep_until,
+    lacking,
     ledger_files,
     read_ledger,
 )
@@ -109,9 +110,25 @@ def test_what_the_disk_refuses_waits_and_what_is_lost_is_said(
             said.append(error.what)
     refuse.undo()
     assert "no space left" in said[0]
-    assert "steps 1 to 1 of the ledger are lost" in said[-4]
+    assert writer.waiting == (5, 20)
+    assert [writer.take_lost(), writer.take_lost()] == [(1, 4), None]
+    assert not list((tmp_path / LEDGER).iterdir())  # nor half of a file
     writer.flush()
+    assert writer.waiting is None
     assert steps(tmp_path) == dict.fromkeys(range(5, 21), 3)
+
+
+def test_steps_that_were_not_written_before_a_kill_are_found(tmp_path: Path) -> None:
+    assert lacking(tmp_path, 8) == {}
+    for rank, last in ((0, 8), (1, 6)):
+        both = LedgerInfo(rank=rank, world_size=3, lock="d")
+        writer = LedgerWriter(tmp_path, both, steps_per_file=4, max_rows=100)
+        for step in range(1, last + 1):
+            writer.add(entries(step))
+        writer.flush()
+    keep_until(tmp_path, 7)
+    assert lacking(tmp_path, 7) == {1: (7, 7), 2: (1, 7)}
+    assert lacking(tmp_path, 6) == {2: (1, 6)}
 
 
 @pytest.mark.parametrize("fault", ["cut", "not parquet", "columns", "version", "rank", "none"])

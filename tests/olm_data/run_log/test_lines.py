@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.full_disk import files_of_at_most
 
 from olm_data.errors import ValidationError
 from olm_data.run_log import lines as module
-from olm_data.run_log.lines import append_line, lines, read_lines
+from olm_data.run_log.lines import append_line, lines, read_lines, replace_file
 
 
 class Entry(msgspec.Struct, forbid_unknown_fields=True):
@@ -45,3 +46,12 @@ def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValidationError) as caught:
         list(lines(path))
     assert "longer than 50 bytes" in str(caught.value)
+
+
+def test_a_full_disk_keeps_the_old_file_and_no_part_of_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    replace_file(path, b"old")
+    with pytest.raises(OSError, match="too large"), files_of_at_most(5):
+        replace_file(path, b"123456789")
+    assert [each.name for each in tmp_path.iterdir()] == ["log.jsonl"]
+    assert path.read_bytes() == b"old"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -221,9 +222,27 @@ def test_a_ledger_that_cannot_be_written_is_said_and_the_run_goes_on(
     tiny_mixture: Path, tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ledger").write_text("in the way")
+    build_trainer(tiny_mixture, tmp_path, ON, "--trainer.hard_stop={value: 12, unit: steps}").fit()
+    said = capsys.readouterr().err
+    assert said.count("could not be written to ledger/") == 1
+    assert "warning: ledger/ has no losses of steps 1 to 12 of rank 0\n" in said
+    (tmp_path / "ledger").unlink()
     build_trainer(tiny_mixture, tmp_path, ON).fit()
-    assert "could not be written to ledger/" in capsys.readouterr().err
+    assert "note: ledger/ begins after step 12\n" in capsys.readouterr().err
     assert losses(tmp_path) == losses(plain)
+    assert content(tmp_path) == {key: n for key, n in content(plain).items() if key[0] > 12}
+
+
+def test_pieces_that_were_not_written_when_the_run_was_killed_are_named_at_the_resume(
+    tiny_mixture: Path, tmp_path: Path, plain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(plain, tmp_path / "run")
+    shutil.rmtree(run / "step00000024")
+    (run / "ledger/step00000018-rank0000.parquet").unlink()
+    build_trainer(tiny_mixture, run, ON).fit()
+    said = capsys.readouterr().err
+    assert "warning: ledger/ has no losses of step 18 of rank 0: they were not" in said
+    assert content(run) == {key: n for key, n in content(plain).items() if key[0] != 18}
 
 
 @pytest.mark.slow
