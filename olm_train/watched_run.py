@@ -120,7 +120,10 @@ class Watch:
         """Evaluate what there is; return whether something is left to do."""
         names, left = complete_folders(self.run), False
         if not names:
-            self._tell(f"note: there is no checkpoint in {self.run} yet")
+            gone = self._data is not None  # there was one
+            self._tell(
+                f"note: there is no checkpoint in {self.run} {'any more' if gone else 'yet'}"
+            )
         for name in names:
             if self.stop.is_set():
                 return True
@@ -149,6 +152,9 @@ class Watch:
                 against = self.against[1] if self.against and self._data.places[place] else ""
                 self._wanted[each] = replace(measured[place], against=against)
         if not self._missing(name, digest):
+            return True
+        if found is not None and self._digest(name) != digest:  # a lease would make its folder
+            self._tell(f"note: {name} was removed while it was read")
             return True
         try:
             lease = acquire(

@@ -5,6 +5,7 @@ starts, ends, spike and bad steps, checkpoints -> Event, ...; Status
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -73,9 +74,10 @@ def events(
     found += [Event("end", end.step, end.time, _ended(end)) for end in ends]
     for path in folder.glob("step*"):
         name = _CHECKPOINT.fullmatch(path.name)
-        if name and (path / "manifest.json").exists():
-            when = (path / "manifest.json").stat().st_mtime
-            found.append(Event("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # also: removed meanwhile
+            if name:
+                when = (path / "manifest.json").stat().st_mtime
+                found.append(Event("checkpoint", int(name[1]), round(when, 3), "checkpoint"))
     files = bad_step_files(folder)
     for step, kind, path in files[-MOST_EVENTS:]:
         try:

@@ -268,7 +268,9 @@ class RunView:
         self._standing.take(entry)
 
     def _words(self) -> Words:
-        notes = [text for text in (self._note(), self._tail.wrong, self._ledger.wrong) if text]
+        gone = "" if self.folder.is_dir() else f"{self.folder} is gone: this is what was read of it"
+        said = (gone, self._note(), self._tail.wrong, self._ledger.wrong)
+        notes = [text for text in said if text]
         notes += [f"eval/{name}: {why}" for name, why in self._watched.wrong.items()]
         starts, ends = read_starts(self.folder, notes), read_ends(self.folder, notes)
         mixture: list[Share] = []

@@ -21,6 +21,8 @@ from olm_data.run_log.step_lines import StepColumns, StepLines
 
 PIECE = 1 << 20
 """Bytes that are read at once."""
+MARK = 64
+"""Last bytes that were read, by which a file is known: a new one may have an old one's number."""
 
 
 class LogTail:
@@ -42,7 +44,7 @@ class LogTail:
         self._file: tuple[int, int] | None = None
 
     def _begin(self) -> None:
-        self._place = 0
+        self._place, self._mark = 0, b""
         self._lines = StepLines(self.path, self._metrics)
 
     @property
@@ -70,7 +72,7 @@ class LogTail:
             return found
         with file:
             stat = os.fstat(file.fileno())
-            if self._file != (stat.st_dev, stat.st_ino) or stat.st_size < self._place:
+            if self._file != (stat.st_dev, stat.st_ino) or not self._goes_on(file):
                 self._file = stat.st_dev, stat.st_ino
                 self._begin()
                 self.generation += 1
@@ -78,10 +80,16 @@ class LogTail:
             for data in self._pieces(file):
                 found += self._lines.read(data, self._place)
                 self._place += len(data)
+                self._mark = (self._mark + data[-MARK:])[-MARK:]
                 if time.monotonic() > deadline:
                     self.read_share = min(1.0, self._place / max(1, stat.st_size))
                     break
         return found
+
+    def _goes_on(self, file: IO[bytes]) -> bool:
+        """Whether a file has what was read last where it was."""
+        file.seek(self._place - len(self._mark))
+        return file.read(len(self._mark)) == self._mark
 
     def _pieces(self, file: IO[bytes]) -> Iterator[bytes]:
         """Yield whole lines from where the reader is, about `PIECE` bytes of them at a time."""

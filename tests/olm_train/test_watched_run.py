@@ -362,3 +362,25 @@ def test_a_trainer_that_is_killed_at_a_save_leaves_nothing_that_is_evaluated(
         stop.set()
         watching.join(60)
     assert [each.step for each in read_all_watched(run, [])] == [2]
+
+
+def test_a_run_that_is_moved_away_while_it_is_read_gets_no_folder_in_its_place(
+    run: Path, source: Path, tiny_mixture: Path
+) -> None:
+    said, stop = list[str](), threading.Event()
+    (run / "ends.jsonl").unlink()
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "any more" in text:
+            stop.set()
+
+    def moved(found: Portable) -> Evaluation:
+        run.rename(run.parent / "elsewhere")
+        return Evaluation(found, [str(tiny_mixture.parent / "held")])
+
+    Watch(str(run), moved, say, stop).follow()
+    assert said[0] == "note: step00000002 was removed while it was read"
+    assert said[-1] == f"note: there is no checkpoint in {run} any more"
+    assert not run.exists()
+    assert not (run.parent / "elsewhere/eval").exists()

@@ -144,3 +144,18 @@ def test_no_character_of_the_data_of_a_page_begins_a_tag() -> None:
     hostile = "</script><!--&\u2028"
     assert not set(encoded([hostile])) & set("<>&\u2028")
     assert json.loads(encoded([hostile])) == [hostile]
+
+
+def test_a_folder_that_is_moved_away_is_said_and_what_was_read_stays(lock: Path, run: Path) -> None:
+    view = RunView(run, "run", str(lock))
+    there = view.update()
+    assert there.words is not None
+    run.rename(run.parent / "elsewhere")
+    gone = view.update(there.token)
+    assert not gone.reset
+    assert gone.words is not None
+    assert gone.words.notes[0] == f"{printable(str(run))} is gone: this is what was read of it"
+    (run.parent / "elsewhere").rename(run)
+    back = view.update(gone.token)
+    assert back.words == there.words
+    assert (back.reset, back.points.steps) == (False, there.points.steps[-1:])

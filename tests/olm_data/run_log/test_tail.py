@@ -114,3 +114,19 @@ def test_a_line_beyond_all_bounds_is_refused(
     (tmp_path / "metrics.jsonl").write_bytes(b" " * (4 << 20))
     with pytest.raises(ValidationError, match="malformed"):
         steps(LogTail(tmp_path, []))
+
+
+def test_a_new_file_with_the_number_of_the_old_one_is_read_anew(tmp_path: Path) -> None:
+    """As after two restarts between two looks: file systems give a free number away again."""
+    path, tail = tmp_path / "metrics.jsonl", LogTail(tmp_path, ["a"])
+    for steps_, name in ((range(1, 5), "old"), (range(2, 12), "new")):
+        (tmp_path / name).mkdir()
+        writer = MetricsWriter(tmp_path / name)
+        for step in steps_:
+            writer.write(line(step))
+        writer.close()
+    path.write_bytes((tmp_path / "old/metrics.jsonl").read_bytes())
+    assert steps(tail) == [1, 2, 3, 4]
+    path.write_bytes((tmp_path / "new/metrics.jsonl").read_bytes())  # longer, in the same place
+    assert steps(tail) == list(range(2, 12))
+    assert (tail.generation, tail.wrong) == (2, "")
