@@ -23,6 +23,10 @@ from olm_train.train_module_config import TransformerTrainModuleConfig
 AUTO = "auto"
 BY_SPEED = ("varlen", "flash", "flex", "sdpa")
 """Back-ends on CUDA, those to be preferred first."""
+HELD_BY_MATH = 6
+"""Bytes that `math` keeps of a query and a key: their share in fp32 and in 16 bits."""
+MATH_BYTES = 2 << 30
+"""Most that it may keep in all layers, where rows are as long as a micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,11 @@ def resolve(
         why.append(f"{'compiled' if compiles else 'not compiled'}: {reason}")
         module = replace(module, compile_model=compiles)
     if model.attention == AUTO:
-        name, reason = _attention(model, dtype, capability)
+        name, reason = (
+            _attention(model, dtype, capability)
+            if cuda
+            else _attention_on_cpu(model, dtype, module.rank_microbatch_size)
+        )
         why.append(f"attention {name}: {reason}")
         model = replace(model, attention=name)
     return model, module, why
@@ -108,9 +116,17 @@ def _compiles(module: TransformerTrainModuleConfig, capability: Capability) -> t
     return True, "fewer passes over memory on CUDA; the first step takes a minute or more"
 
 
+def _attention_on_cpu(model: DecoderConfig, dtype: str, tokens: int) -> tuple[str, str]:
+    """Choose for micro-batches of `tokens`: no row is longer."""
+    if DTYPES[dtype].itemsize != 2:
+        return "sdpa", "trains on every device, and holds no products"
+    most = model.n_layers * model.n_heads * tokens**2 * HELD_BY_MATH
+    if most > MATH_BYTES:
+        return "sdpa", f"math could hold products of {most / 2**30:,.1f} GiB"
+    return "math", "its products in 16 bits are faster on a CPU than sdpa's kernel"
+
+
 def _attention(model: DecoderConfig, dtype: str, capability: Capability) -> tuple[str, str]:
-    if capability.device != "cuda":
-        return "sdpa", "the only one that trains on a CPU"
     if not capability.modern:
         return "sdpa", f"{capability.name} is too old for FlashAttention 2"
     use = Use(

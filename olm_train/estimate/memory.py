@@ -245,9 +245,11 @@ def block_bytes(
     attention += heads * head  # output
     for changed in (model.positions == "rope", model.qk_norm is not None):
         attention += changed * (heads + kv_heads) * head  # queries and keys anew
-    capped = 0  # products of a query with all keys: bent ones, and their softmax, all fp32
-    if model.attention in ("sdpa", "auto") and model.attention_softcap is not None:
-        capped = heads * sequence_length * (2 * _FP32 + (size if size < _FP32 else 0))
+    products = 0  # of a query with all keys: bent ones, and their softmax, fp32
+    softcap = model.attention_softcap is not None
+    if model.attention == "math" or (softcap and model.attention in ("sdpa", "auto")):
+        held = (1 + softcap) * _FP32 + (size if size < _FP32 else 0)
+        products = heads * sequence_length * held
     elif model.attention in ("sdpa", "auto"):
         attention += sequence_length  # a row of the mask, as the kernel wants it
         if kv_heads < heads:  # keys and values for each head, not those that were changed
@@ -257,7 +259,7 @@ def block_bytes(
     norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
     streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
     statistics = _FP32 * (heads + 2 * norms)
-    kept = size * (attention + hidden * model.ffn_size + streams) + statistics + capped
+    kept = size * (attention + hidden * model.ffn_size + streams) + statistics + products
     return float(kept), float(size * model.d_model)
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olm_train.model.attention import capped_attention
+from olm_train.model.attention import attention_by_products
 from olm_train.model.attention_backend import Attend, KeyMemory, Scores
 
 
@@ -231,14 +231,14 @@ class _Extend(KeyMemory):
         keys[row, :, new] = k[0, first:].transpose(0, 1)
         values[row, :, new] = v[0, first:].transpose(0, 1)
         groups = q[0].view(count, k.shape[2], -1, size).permute(1, 2, 0, 3)  # [K, H / K, n, D]
-        all_keys = all_keys[:, None].expand(-1, groups.shape[1], -1, -1)
-        all_values = all_values[:, None].expand(-1, groups.shape[1], -1, -1)
         if scores.softcap is None:
+            wide_keys = all_keys[:, None].expand(-1, groups.shape[1], -1, -1)
+            wide_values = all_values[:, None].expand(-1, groups.shape[1], -1, -1)
             out = F.scaled_dot_product_attention(
-                groups, all_keys, all_values, attn_mask=self._mask, scale=scores.scale
+                groups, wide_keys, wide_values, attn_mask=self._mask, scale=scores.scale
             )
         else:
-            out = capped_attention(groups, all_keys, all_values, self._mask, scores)
+            out = attention_by_products(groups, all_keys, all_values, self._mask, scores)
         return out.permute(2, 0, 1, 3).reshape(1, count, -1, size)
 
 
@@ -261,5 +261,6 @@ class _Decode(KeyMemory):
                 queries, keys, values, attn_mask=mask, scale=scores.scale
             )
         else:
-            out = capped_attention(queries, keys, values, mask, scores)
+            seen = None if mask is None else mask[:, :, None]
+            out = attention_by_products(queries[:, :, :, None], keys, values, seen, scores)
         return out.reshape(rows, 1, heads, size)

@@ -5,7 +5,8 @@ A query sees a key of its own document at or before its own place, and nothing e
     allowed(q, k) = doc_start[q] <= k <= q       and with a window: q - k < window
 
 The signature is `attention_backend.py`'s. `sdpa`, with a dense mask, runs everywhere and is the
-reference; `varlen` and `flash` are in `attention_varlen.py`, `flex` in `attention_flex.py`. A
+reference; `math` holds all products of queries and keys, the fastest in bf16 on a CPU where rows
+are short; `varlen` and `flash` are in `attention_varlen.py`, `flex` in `attention_flex.py`. A
 back-end is named in the model's config and never replaced by another silently; one that cannot run
 where it is asked to raises.
 """
@@ -40,39 +41,58 @@ def _sdpa_prepare(layout: DocumentLayout) -> Tensor | None:
     return block_causal_mask(layout.doc_start, layout.window)
 
 
-def capped_attention(
+def _math_prepare(layout: DocumentLayout) -> Tensor | None:
+    mask = _sdpa_prepare(layout)
+    return (
+        None
+        if mask is None
+        else torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
+    )
+
+
+def attention_by_products(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores
 ) -> Tensor:
-    """Attention with a soft cap, by plain products: no kernel of torch on the CPU has one.
+    """Attention by two matrix products and a softmax in fp32 between them.
 
     Args:
-        q: [..., Q, D].
+        q: [..., G, Q, D], the queries of G heads that share keys.
         k, v: [..., S, D].
-        mask: bool, broadcast to [..., Q, S]: keys that a query sees; None: all.
-        scores: with a soft cap.
+        mask: broadcast to [..., G, Q, S]: bool, keys that a query sees, or floats that are added to
+            the products; None: all are seen.
+        scores: what is done to the products.
 
     Returns:
-        [..., Q, D]. All products are held, in fp32.
+        [..., G, Q, D]. All products are held, in fp32 and in the dtype of `v`.
     """
-    assert scores.softcap is not None
     scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
-    products = at_least_fp32(q @ k.transpose(-1, -2) * scale)  # [..., Q, S]
-    capped = scores.softcap * torch.tanh(products / scores.softcap)
-    if mask is not None:
-        capped = capped.masked_fill(~mask, -torch.inf)
-    return capped.softmax(-1).to(v.dtype) @ v
+    heads = q.shape[-3:-1]
+    products = at_least_fp32((q * scale).flatten(-3, -2) @ k.transpose(-1, -2))
+    products = products.unflatten(-2, heads)  # [..., G, Q, S]
+    if scores.softcap is not None:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    if mask is not None and mask.dtype == torch.bool:
+        products = products.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        products = products.add_(mask)
+    shares = products.softmax(-1).to(v.dtype).flatten(-3, -2)
+    return (shares @ v).unflatten(-2, heads)
+
+
+def _math_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    if mask is None:
+        length = q.shape[1]
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[None, None]
+    grouped = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # [b, K, H / K, S, D]
+    keys, values = (x.transpose(1, 2) for x in (k, v))  # [b, K, S, D]
+    out = attention_by_products(grouped, keys, values, mask[:, None], scores)
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
 def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    if scores.softcap is not None:  # no kernel of torch has one on a CPU
+        return _math_attend(q, k, v, mask, scores)
     group = q.shape[2] // k.shape[2]
-    if scores.softcap is not None:
-        if mask is None:
-            length = q.shape[1]
-            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[None, None]
-        grouped = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4)  # [b, K, H / K, S, D]
-        keys, values = (x.transpose(1, 2)[:, :, None] for x in (k, v))  # [b, K, 1, S, D]
-        out = capped_attention(grouped, keys, values, mask[:, None], scores)
-        return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
     if mask is not None and group > 1:
         # With a mask and fewer heads of keys, CUDA has the slow kernel only, which writes all b x H
         # x S x S products to memory.
@@ -92,6 +112,7 @@ def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: S
 
 ATTENTION_BACKENDS: dict[str, AttentionBackend] = {
     "sdpa": AttentionBackend(_sdpa_prepare, _sdpa_attend),
+    "math": AttentionBackend(_math_prepare, _math_attend),
     "varlen": VARLEN,
     "flex": FLEX,
     "flash": FLASH,

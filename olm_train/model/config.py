@@ -71,8 +71,9 @@ class DecoderConfig(Config):
         query_pre_attn_scalar: products of queries and keys are divided by the square root of this
             (Gemma). Default: head_dim.
         attention_softcap: those products are bent into (-this, this) as logits are by
-            logit_softcap (Gemma 2: 50). Back-ends sdpa, which then holds them all, flex and flash.
-        attention: attention back-end: sdpa, varlen, flex or flash, [see
+            logit_softcap (Gemma 2: 50). Back-ends math, sdpa, which then computes as math, flex and
+            flash.
+        attention: attention back-end: sdpa, math, varlen, flex or flash, [see
             below](#attention-back-ends); auto: [what fits the device](#what-auto-stands-for), and
             sdpa for a model that is built by itself.
         embed_scale: what the token embeddings are multiplied by (Gemma: sqrt of `d_model`).

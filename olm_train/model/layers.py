@@ -19,6 +19,7 @@ from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import KeyMemory
 from olm_train.model.config import DecoderConfig
 from olm_train.model.precision import at_least_fp32
+from olm_train.model.rms_norm import rms_norm_in_16_bits
 from olm_train.model.rope import rotate
 from olm_train.model.tap import NO_TAP, Tap
 
@@ -85,7 +86,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., size]; same shape and dtype."""
         weight = 1 + at_least_fp32(self.weight) if self.zero_centred else self.weight
-        return F.rms_norm(x, self.weight.shape, weight.to(x.dtype), self.eps)
+        weight = weight.to(x.dtype)
+        if x.is_cpu and x.itemsize == 2 and not torch.compiler.is_compiling():
+            return rms_norm_in_16_bits(x, weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, weight, self.eps)
 
 
 class LayerNorm(nn.Module):

@@ -75,6 +75,19 @@ def test_t7_attention_takes_what_the_heads_and_the_dtype_allow() -> None:
     assert "not varlen, its kernels compute in 16 bits, not in float32; not flash, " in line
 
 
+def test_in_16_bits_a_cpu_multiplies_where_the_products_fit() -> None:
+    half = DataParallelConfig(param_dtype="bfloat16")
+    assert chosen(CPU, dp_config=half)[0] == "math"
+    large = replace(WIDE, n_layers=24, n_heads=32)
+    module = TransformerTrainModuleConfig(rank_microbatch_size=1024, dp_config=half)
+    model, _, why = resolve(large, module, CPU)
+    assert model.attention == "sdpa"
+    (line,) = [line for line in why if line.startswith("attention")]
+    assert line == "attention sdpa: math could hold products of 4.5 GiB"
+    model, _, _ = resolve(replace(large, n_layers=10), module, CPU)
+    assert model.attention == "math"  # 1.9 GiB
+
+
 def test_a_soft_cap_of_attention_goes_to_what_has_one() -> None:
     capped = replace(WIDE, attention_softcap=50.0)
     assert chosen(H100, capped)[0] == "flex"
@@ -123,7 +136,7 @@ def test_t7_the_start_says_what_was_chosen_and_the_run_keeps_it(
     stop = "--trainer.hard_stop={value: 1, unit: steps}"
     assert main([str(config), stop]) == 0
     said = capsys.readouterr().err
-    assert "auto on CPU: attention sdpa: the only one that trains on a CPU" in said
+    assert "auto on CPU: attention sdpa: trains on every device, and holds no products" in said
     assert "auto on CPU: dtype float32: " in said
     assert "auto on CPU: not compiled: " in said
     kept = json.loads((tmp_path / "run" / "config.json").read_bytes())

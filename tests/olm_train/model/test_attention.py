@@ -30,7 +30,7 @@ from olm_train.model.attention import (
     attention_backend,
     block_causal_mask,
 )
-from olm_train.model.attention_backend import PLAIN, Use
+from olm_train.model.attention_backend import PLAIN, DocumentLayout, Scores, Use
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -66,6 +66,40 @@ def test_backend_agrees_with_documents_attended_one_by_one(
     ours, theirs = (
         forward_backward(attention_backend(each), layout, inputs(kv_heads), None)
         for each in (name, reference)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_math_in_bf16_is_as_near_to_fp32_as_sdpa(
+    kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    layout = layout_of(make_batch(ROWS, vocab_size=2))
+    scores = Scores(scale=0.3, softcap=softcap)
+
+    def error(name: str) -> float:
+        exact, rounded = (
+            forward_backward(
+                attention_backend(each), layout, inputs(kv_heads, dtype=dtype), window, scores
+            )
+            for each, dtype in (("sdpa", torch.float32), (name, torch.bfloat16))
+        )
+        return max(
+            ((one.float() - other).norm() / other.norm()).item()
+            for one, other in zip(rounded, exact, strict=True)
+        )
+
+    assert error("math") < 1e-2
+    assert error("math") < 2 * error("sdpa")
+
+
+def test_math_of_whole_rows_is_causal() -> None:
+    layout = DocumentLayout.whole_rows(2, 12, CPU)
+    drawn = [each[:2, :12] for each in inputs(2)]
+    ours, theirs = (
+        forward_backward(attention_backend(name), layout, drawn, None) for name in ("math", "sdpa")
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-6)
 

@@ -1,0 +1,79 @@
+"""The norm of 16 bits on a CPU: within a rounding of what fp64 gives, gradients too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from olm_train.model.layers import RMSNorm
+from olm_train.model.rms_norm import rms_norm_in_16_bits
+
+EPS = 1e-6
+
+
+def by_definition(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight
+
+
+@given(
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    st.lists(st.integers(1, 5), max_size=3),
+    st.integers(1, 300),
+    st.integers(-6, 6),
+    st.integers(0, 99),
+)
+def test_values_and_gradients_are_those_of_the_definition(
+    dtype: torch.dtype, rows: list[int], size: int, magnitude: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, upstream = (torch.randn(*rows, size, generator=generator) for _ in range(2))
+    x = (x * 2.0**magnitude).to(dtype).requires_grad_()
+    weight = (1 + torch.randn(size, generator=generator) / 4).to(dtype).requires_grad_()
+    upstream = upstream.to(dtype)
+    out = rms_norm_in_16_bits(x, weight, EPS)
+    found = (out, *torch.autograd.grad(out, (x, weight), upstream))
+    exact = [each.detach().double().requires_grad_() for each in (x, weight)]
+    wanted = by_definition(*exact)
+    all_wanted = (wanted, *torch.autograd.grad(wanted, exact, upstream.double()))
+    by_rms = 1 / (exact[0].square().mean(-1, keepdim=True) + EPS).sqrt()
+    # a sum is as exact as its largest term
+    terms = (wanted, upstream * exact[1] * by_rms, size * upstream * exact[0] * by_rms)
+    for one, other, term in zip(found, all_wanted, terms, strict=True):
+        assert one.dtype == dtype
+        assert one.shape == other.shape
+        atol = torch.finfo(dtype).eps * term.abs().max().item() + torch.finfo(dtype).tiny
+        torch.testing.assert_close(one.double(), other, rtol=torch.finfo(dtype).eps, atol=atol)
+
+
+@pytest.mark.parametrize("zero_centred", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_layer_takes_it_for_16_bits_only(
+    zero_centred: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def recorded(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        calls.append(weight)
+        return rms_norm_in_16_bits(x, weight, eps)
+
+    monkeypatch.setattr("olm_train.model.layers.rms_norm_in_16_bits", recorded)
+    norm = RMSNorm(8, EPS, zero_centred=zero_centred)
+    torch.nn.init.constant_(norm.weight, 0.5)
+    x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    norm(x)
+    assert not calls
+    out = norm(x.to(dtype))
+    assert [weight.tolist() for weight in calls] == [[1.5 if zero_centred else 0.5] * 8]
+    torch.testing.assert_close(out.float(), norm(x), rtol=2e-2, atol=2e-2)
+
+
+def test_a_row_of_zeros_stays_one() -> None:
+    x = torch.zeros(2, 4, dtype=torch.bfloat16, requires_grad=True)
+    out = rms_norm_in_16_bits(x, torch.ones(4, dtype=torch.bfloat16), EPS)
+    out.sum().backward()
+    assert x.grad is not None
+    assert not out.any()
+    assert x.grad.isfinite().all()
