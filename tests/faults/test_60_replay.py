@@ -139,9 +139,10 @@ def other_ranks(lock: Path, folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_60_other_ranks_agree_within_the_tolerance_and_not_bit_for_bit(
+def test_60_other_ranks_are_held_to_a_tolerance_and_to_bits_on_request(
     tiny_mixture: Path, stopped: Path
 ) -> None:
+    change_log(stopped, 8, LOSS)  # sums of two ranks may have the bits of one
     assert run_ranks(other_ranks, 2, tiny_mixture, stopped) == [10, 10]
 
 
