@@ -20,7 +20,7 @@ def rms_norm_in_16_bits(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         weight: [size], any float dtype.
         eps: added to the mean of squares.
     """
-    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
 
 
 class _RMSNorm(torch.autograd.Function):
