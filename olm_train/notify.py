@@ -35,6 +35,7 @@ LOOKS = 8
 MOST_BETWEEN = 5.0
 """Seconds between two looks, at most."""
 MAX_PER_HOUR = 20
+AFTER = "Seconds without a sign of life; never less than the run's trainer.takeover_seconds."
 WHY = "killed (SIGKILL, out of memory), or its machine is down; run the same command again"
 
 
@@ -43,7 +44,8 @@ class Watch:
     """What was seen of the lease of a run.
 
     Attributes:
-        after: seconds without a change after which its holder is gone.
+        after: seconds without a change after which its holder is gone; those after which the lease
+            itself may be taken over, where they are more: between two signs of life nobody is gone.
         told: number of the lease whose holder was found gone.
     """
 
@@ -64,11 +66,12 @@ class Watch:
         if lease is None or lease.released or lease.fence <= self.told:
             return None
         dead = state_of(lease.process) is State.dead
-        if not dead and now - self._since < self.after:
+        silence = max(self.after, lease.takeover)
+        if not dead and now - self._since < silence:
             return None
         self.told = lease.fence
         who = f"process {lease.pid} on {printable(lease.host[:100])}"
-        return f"{who} is gone" if dead else f"no sign of life of {who} for {duration(self.after)}"
+        return f"{who} is gone" if dead else f"no sign of life of {who} for {duration(silence)}"
 
 
 def last_step(folder: Path) -> int:
@@ -106,7 +109,7 @@ def watch(folder: Path, sender: Sender, after: float, *, every: float = MOST_BET
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run")
 @click.option("--url", help="Webhook; default: the environment variable SLACK_WEBHOOK_URL.")
-@click.option("--after", default=120.0, show_default=True, help="Seconds without a sign of life.")
+@click.option("--after", default=120.0, show_default=True, help=AFTER)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(run: str, url: str | None, after: float, debug: bool) -> None:
     """Watch a run, and tell a webhook when its process is gone without a word.

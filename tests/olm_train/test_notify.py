@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
+from support.polling import wait_until
 from support.runs import environment, run_until, write_config
 from support.webhook import TOKEN, webhook
 
@@ -60,9 +62,17 @@ def test_a_dead_holder_on_this_machine_is_told_of_at_once_and_a_released_lease_n
 
 
 def test_a_living_holder_that_no_longer_beats_is_told_of() -> None:
-    seen = Watch(after=10)
+    seen = Watch(after=60)
     assert seen.look(lease(), 0) is None
-    assert "no sign of life" in (seen.look(lease(), 10) or "")
+    assert "no sign of life" in (seen.look(lease(), 60) or "")
+
+
+@given(after=st.floats(0.001, 60), silent=st.floats(0, 59))
+def test_a_run_between_two_signs_of_life_is_never_told_of(after: float, silent: float) -> None:
+    seen = Watch(after=after)
+    assert seen.look(lease(takeover=60.0), 0) is None
+    assert seen.look(lease(takeover=60.0), silent) is None
+    assert "for 1 min" in (seen.look(lease(takeover=60.0), 60) or "")
 
 
 @pytest.mark.slow
@@ -84,14 +94,12 @@ def test_a_killed_run_is_told_and_one_that_finishes_ends_the_watch(
         try:
             code, _ = run_until("step  7/24", signal.SIGKILL, config)
             assert code == -signal.SIGKILL
-            end = time.monotonic() + 30
-            while not hook.bodies and time.monotonic() < end:
-                time.sleep(0.05)
+            wait_until(lambda: hook.bodies, "a message")
             code, said = run_until("step 12/24", signal.SIGTERM, config)
             assert code == 75, said
             code, said = run_until("nothing", signal.SIGTERM, config)
             assert code == 0, said
-            out, err = watcher.communicate(timeout=30)
+            out, err = watcher.communicate(timeout=600)
         finally:
             watcher.kill()
             watcher.wait()
