@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
+from support.ports import free_port
+
 BUCKET = "olm-test"
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -71,7 +73,7 @@ def delete(server: dict[str, str], path: str, body: bytes) -> None:
     assert found, body[:200]
     url = f"{server['endpoint_url']}/storage/v1/b/{BUCKET}/o/{quote(found[1].decode(), safe='')}"
     with contextlib.suppress(urllib.error.HTTPError):
-        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=60).close()
 
 
 @contextlib.contextmanager
@@ -101,7 +103,7 @@ def serve_gcs() -> Iterator[dict[str, str]]:
         body = f'{{"name": "{BUCKET}"}}'.encode()
         head = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{url}/storage/v1/b?project=p", body, head)
-        urllib.request.urlopen(request, timeout=10).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def command(folder: str, port: int) -> list[str]:
         program = Path(str(fake_gcs()))
@@ -123,9 +125,7 @@ def serve_gcs() -> Iterator[dict[str, str]]:
 def _serve(
     kind: str, command: Callable[[str, int], list[str]], make: Callable[[str], None]
 ) -> Iterator[dict[str, str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
@@ -141,7 +141,7 @@ def _serve(
 
 
 def _wait(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and server.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     trainer = build_trainer(
         Path(sys.argv[1]),
         Path(sys.argv[2]),
-        "--trainer.callbacks.watchdog.timeout=4",
+        "--trainer.callbacks.watchdog.timeout=20",
         callbacks={"hangs": Hangs()},
         world=World.start(),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.pages import REPOSITORY, Block, Page
+from support.ports import free_port
 
 BORDER = "\x1e"
 """Printed before each block; no page prints it."""
@@ -60,7 +60,7 @@ def run_page(page: Page, folder: Path, extra: Mapping[str, str], timeout: float 
         "PATH": f"{commands}:{environment['PATH']}",
         "PYTHONPATH": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
-        "PET_MASTER_PORT": str(_free_port()),  # torchrun's, as pages may run side by side
+        "PET_MASTER_PORT": str(free_port()),  # torchrun's, as pages may run side by side
     }
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
@@ -100,10 +100,3 @@ def _commands(folder: Path) -> Path:
         (folder / name).write_text(f'#!/bin/sh\nexec {python} {words}"$@"\n')
         (folder / name).chmod(0o755)
     return folder
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port

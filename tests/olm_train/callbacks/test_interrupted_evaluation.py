@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from support.distributed import run_ranks
 from support.eval_requests import make_task
 from support.evaluated_ranks import PROMPTS, evaluated, texts
+from support.ports import free_port
 from support.runs import REPOSITORY, environment, metrics
 
 from olm_data.run_log.samples import SAMPLES, read_samples
@@ -72,13 +72,10 @@ def test_a_signal_to_one_rank_stops_all_and_the_evaluation_is_made_after_the_res
 def test_a_rank_that_is_killed_ends_the_other_one_and_nothing_is_lost(
     task: Path, tiny_mixture: Path, tmp_path: Path, undisturbed: list[Any]
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     paths = [str(REPOSITORY), str(REPOSITORY / "tests")]
     shared = {
         **environment(), "PYTHONPATH": os.pathsep.join(paths), "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     script = str(REPOSITORY / "tests" / "support" / "evaluated_ranks.py")
     words = [str(tiny_mixture), str(tmp_path), str(task)]
@@ -92,7 +89,7 @@ def test_a_rank_that_is_killed_ends_the_other_one_and_nothing_is_lost(
         for rank in range(2)
     ]
     try:
-        codes = [rank.wait(timeout=200) for rank in ranks]  # nobody ends the other one
+        codes = [rank.wait(timeout=600) for rank in ranks]  # nobody ends the other one
     finally:
         for rank in ranks:
             rank.kill()

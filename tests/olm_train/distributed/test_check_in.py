@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
+from support.ports import free_port
 
 from olm_data.errors import ResourceError, UsageError
 from olm_train.distributed import check_in as module
@@ -15,10 +15,8 @@ from olm_train.distributed.check_in import check_in, meets_on_loopback
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", port)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
 
 
 @pytest.mark.usefixtures("place")
@@ -36,7 +34,7 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 @pytest.mark.usefixtures("place")
 def test_alone_it_is_there_at_once() -> None:
-    store = check_in(0, 1, timedelta(seconds=10))
+    store = check_in(0, 1, timedelta(seconds=600))
     store.set("key", "value")
     assert store.get("key") == b"value"
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.command import environment
+from support.ports import free_port
 
 RANK = """
 import os, sys
 from datetime import timedelta
 from olm_train.distributed.world import World
-world = World.start(timeout=timedelta(seconds=60))
+world = World.start(timeout=timedelta(seconds=600))
 mine = {os.readlink(f"/proc/self/fd/{n}")[8:-1] for n in os.listdir("/proc/self/fd")
         if os.path.exists(f"/proc/self/fd/{n}") and "socket:[" in os.readlink(f"/proc/self/fd/{n}")}
 found = []
@@ -33,9 +33,7 @@ LOOPBACK = "0100007F"  # 127.0.0.1 as the kernel writes it
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs Linux's /proc")
 def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     extra = {name: "" for name in os.environ if name.startswith("GLOO_")}
     ranks = [
         subprocess.Popen(
@@ -48,7 +46,7 @@ def test_ranks_of_one_machine_listen_on_loopback_alone() -> None:
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    said = [rank.communicate(timeout=600)[0] for rank in ranks]
     for rank, text in enumerate(said):
         words = text.partition("LISTENS ")[2].split()
         assert words[0] == str(rank)
