@@ -6,38 +6,43 @@ No traceback, no exit code 1, nothing executed, no escape on the terminal, no ha
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-import torch
-from support.every_file import Workplace, faults
+from support.command import WITH_TESTS, environment
+from support.every_file import Workplace
 
 SEED = int(os.environ.get("OLM_WALK_SEED", "20260101"))
 CASES = int(os.environ.get("OLM_WALK_CASES", "200"))
+PROGRAM = "import sys; from support.every_file import main; main(*sys.argv[1:])"
+
+
+def program(*words: object) -> list[str]:
+    """Run the walk as a program; return its lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Workplace:
-    torch.set_num_threads(1)  # the children are forked
-    return Workplace.make(tmp_path_factory.mktemp("walk") / "honest", tiny_tokenizer)
+    folder = tmp_path_factory.mktemp("walk") / "honest"
+    program("make", folder, tiny_tokenizer)
+    return Workplace(folder)
 
 
 def walk(honest: Workplace, seed: int, cases: int, work: Path) -> None:
-    found, usual = [], {}
-    for what, place, command in honest.cases(seed, cases, work):
-        if command not in usual:
-            same = shutil.copytree(honest.folder, work / "same")
-            usual[command] = command.run(same)
-            assert usual[command].code == 0, usual[command].output
-            shutil.rmtree(same)
-        outcome = command.run(place)
-        wrong = faults(place, outcome, usual[command])
-        if wrong:
-            words = " ".join(command.words)
-            found.append(f"{wrong} {what} | {command.module} {words}\n{outcome.output[-2000:]}")
-        shutil.rmtree(place)
+    found = [json.loads(line) for line in program("walk", honest.folder, work, seed, cases)]
     assert not found, f"seed {seed}:\n" + "\n\n".join(found)
 
 

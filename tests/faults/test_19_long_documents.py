@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.command import WITH_TESTS, environment
 
 SIZE = 30_000_000
 WORDS = "It was a bright cold day in April, and the clocks were striking 13.\n\u00e9 "
@@ -31,12 +32,11 @@ def test_a_document_of_thirty_megabytes_is_read_and_encoded_in_bounded_memory(
     folder: Path, tiny_tokenizer: Path, name: str
 ) -> None:
     script = f"""
-import resource
+from support.memory import peak
 from olm_data.encoders import make_encoder
 from olm_data.sources import plan_units, read_units, resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 encoder = make_encoder("gigatoken", load_tokenizer({str(tiny_tokenizer)!r}), "plain")
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 plan = resolve_source([{str(folder / name)!r}])
 units = [u for i, f in enumerate(plan.inputs) for u in plan_units(i, f, plan.options, 1 << 20)]
@@ -47,7 +47,11 @@ for batch in read_units(plan.inputs, units, plan.options):
 print(size, tokens, (peak() - before) * 1024)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     size, tokens, grown = map(int, done.stdout.split())
     assert size >= SIZE - len(WORDS.encode())

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.command import olm_data
+from support.command import WITH_TESTS, environment, olm_data
 from support.reading import read_source
 
 from olm_data.errors import InputError
@@ -79,11 +79,10 @@ def test_a_bomb_is_refused_by_name_in_bounded_memory(name: str, tmp_path: Path) 
     BOMBS[name](tmp_path / name)
     assert (tmp_path / name).stat().st_size < 10 << 20
     script = f"""
-import resource
+from support.memory import peak
 from olm_data.errors import InputError
 from olm_data.sources import plan_units, read_units, resolve_source
 import pyarrow.parquet, pyarrow.compute
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
 text = 0
 try:
@@ -95,7 +94,11 @@ except InputError as error:
     print(text, (peak() - before) * 1024, error.exit_code, error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     text, grown, code, said = done.stdout.split(" ", 3)
     assert code == "4"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.command import WITH_TESTS, environment
 
 from olm_data.config import strict_yaml
 from olm_data.errors import UsageError
@@ -65,10 +66,10 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
     for number, text in enumerate(HOSTILE.values()):
         (tmp_path / f"{number}.yaml").write_text(text)
     script = (
-        "import resource, sys\n"
+        "import sys\n"
         "from olm_data.config import strict_yaml\n"
         "from olm_data.errors import UsageError\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "from support.memory import peak\n"
         "before = peak()\n"
         "for path in sys.argv[1:]:\n"
         "    try:\n"
@@ -76,13 +77,14 @@ def test_all_hostile_files_together_are_refused_in_little_memory(tmp_path: Path)
         "    except UsageError:\n"
         "        continue\n"
         "    sys.exit(f'{path} was accepted')\n"
-        "print(peak() - before)\n"
+        "print((peak() - before) // 1024)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, sorted(tmp_path.iterdir()))],
         capture_output=True,
         text=True,
         check=False,
+        env=environment(WITH_TESTS),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20)),
     )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.command import environment
+from support.command import WITH_TESTS, environment
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.dataset.docs import DocumentRows, docs_schema
@@ -104,9 +104,10 @@ def test_70_show_stats_and_verify_refuse_a_bomb_in_50_mb(
     shutil.copytree(made, folder)
     forge(folder, BOMBS[name])
     script = """
-import contextlib, io, resource, sys
+import contextlib, io, sys
 import olm_data.show.documents, olm_data.stats.count, olm_data.verify.datasets, pyarrow.compute
 from olm_data.cli import main
+from support.memory import peak
 good, bad = sys.argv[1:]
 def codes(folder):
     found = []
@@ -119,8 +120,6 @@ def codes(folder):
             except SystemExit as end:
                 found.append(end.code or 0)
     return found
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 assert codes(good) == [0, 0, 0], codes(good)
 before = peak()
 print(*codes(bad), (peak() - before) // 1024)
@@ -130,7 +129,7 @@ print(*codes(bad), (peak() - before) // 1024)
         capture_output=True,
         text=True,
         check=False,
-        env=environment(),
+        env=environment(WITH_TESTS),
     )
     assert done.returncode == 0, done.stderr
     show, stats, verify, grown = map(int, done.stdout.split())

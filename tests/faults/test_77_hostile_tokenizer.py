@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory import forget_peak, peak
 from support.tokenizer_kinds import SPLITS, variant_of
 from support.tokenizing import make_dataset, write_jsonl
 
@@ -62,13 +62,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_file_that_explodes_or_never_ends_is_refused(tiny_tokenizer: Path, kind: str) -> None:
     data = variant_of(tiny_tokenizer.read_bytes(), **HOSTILE[kind])
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    forget_peak()
+    before = peak()
     cpu = time.process_time()
     with pytest.raises(InputError) as caught:
         probe(data, "theirs")
     assert caught.value.where == "theirs"
     assert "source you trust" in str(caught.value.fix)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10
+    assert peak() - before < 50 << 10
     assert time.process_time() - cpu < 5
 
 

@@ -25,6 +25,8 @@ HOOKS: list[tuple[Any, str]] = [
 """What a command replaces in its process; see olm_data.sinks."""
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+WITH_TESTS = {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
+"""For `environment`, where a program imports `support`."""
 
 
 def arguments(*words: str | Path) -> list[str]:

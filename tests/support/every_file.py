@@ -4,11 +4,14 @@
     wrong(seed)    -> one file of it changed; digests above it made good, as a stranger would
     Command.run    -> the real entry point in a forked child: exit code, output, CPU time, memory
 
-A forked child costs no imports, so that a walk takes thousands of cases a minute.
+A forked child costs no imports, so that a walk takes thousands of cases a minute. `main` is for a
+process of its own: pytest is never forked, as what other tests left in it, threads and gigabytes,
+is no part of a command.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -59,7 +62,7 @@ class Command:
     words: tuple[str, ...]
     reads: tuple[str, ...]
 
-    def run(self, place: Path, limit: float = 60) -> Outcome:
+    def run(self, place: Path, limit: float = 600) -> Outcome:
         """Run it in a child of this process, in `place`."""
         log = place.with_suffix(".log")
         with open(log, "wb") as file:
@@ -283,3 +286,33 @@ def faults(place: Path, outcome: Outcome, honest: Outcome) -> list[str]:
     if outcome.megabytes > honest.megabytes + MEGABYTES:
         wrong.append(f"{outcome.megabytes:.0f} MB, {honest.megabytes:.0f} MB honest")
     return wrong
+
+
+def walk(honest: Workplace, work: Path, seed: int, cases: int) -> Iterator[str]:
+    """Yield what goes wrong with `cases` changed copies."""
+    usual: dict[Command, Outcome] = {}
+    for what, place, command in honest.cases(seed, cases, work):
+        if command not in usual:
+            same = shutil.copytree(honest.folder, work / "same")
+            usual[command] = command.run(same)
+            assert usual[command].code == 0, usual[command].output
+            shutil.rmtree(same)
+        outcome = command.run(place)
+        if wrong := faults(place, outcome, usual[command]):
+            words = " ".join(command.words)
+            yield f"{wrong} {what} | {command.module} {words}\n{outcome.output[-2000:]}"
+        shutil.rmtree(place)
+
+
+def main(mode: str, folder: str, *words: str) -> None:
+    """Do one of these in this process.
+
+    make FOLDER TOKENIZER: make the honest workplace.
+    walk FOLDER WORK SEED CASES: print what goes wrong, as JSON, a line each.
+    """
+    torch.set_num_threads(1)  # so that it may be forked
+    if mode == "make":
+        Workplace.make(Path(folder), Path(words[0]))
+    else:
+        for found in walk(Workplace(Path(folder)), Path(words[0]), int(words[1]), int(words[2])):
+            print(json.dumps(found))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command import WITH_TESTS, environment
 
 from olm_data.encoders import hf, make_encoder
 from olm_data.encoders.base import concatenate
@@ -100,18 +101,23 @@ def test_a_tokenizer_without_pre_tokenizer_encodes_documents_whole(
 def test_a_long_document_takes_bounded_memory(tmp_path: Path, tiny_tokenizer: Path) -> None:
     (tmp_path / "a.txt").write_bytes(text_of(5_000_000))
     script = f"""
-import resource, numpy as np
+import numpy as np
+from support.memory import peak
 from olm_data.encoders import make_encoder
 from olm_data.tokenizer.tokenizer import load_tokenizer
 data = np.fromfile({str(tmp_path / "a.txt")!r}, np.uint8)
 encoder = make_encoder("hf", load_tokenizer({str(tiny_tokenizer)!r}), "plain")
 encoder.encode(data[:1 << 20], np.array([0, 1 << 20]))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 ids = encoder.encode(data, np.array([0, len(data)])).ids
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, len(ids))
+print(peak() - before, len(ids))
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script],
+        env=environment(WITH_TESTS),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     grown, tokens = map(int, done.stdout.split())
     assert tokens > 500_000
