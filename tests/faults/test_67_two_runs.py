@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.command import environment
 from support.polling import wait_until
-from support.runs import build_trainer, metrics, write_config
+from support.runs import build_trainer, metrics, stopped, write_config
 from support.store_proxy import Proxy, ignore_condition
 
 from olm_data.errors import ConflictError, ResourceError, StorageError, UsageError
@@ -292,7 +291,8 @@ def go(*processes: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 def test_67_s2_of_two_at_once_one_goes_on_and_the_other_exits_7(runs: Runs) -> None:
     flag = runs.tmp_path / "go on"
-    both = [runs.start(str(flag), 3, EVERY(2), stop(6)) for _ in range(2)]
+    alive = "--trainer.takeover_seconds=60"  # a second without a sign of life is no death
+    both = [runs.start(str(flag), 3, EVERY(2), stop(6), alive) for _ in range(2)]
     go(*both)
     loser = wait_until(lambda: next((p for p in both if p.poll() is not None), None), "a loser")
     _, said = loser.communicate()
@@ -313,7 +313,7 @@ def test_67_s2_a_zombie_that_wakes_up_exits_7_on_every_rank_and_has_changed_no_b
 ) -> None:
     zombie = runs.start("pause", 3, EVERY(2), stop(12), ranks=ranks)
     go(zombie)
-    sleeper = wait_until(lambda: _stopped(zombie.pid), "a paused process")
+    sleeper = wait_until(lambda: stopped(zombie.pid), "a paused process")
     second = build_trainer(
         tiny_mixture,
         runs.folder,
@@ -340,16 +340,6 @@ def _tries(trainer: Trainer) -> bool:
     except ConflictError:
         return False
     return True
-
-
-def _stopped(pid: int) -> int | None:
-    """The process that is stopped: this one or a child of it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for candidate in (pid, *map(int, children)):
-        with suppress(FileNotFoundError):  # a child may have ended by now
-            if Path(f"/proc/{candidate}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                return candidate
-    return None
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import yaml
+from support.polling import wait_until
 from support.tokenizing import make_dataset, write_jsonl
 
 from olm_data.config.values import Values
@@ -173,22 +175,68 @@ def run(config: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProc
 def run_until(
     text: str, number: signal.Signals, config: Path, *options: str, ranks: int = 1
 ) -> tuple[int, str]:
-    """Run, send a signal when a line of stderr contains `text`; return exit code and stderr."""
-    process = subprocess.Popen(
-        command(config, *options, ranks=ranks),
+    """Run, send a signal when a line of stderr contains `text`; return exit code and stderr.
+
+    The process that wrote the line does nothing more before it has the signal (see
+    `support.pausing`). SIGKILL ends all processes of the run, any other one goes to the launcher.
+    """
+    words = command(config, *options, ranks=ranks)
+    place = words.index("olm_train.run")
+    words[place - 1 : place + 1] = [str(Path(__file__).with_name("pausing.py")), text]
+    with subprocess.Popen(
+        words,
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    lines, sent = [], False
-    assert process.stderr is not None
-    for line in process.stderr:
-        lines.append(line)
-        if text in line and not sent:
-            process.send_signal(number)
-            sent = True
-    return process.wait(timeout=60), "".join(lines)
+    ) as process:
+        lines = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if text in line and process.poll() is None:
+                _deliver(number, process)
+                text = "\n\n"  # no line has it: a signal is sent once
+    return process.returncode, "".join(lines)
+
+
+def _deliver(number: signal.Signals, run: subprocess.Popen[str]) -> None:
+    """Give a run that stands still a signal, and let it go on."""
+    them = (run.pid, *children(run.pid))
+    try:
+        writer = wait_until(lambda: stopped(run.pid), "the run stands still")
+        if number != signal.SIGKILL:
+            run.send_signal(number)
+            wait_until(lambda: _waits_for(writer, number), f"{number.name} is passed on")
+            os.kill(writer, signal.SIGCONT)
+            return
+    except BaseException:
+        number = signal.SIGKILL
+        raise
+    finally:
+        if number == signal.SIGKILL:
+            for each in them:
+                os.kill(each, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that the first thread of a process started, and that have not ended."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def stopped(pid: int) -> int | None:
+    """The process that stands still by SIGSTOP: this one or a child of it."""
+    for candidate in (pid, *children(pid)):
+        with contextlib.suppress(FileNotFoundError):  # a child may have ended by now
+            if Path(f"/proc/{candidate}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return candidate
+    return None
+
+
+def _waits_for(pid: int, number: signal.Signals) -> bool:
+    """Whether a process that stands still has been sent a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def metrics(save_folder: Path) -> list[dict[str, Any]]:

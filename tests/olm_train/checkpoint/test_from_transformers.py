@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +18,11 @@ from support.hf_models import hf_model
 from support.hub_stub import HubStub
 from support.runs import (
     build_trainer,
-    command,
     config_values,
-    environment,
     group_world,
     metrics,
     run,
+    run_until,
     same_bits,
     tensors,
 )
@@ -252,27 +249,9 @@ def test_killed_on_two_ranks_and_resumed_on_one_is_bit_exact(
         path.write_text(yaml.safe_dump(config_values(tiny_mixture, tmp_path / name)))
         return path
 
-    killed = subprocess.Popen(
-        command(config("killed"), *options, "--trainer.metrics_collect_interval=1", ranks=2),
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # torchrun and its ranks
-    )
-    try:
-        assert killed.stderr is not None
-        told = []
-        for line in killed.stderr:
-            told.append(line)
-            if "step  3/" in line:
-                break
-        else:
-            pytest.fail("".join(told))
-    finally:
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
-        killed.stderr.close()
+    each = "--trainer.metrics_collect_interval=1"
+    code, told = run_until("step  3/", signal.SIGKILL, config("killed"), *options, each, ranks=2)
+    assert code == -signal.SIGKILL, told
     (newest, *_) = candidates(tmp_path / "killed")
     stop = f"--trainer.hard_stop={{value: {int(newest[4:])}, unit: steps}}"
     straight = run(config("straight"), *options, stop, ranks=2)
