@@ -34,7 +34,7 @@ def test_what_it_imports_from_the_packages_is_there(name: str) -> None:
 def test_it_has_help(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / name), "--help"],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout

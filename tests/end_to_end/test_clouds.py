@@ -121,7 +121,7 @@ def test_a_forked_process_ends_as_any_other(clouds: tuple[str, str], repository:
         env=os.environ | {"PYTHONPATH": str(repository)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -45,8 +45,10 @@ def test_02_a_killed_node_and_a_preempted_job_cost_the_tasks_they_had(
         stderr=subprocess.STDOUT,
         text=True,
     )
-    elements = wait_for_elements(slurm, parent)
-    array, element = wait_for_work(out, parent).split("-")[1:]
+    wait_for_elements(slurm, parent)
+    element = ""
+    while element not in (elements := running(slurm)):  # one that works, and has not ended since
+        array, element = wait_for_work(out, parent).split("-")[1:]
     slurm.kill_node(elements.pop(element))
     kept = {path: path.stat().st_mtime_ns for path in out.glob("shard-*.json")}
     others = [other for other, node in elements.items() if node in slurm.live_nodes()]
@@ -59,13 +61,15 @@ def test_02_a_killed_node_and_a_preempted_job_cost_the_tasks_they_had(
     assert others, "nothing was left to pre-empt"
 
 
-def wait_for_elements(slurm: Cluster, parent: subprocess.Popen[str]) -> dict[str, str]:
-    """Return element -> node of the array when its elements are at work on both nodes."""
-    while True:
-        lines = slurm.run("squeue", "-hrt", "running", "-o", "%K %N").splitlines()
-        elements = dict(line.split() for line in lines)
-        if len(set(elements.values())) == len(NODES):
-            return elements
+def running(slurm: Cluster) -> dict[str, str]:
+    """Return element -> node of the array."""
+    lines = slurm.run("squeue", "-hrt", "running", "-o", "%K %N").splitlines()
+    return dict(line.split() for line in lines)
+
+
+def wait_for_elements(slurm: Cluster, parent: subprocess.Popen[str]) -> None:
+    """Return when elements are at work on both nodes."""
+    while len(set(running(slurm).values())) < len(NODES):
         assert parent.poll() is None, parent.communicate()[0]
 
 
@@ -80,7 +84,7 @@ def wait_for_work(out: Path, parent: subprocess.Popen[str]) -> str:
         assert parent.poll() is None, parent.communicate()[0]
         return None
 
-    return wait_until(working, "a worker with a task in hand", seconds=120)
+    return wait_until(working, "a worker with a task in hand")
 
 
 @dataclass

@@ -32,7 +32,7 @@ def server() -> Iterator[LoopbackServer]:
 
 
 def get(server: LoopbackServer, host: str | None = None) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     connection.request("GET", "/a", headers={} if host is None else {"Host": host})
     return connection.getresponse()
 

@@ -34,7 +34,7 @@ def test_no_more_are_begun_than_may_be_ahead() -> None:
 
 
 def test_items_are_worked_on_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=600)
     assert list(in_order(lambda _: together.wait() >= 0, range(3), 3)) == [True] * 3
 
 

@@ -32,7 +32,7 @@ def test_what_it_writes_is_read_by_generate_evaluate_and_export(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=True,
     )
     shares = [line.split()[0] for line in done.stdout.splitlines()[:3]]

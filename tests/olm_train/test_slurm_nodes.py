@@ -39,8 +39,8 @@ def test_a_run_moves_to_two_nodes_and_through_a_time_limit_without_a_changed_bit
     monkeypatch.chdir(tmp_path)
     script = shutil.copy(repository / "pipelines" / "slurm" / "train.sbatch", tmp_path)
     options = (str(config), "--parallel=auto")  # takes ddp, and says for how many machines
-    # A minute is less than the margin of the script: the job stops before it takes a step.
-    job = slurm.run("sbatch", "--parsable", "--time=1", script, *options).strip()
+    # Four minutes are less than the margin of the script: the job stops before it takes a step.
+    job = slurm.run("sbatch", "--parsable", "--time=4", script, *options).strip()
     log = tmp_path / f"olm-train-{job}.log"
 
     def queued_again() -> bool:
@@ -48,10 +48,10 @@ def test_a_run_moves_to_two_nodes_and_through_a_time_limit_without_a_changed_bit
         assert state, log.read_text()
         return state.strip() == "PENDING" and log.exists() and "queued again" in log.read_text()
 
-    wait_until(queued_again, "the job in the queue again", seconds=120)
+    wait_until(queued_again, "the job in the queue again")
     assert "stopped by the time limit at step 6" in log.read_text()
     slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
-    wait_until(lambda: not slurm.run("squeue", "-h", "-j", job), "the job's end", seconds=120)
+    wait_until(lambda: not slurm.run("squeue", "-h", "-j", job), "the job's end")
 
     said = log.read_text()
     assert said.count("2 ranks on 2 machines") == 2, said

@@ -41,7 +41,7 @@ def track(run: Path, *options: str, **environment: str) -> subprocess.CompletedP
     offline |= {"TRACKIO_DIR": str(run.parent / "trackio")}
     command = [sys.executable, "-m", "olm_train.track", str(run), *options]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **offline, **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow

@@ -35,12 +35,12 @@ def test_a_run_in_a_store_is_served(s3: dict[str, str], tmp_path: Path) -> None:
         assert watching.stdout is not None
         url = re.search(r"http://\S+", watching.stdout.readline())
         assert url is not None
-        with urllib.request.urlopen(f"{url[0]}data?run=0", timeout=60) as said:
+        with urllib.request.urlopen(f"{url[0]}data?run=0", timeout=600) as said:
             update = json.load(said)
         assert (update["name"], update["points"]["steps"]) == ("small", [7])
     finally:
         watching.send_signal(signal.SIGINT)
-        watching.communicate(timeout=60)
+        watching.communicate(timeout=600)
     assert watching.returncode == 0
 
 
@@ -83,13 +83,13 @@ def test_a_page_follows_runs_while_they_train(tiny_mixture: Path, tmp_path: Path
                 "[...document.querySelectorAll('.badge')].map(b => b.textContent).join()"
                 " == 'finished,finished'"
             )
-            assert training.wait(timeout=60) == 0
+            assert training.wait(timeout=600) == 0
             page.wait("document.querySelectorAll('#olm-evaluations td').length >= 8")
             page.click("#olm-run svg", across=0.5, down=0.5)
             page.wait("document.querySelector('#olm-documents pre')")
             assert chromium.problems == []
     finally:
         watching.send_signal(signal.SIGINT)
-        _, said = watching.communicate(timeout=30)
+        _, said = watching.communicate(timeout=600)
     assert watching.returncode == 0
     assert not re.search(r"\| +torch$", said, re.M)

@@ -171,14 +171,14 @@ def test_two_watchers_share_the_checkpoints_and_do_none_twice(
     held, said, both = str(tiny_mixture.parent / "held"), list[str](), threading.Barrier(2)
 
     def follow() -> None:
-        both.wait(60)
+        both.wait(600)
         watcher(run, held, said.append, threading.Event()).follow()
 
     threads = [threading.Thread(target=follow) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
     done = [line.partition(" evaluated in")[0] for line in said if " evaluated in" in line]
     assert sorted(done) == complete_folders(run)
 
@@ -269,11 +269,11 @@ def test_a_watcher_beside_a_run_is_killed_goes_on_and_ends_with_it(
             if "evaluated in" in line:
                 break
         first.kill()
-        first.wait(60)
+        first.wait(600)
         second, third = process(tmp_path / "run", *words), process(tmp_path / "run", *words)
         others += [second, third]
-        ended = [each.communicate(timeout=300)[1] for each in (second, third)]
-        assert training.wait(60) == 0
+        ended = [each.communicate(timeout=600)[1] for each in (second, third)]
+        assert training.wait(600) == 0
         assert [second.returncode, third.returncode] == [0, 0], ended
     finally:
         for each in others:
@@ -301,7 +301,7 @@ def test_sigterm_ends_a_watcher_in_the_middle_and_nothing_is_left_behind(
         assert it.stderr is not None
         it.stderr.readline()  # the first is evaluated, another begins
         it.send_signal(signal.SIGTERM)
-        assert it.wait(60) == 0
+        assert it.wait(600) == 0
     finally:
         it.kill()
         it.communicate()
@@ -360,7 +360,7 @@ def test_a_trainer_that_is_killed_at_a_save_leaves_nothing_that_is_evaluated(
         wait_until(lambda: any("step00000002 evaluated" in text for text in said), "an evaluation")
     finally:
         stop.set()
-        watching.join(60)
+        watching.join(600)
     assert [each.step for each in read_all_watched(run, [])] == [2]
 
 

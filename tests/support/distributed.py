@@ -31,7 +31,7 @@ PRELOADED = [
 
 
 def run_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 120.0
+    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 600.0
 ) -> list[Any]:
     """Call `function(*arguments)` on each rank of a fresh gloo group.
 

@@ -136,12 +136,12 @@ def _lost(world: World) -> str:
     store = store or dist.TCPStore("127.0.0.1", port)
     world = replace(world, store=store)
     module = build("hsdp", world=world, sharing=STRATEGIES["hsdp"])
-    waiting = Waiting(world, module.model, timeout=2, grace=timedelta(seconds=3))
+    waiting = Waiting(world, module.model, timeout=10, grace=timedelta(seconds=10))
     module.train_step(micro_batches(1, CUT, world), 1, 6)
     waiting.reached(3 if world.rank == 2 else 4)
     world.barrier()
     if world.rank == 2:
-        store.wait([f"over {rank}" for rank in (0, 1, 3)], timedelta(minutes=1))
+        store.wait([f"over {rank}" for rank in (0, 1, 3)], timedelta(minutes=10))
         return ""
     try:
         with waiting:
@@ -151,5 +151,5 @@ def _lost(world: World) -> str:
     finally:
         store.set(f"over {world.rank}", "")
         if world.main:  # it hosts the store: the last to go
-            store.wait(["over 1", "over 3"], timedelta(minutes=1))
+            store.wait(["over 1", "over 3"], timedelta(minutes=10))
     return "the step was taken"

@@ -46,7 +46,7 @@ class Commits:
     Attributes:
         token: what writers must send, "" for nobody.
         uploaded: sha256 of each large file that was sent, in order.
-        on_upload: called before a large file is taken; may raise.
+        on_upload: called before a large file is taken, one after the other; may raise.
     """
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +55,7 @@ class Commits:
         self.private: set[str] = set()
         self.on_upload: Callable[[str], None] = lambda sha256: None
         self._heads: dict[tuple[str, str], str] = {}
-        self._lock = threading.Lock()
+        self._lock, self._taking = threading.Lock(), threading.Lock()
 
     def folder(self, repository: str, revision: str = "main") -> Path | None:
         """Return where the files of a revision lie; None: there is no such repository.
@@ -113,13 +113,14 @@ class Commits:
 
     def put(self, sha256: str, data: bytes) -> None:
         """Take a large file."""
-        self.on_upload(sha256)
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise Answer(400, "", "other bytes than were announced")
-        place = self._large(sha256)
-        place.parent.mkdir(exist_ok=True)
-        place.write_bytes(data)
-        self.uploaded.append(sha256)
+        with self._taking:
+            self.on_upload(sha256)
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise Answer(400, "", "other bytes than were announced")
+            place = self._large(sha256)
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(data)
+            self.uploaded.append(sha256)
 
     def entry(self, folder: Path, path: Path) -> dict[str, Any]:
         """Return what a tree says of a file or a folder."""

@@ -77,7 +77,7 @@ class Durable(Job):
         if task == self.fails:
             raise InputError("the disk is gone", where=self.describe(task))
         following = Path(self.folder, f"begun-{task + 1}")
-        late = time.monotonic() + 20
+        late = time.monotonic() + 600
         while task < self.last and not following.exists():
             assert time.monotonic() < late, "the next task was not begun"
             time.sleep(0.005)

@@ -9,8 +9,10 @@ from typing import TypeVar
 Found = TypeVar("Found")
 
 
-def wait_until(look: Callable[[], Found], what: str, *, seconds: float = 60) -> Found:
+def wait_until(look: Callable[[], Found], what: str, *, seconds: float = 600) -> Found:
     """Return the first true value of `look`, asked every 5 ms.
+
+    The limit is for what never comes: no machine is so busy that a test waits for so long.
 
     Raises:
         TimeoutError: there was none in `seconds`; names `what` was waited for.

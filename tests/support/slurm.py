@@ -174,7 +174,7 @@ def _start_munge(folder: Path) -> subprocess.Popen[bytes]:
             raise RuntimeError("munged did not start")
         return (place / "socket").exists()
 
-    wait_until(listening, "munged", seconds=20)
+    wait_until(listening, "munged")
     return daemon
 
 

@@ -28,7 +28,7 @@ def main() -> int:
         if what in ("pause", "kill"):
             os.kill(os.getpid(), signal.SIGSTOP if what == "pause" else signal.SIGKILL)
             return
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not Path(what).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
 

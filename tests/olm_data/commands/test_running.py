@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command import arguments, environment, olm_data
+from support.polling import wait_until
 from support.tokenizing import digests, texts, write_jsonl
 
 from olm_data.commands.running import make_runner
@@ -111,8 +112,8 @@ def test_an_interrupted_run_exits_130_says_how_to_go_on_and_goes_on(
         stderr=subprocess.PIPE,
         text=True,
     )
-    while process.poll() is None and not (tmp_path / "out" / "shard-00002.json").exists():
-        pass
+    third = tmp_path / "out" / "shard-00002.json"
+    wait_until(lambda: process.poll() is not None or third.exists(), "three shards")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate()
     assert process.returncode == 130

@@ -90,7 +90,7 @@ def test_a_typo_is_answered_without_torch(tiny_mixture: Path, tmp_path: Path) ->
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert done.returncode == 2
     assert "did you mean 'save_folder'?" in done.stderr

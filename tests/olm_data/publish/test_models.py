@@ -331,7 +331,9 @@ def test_killed_pushes_and_pulls_are_completed_by_the_same_command(
 
         def kill(sha256: str, uploads: int = uploads) -> None:
             if len(hub.commits.uploaded) == uploads:
-                process[0].send_signal(signal.SIGKILL)
+                for each in process:
+                    each.send_signal(signal.SIGKILL)
+                raise Answer(500, "", "what comes after the kill is not taken")
 
         hub.commits.on_upload = kill
         killed("push", model, FIRST)

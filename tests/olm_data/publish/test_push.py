@@ -263,6 +263,7 @@ def test_a_killed_push_is_completed_by_the_same_command(
     def kill(sha256: str) -> None:
         if len(hub.commits.uploaded) == 3:
             process[0].send_signal(signal.SIGKILL)
+            raise Answer(500, "", "what comes after the kill is not taken")
 
     hub.commits.on_upload = kill
     extra = hub.environment(tmp_path / "home")

@@ -38,7 +38,7 @@ def server(lock: Path, run: Path) -> Iterator[Server]:
 
 
 def get(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, answer.read(), dict(answer.getheaders())

@@ -38,7 +38,7 @@ def test_a_forked_process_tokenizes_after_its_parent_did(
     source.write_text("some words\n" * 50)
     output = tmp_path / "out"
     words = [sys.executable, "-c", FORKS, str(source), str(output), str(tiny_tokenizer)]
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert (tmp_path / "out-parent" / "manifest.json").read_text()
     assert (tmp_path / "out-child" / "manifest.json").read_text()

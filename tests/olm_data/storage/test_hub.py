@@ -35,7 +35,7 @@ def ask(environment: dict[str, str], *arguments: str) -> str:
         env={"PATH": "/usr/bin:/bin", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

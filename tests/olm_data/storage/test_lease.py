@@ -274,7 +274,7 @@ class Pause:
 
     def hold(self) -> None:
         self.reached.set()
-        self.over.wait(60)
+        self.over.wait(600)
 
 
 @pytest.fixture(params=["local", "s3", "gs", "az"])
@@ -293,7 +293,7 @@ def paused(
 
         monkeypatch.setattr(under_test, "mark", held)
         lease = take(store, takeover=TAKEOVER)
-        assert pause.reached.wait(60)
+        assert pause.reached.wait(600)
         yield store, lease, pause
     else:
         server = request.getfixturevalue("s3" if kind == "s3" else f"{kind}_server")
@@ -307,7 +307,7 @@ def paused(
             lease = take(store, takeover=TAKEOVER)
             writes = r"uploadType" if kind == "gs" else r"lease-000001"
             proxy.inject(pause.fault, method="POST" if kind == "gs" else "PUT", key=writes)
-            assert pause.reached.wait(60)
+            assert pause.reached.wait(600)
             yield store, lease, pause
             pause.over.set()
             lease.release(keep=True)
@@ -389,7 +389,7 @@ def test_a_sign_of_life_that_comes_late_does_not_take_back_what_was_given_back(
     lease._thread.start()  # release does not wait for the one that is paused
     lease.release(keep=True)
     pause.over.set()
-    beating.join(60)
+    beating.join(600)
     seen = look(store, lease.fence.name, BYTES)
     assert seen is not None
     record = Record.decode(seen.data)

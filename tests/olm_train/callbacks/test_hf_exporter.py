@@ -88,7 +88,7 @@ def test_a_killed_run_leaves_nothing_that_looks_whole_and_its_next_start_makes_i
     )
     try:
         # the log is there as soon as the first child is begun
-        wait_until((run / LOG).exists, "an export", seconds=300)
+        wait_until((run / LOG).exists, "an export", seconds=600)
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

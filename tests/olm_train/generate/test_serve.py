@@ -59,7 +59,7 @@ def server(loaded: LoadedModel) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_answered_is_refused(
 
 
 def raw(server: Server, method: str, path: str, body: bytes, headers: dict[str, str]) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=600)
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
@@ -283,7 +283,7 @@ def test_a_port_that_is_taken_is_named(server: Server, loaded: LoadedModel) -> N
 def begun(server: Server, body: dict[str, Any]) -> socket.socket:
     """A connection on which a completion was asked for, and nothing was read."""
     data = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=600)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
@@ -351,9 +351,9 @@ def test_the_command_serves_until_it_is_interrupted(saved: Path) -> None:
             found = re.search(r"http://\S+/v1", line)
             assert found, line
             assert "not for production" in line
-            with openai.OpenAI(base_url=found[0], api_key="none", timeout=120) as client:
+            with openai.OpenAI(base_url=found[0], api_key="none", timeout=600) as client:
                 client.completions.create(model="", prompt="a", max_tokens=5)
                 it.send_signal(signal.SIGINT)
-                assert it.wait(60) == 0
+                assert it.wait(600) == 0
         finally:
             it.kill()

@@ -39,7 +39,7 @@ def places(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Plac
 
 
 def waited(child: Beside) -> Answer:
-    found = wait_until(child.answer, "an answer", seconds=300)
+    found = wait_until(child.answer, "an answer", seconds=600)
     assert found is not None
     return found
 
@@ -82,7 +82,7 @@ def test_a_child_ends_with_its_parent(places: Places) -> None:
     )
     pid = int(done.stdout)
     os.kill(pid, 18)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "its end", seconds=300)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid), "its end", seconds=600)
 
 
 def _is_zombie(pid: int) -> bool:

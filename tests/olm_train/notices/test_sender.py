@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.polling import wait_until
 from support.webhook import TOKEN, webhook
 
 from olm_train.notices.notice import Event, Notice
@@ -25,9 +25,9 @@ def send(url: str, folder: Path, *notices: Notice, most: int = 20, within: float
     begun = time.monotonic()
     for each in notices:
         sender.put(each)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 30  # a request alone hangs for 60
     sender.close(within)
-    assert time.monotonic() - begun < within + 5
+    assert time.monotonic() - begun < within + 30
     assert not any(part in "".join(said) for part in TOKEN.split("/"))
     return said
 
@@ -122,17 +122,8 @@ def test_the_next_message_says_how_many_were_left_out(tmp_path: Path) -> None:
         sender = Sender(hook.url, log, lambda _: None, max_per_hour=3)
         for step in (3, 4):
             sender.put(notice(step=step))
-        for _ in until(lambda: sender._left_out == 2):
-            pass
+        wait_until(lambda: sender._left_out == 2, "two left out")
         sender.put(notice(Event.failed, 5))
         sender.close()
     assert hook.events == [("failed", 5)]
     assert "(2 messages before this one were left out)" in hook.bodies[0]["text"]
-
-
-def until(done: Callable[[], bool]) -> Iterator[None]:
-    """Yield until something is so, for at most 10 seconds."""
-    end = time.monotonic() + 10
-    while not done():
-        assert time.monotonic() < end
-        yield

@@ -50,7 +50,7 @@ def test_the_archive_has_the_log_and_is_what_the_uploader_takes(tmp_path: Path) 
             [sys.executable, "-m", "comet_ml.scripts.comet_upload", f"comet/{key}.zip"],
             env={"COMET_URL_OVERRIDE": f"{url}/clientlib/", "COMET_API_KEY": "k" * 25,
                  "COMET_ERROR_TRACKING_ENABLE": "0", "HOME": str(tmp_path), "PATH": "/usr/bin"},
-            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            cwd=tmp_path, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
     assert list(service.experiments) == [key], done.stderr
     experiment = service.experiments[key]

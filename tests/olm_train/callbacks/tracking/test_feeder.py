@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,10 +150,7 @@ def test_an_error_is_told_once_and_what_is_missing_brought_later(
         feeder.close("finished")
         assert "olm-train track" in said[1]
     else:
-        deadline = time.monotonic() + 20
-        while len(memory.rows) < 8 and time.monotonic() < deadline:
-            feeder.wake()
-            time.sleep(0.02)
+        wait_until(lambda: feeder.wake() or len(memory.rows) == 8, "the rows")
         feeder.close("finished")
         assert len(said) == 1
     assert "memory: ConnectionResetError: sent with ***" in said[0]
@@ -167,14 +163,12 @@ def test_a_tracker_that_hangs_is_told_of_and_left_behind(tmp_path: Path) -> None
     write_log(tmp_path, range(1, 10))
     limits = Limits(open=0.01, log=0.01, close=0.1)
     feeder = fed(memory, tmp_path, said, limits=limits)
-    deadline = time.monotonic() + 20
-    while not said and time.monotonic() < deadline:
-        feeder.wake()
+    wait_until(lambda: feeder.wake() or said, "a word")
     assert "open takes longer than 0.01 seconds" in said[0]
     feeder.close("finished")
     assert "has surely taken 0 of 9 steps" in said[1]
     free.set()
-    feeder._thread.join(10)
+    feeder._thread.join(600)
     assert read_tracked(tmp_path, "memory") is None  # it has no say any more
 
 
@@ -182,8 +176,7 @@ def test_two_feeders_of_one_run_do_not_feed_at_once(tmp_path: Path) -> None:
     free = threading.Event()
     write_log(tmp_path, range(1, 10))
     first = fed(Memory(lambda what: free.wait() and None), tmp_path, [])
-    while first._doing is None:
-        time.sleep(0.01)
+    wait_until(lambda: first._doing, "a call")
     with pytest.raises(ConflictError, match="another process feeds memory"):
         Feeder(Memory(), tmp_path, step=9, say=print).replay()
     free.set()

@@ -32,7 +32,7 @@ def test_runs_of_one_name_stay_apart_and_each_is_found_again(tmp_path: Path) -> 
         [sys.executable, "-c", PROGRAM, str(one), str(other), str(one)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=REPOSITORY,
         env={"TRACKIO_DIR": str(tmp_path / "trackio"), "PATH": "/usr/bin:/bin", "HOME": "/tmp"},
     )

@@ -14,6 +14,7 @@ from support.tracked import MODES, logged, same, trained_beside, write_log
 from support.wandb_stub import StubRun, WandBService
 
 from olm_data.run_log.log import keep_until
+from olm_train.callbacks.tracking import wandb as client
 from olm_train.callbacks.tracking.feeder import Feeder, Limits
 from olm_train.callbacks.tracking.wandb import WandBCallback
 
@@ -41,7 +42,9 @@ def server() -> Iterator[WandBService]:
 
 
 @pytest.fixture
-def wandb(server: WandBService) -> WandBService:
+def wandb(server: WandBService, monkeypatch: pytest.MonkeyPatch) -> WandBService:
+    for name in ("INIT_SECONDS", "FINISH_SECONDS", "ASK_SECONDS"):
+        monkeypatch.setattr(client, name, 300)
     server.runs.clear()
     server.operations.clear()
     server.mode, server.rewinds = "ok", True
@@ -175,15 +178,19 @@ def test_the_stop_button_ends_the_run(wandb: WandBService, tmp_path: Path) -> No
 
 
 @pytest.mark.slow  # the client tries again for a while before it gives up
-def test_a_server_that_comes_back_gets_everything(wandb: WandBService, tmp_path: Path) -> None:
+def test_a_server_that_comes_back_gets_everything(
+    wandb: WandBService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_log(tmp_path, range(1, 6))
     feed(tmp_path, WandBCallback())
     wandb.mode = "500"
+    monkeypatch.setattr(client, "INIT_SECONDS", 25.0)  # as it is
     write_log(tmp_path, range(6, 11))
     feeder, said = fed(tmp_path, WandBCallback(), 5)
-    wait_until(lambda: bool(said), "it is told", seconds=120)
+    wait_until(lambda: bool(said), "it is told")
+    monkeypatch.setattr(client, "INIT_SECONDS", 300)
     wandb.mode = "ok"
-    wait_until(lambda: len(only(wandb).history) >= 9, "it goes on", seconds=120)
+    wait_until(lambda: len(only(wandb).history) >= 9, "it goes on")
     feeder.close("finished")
     assert len(said) == 1
     same(only(wandb).rows(), logged(tmp_path))
