@@ -63,6 +63,7 @@ class Sender:
         self._closing = threading.Event()
         self._left_out = 0  # beyond the limit, since the last message that was sent
         self._failures = 0  # messages in a row
+        self._given_up = False  # it was said what is not sent
         self._thread = threading.Thread(target=self._run, name="olm-notices", daemon=True)
         self._thread.start()
 
@@ -85,6 +86,7 @@ class Sender:
         self._thread.join(within)
         if self._thread.is_alive():
             with self._changed:
+                self._given_up = True
                 left = [*self._waiting]
                 self._waiting.clear()
             names = ", ".join(["the one being sent", *(notice.event for notice in left)])
@@ -118,7 +120,7 @@ class Sender:
                 self._say(f"warning: a message was sent and may be sent again: {error}")
             return
         self._failures += 1
-        if self._failures == 1 or notice.event in ENDS:
+        if not self._given_up and (self._failures == 1 or notice.event in ENDS):
             self._say(f"warning: the message {notice.event!s} could not be sent: {failure}")
 
     def _tried(self, notice: Notice) -> str | None:
