@@ -37,7 +37,7 @@ _HOMES = {
     "TransformerTrainModuleConfig": "olm_train.train_module_config",
     "World": "olm_train.distributed.world",
     "init_parameters": "olm_train.model.init",
-    "load_model": "olm_train.model.load",
+    "load_model": "olm_train.hf.load_model",
 }
 
 __all__ = [*_HOMES]

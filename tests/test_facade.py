@@ -22,7 +22,7 @@ FACADE = {
     "config": {"convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "flock", "hub_repository", "in_clear", "json_file", "lease", "names",
-        "places", "process", "scratch", "store",
+        "places", "process", "scratch", "store", "version",
     },
     "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "shard", "tokenizer"},

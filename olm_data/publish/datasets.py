@@ -72,7 +72,7 @@ class Datasets:
                 where=branch.place.address,
                 why=f"it is no earlier version of {content.digest[:12]}, and its readers would "
                 "get another dataset under the same name",
-                fix="push to another repository, or to a new branch that holds no dataset",
+                fix="push to another repository, or to a new branch of this one: --revision NAME",
             )
         return content
 

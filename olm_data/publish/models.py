@@ -215,5 +215,5 @@ def _other(branch: Branch, why: str) -> ConflictError:
         "the repository holds another model",
         where=branch.place.address,
         why=f"{why}, and its readers would get another model under the same name",
-        fix="push to another repository",
+        fix="push to another repository, or to a new branch of this one: --revision NAME",
     )

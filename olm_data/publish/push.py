@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from olm_data.canonical import sha256_file
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.publish.content import CARD, Branch, Content, Kind, Watch
 from olm_data.publish.kinds import KINDS
 from olm_data.storage.hub_repository import Repository, is_commit
@@ -98,7 +98,7 @@ def push(
         address: `hf://datasets/ORG/NAME` of a dataset, `hf://ORG/NAME` of a model; the repository
             is made if it is not there.
         private: make it so that others do not see it.
-        revision: branch, made if it is not there; None: the hub's default.
+        revision: branch, made if it is not there, from `main` or empty; None: the hub's default.
         licence: of the texts of a dataset, for a card that is written anew.
         dry_run: look only.
 
@@ -124,10 +124,9 @@ def push(
     if private:
         _refuse_public(place)
     with tempfile.TemporaryDirectory(prefix="olm-push-") as scratch:
-        head = _head(place)
-        branch = Branch(place, head, place.files(head) if head else {}, Path(scratch))
         notes = list[str]()
-        content = kind.settled(content, branch, notes)
+        content, branch = _settled(kind, content, place, Path(scratch), notes)
+        head = branch.head
         content = replace(content, parts=_with_digests(content))
         work = _Push(content, branch, watch)
         missing = work.missing()
@@ -159,9 +158,9 @@ def push(
             return done("would push", None)
         if not missing:
             if revision is not None:  # the branch may be new
-                place.create(private=private)
+                place.create(private=private, start=head)
             return done("already there", head)
-        place.create(private=private)
+        place.create(private=private, start=head)
         before = head or place.required_commit()
         if head is None:  # the hub may put files into a new repository
             branch = replace(branch, head=before, files=place.files(before))
@@ -214,15 +213,41 @@ def _refuse_public(place: Repository) -> None:
         )
 
 
-def _head(place: Repository) -> str | None:
-    """Return the commit that the push begins at; None: there is no repository yet."""
+def _settled(
+    kind: Kind, content: Content, place: Repository, scratch: Path, notes: list[str]
+) -> tuple[Content, Branch]:
+    """Return what goes to a branch, and the branch.
+
+    One that is not there yet begins where `main` is; at the first commit, which is empty, where
+    `main` holds something else, as with a branch for each of several checkpoints.
+
+    Raises:
+        ConflictError: the branch holds something else.
+    """
+    head, new = _head(place)
+    branch = Branch(place, head, place.files(head) if head else {}, scratch / "here")
+    try:
+        return kind.settled(content, branch, notes), branch
+    except ConflictError:
+        if not new:
+            raise
+    first = place.first_commit()
+    branch = Branch(place, first, place.files(first), scratch / "first")
+    return kind.settled(content, branch, notes), branch
+
+
+def _head(place: Repository) -> tuple[str | None, bool]:
+    """Return the commit that a push begins at, and whether that is `main` for a new branch.
+
+    The commit is None where there is no repository yet.
+    """
     main = place.at(None).commit()
     if main is None or place.revision is None:
-        return main
+        return main, False
     try:
-        return place.commit()
-    except InputError:  # there is no such branch yet: it will begin where `main` is
-        return main
+        return place.commit(), False
+    except InputError:  # there is no such branch yet
+        return main, True
 
 
 def _with_digests(content: Content) -> dict[str, str]:

@@ -160,11 +160,22 @@ class Repository:
                 files[item.path] = HubFile(item.size, sha256, item.blob_id)
         return files
 
-    def create(self, *, private: bool) -> None:
+    def first_commit(self) -> str:
+        """Return the commit that the repository began with; the hub makes it, without content.
+
+        Raises:
+            StorageError: the hub cannot be reached, or refuses.
+        """
+        with self._answers():
+            commits = self._api.list_repo_commits(self.name, repo_type=self.kind)
+        return str(commits[-1].commit_id)
+
+    def create(self, *, private: bool, start: str | None = None) -> None:
         """Make the repository, and its branch, where they are not there yet.
 
         Args:
             private: a new one; that of one that is there is left as it is.
+            start: commit that a new branch begins at; None: where `main` is.
 
         Raises:
             StorageError: the hub cannot be reached, or refuses.
@@ -176,7 +187,11 @@ class Repository:
                 )
             if self.revision is not None:
                 self._api.create_branch(
-                    self.name, branch=self.revision, repo_type=self.kind, exist_ok=True
+                    self.name,
+                    branch=self.revision,
+                    revision=start,
+                    repo_type=self.kind,
+                    exist_ok=True,
                 )
 
     def upload(self, files: Mapping[str, Path | bytes]) -> Sequence[Any]:

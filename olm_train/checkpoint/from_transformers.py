@@ -59,7 +59,7 @@ def from_transformers(
         UsageError: state of a trainer or an optimiser is asked for; or the vocabulary is too small.
         InputError: our decoder cannot be that model, or a file is missing.
         ValidationError: shape or tokenizer are those of another model.
-        StorageError: the hub cannot be reached.
+        StorageError: the hub or store cannot be reached.
     """
     if policy.trainer_state or policy.optim_state:
         raise UsageError(
@@ -80,7 +80,8 @@ def from_transformers(
         rules = lock.tokenizer
         compared = world.on_main(lambda: check_tokenizer(opened, rules, _tokenizer_of(lock)))
         say(f"{place}: {compared}")
-    files = world.on_main(lambda: file_digests(place))
+    digests = world.on_each(lambda: file_digests(place, world.rank, world.size))
+    files = dict(sorted(pair for each in digests for pair in each.items()))
     path = relative_path(place, save_folder)
 
     def load() -> None:

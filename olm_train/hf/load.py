@@ -10,7 +10,8 @@ filled. Never: a whole copy of the weights in a process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from olm_data.counts import scaled
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.exporting.model_folder import FORMAT
 from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, spec_from_bytes
 from olm_train.hf.families import family_of_hf
@@ -58,6 +60,12 @@ def open_model(place: str) -> Opened:
         OlmError: as `source.read_fields`.
     """
     fields = read_fields(place)
+    if fields.get("format") == FORMAT:
+        raise InputError(
+            "these weights are in our own format, which is read from a folder",
+            where=place,
+            fix=f"olm-data pull {place} FOLDER, then name that folder",
+        )
     family = family_of_hf(fields)
     return Opened(place, family, family.config_from_hf(fields))
 
@@ -141,15 +149,11 @@ def fill(
 
     Raises:
         InputError: tensors are missing, or of no parameter; or they are quantised.
-        ValidationError: a file is damaged, or a tensor has another shape.
+        ValidationError: a file is damaged, a tensor has another shape, or a weight is no number.
     """
     plain = replace(opened.config, vocab_multiple=1)
-    maps = {each.ours: each for each in opened.family.tensors(plain)}
-    assert maps.keys() == parameters.keys(), "of another shape"
-    with SafeTensors(fetch(opened.place), weight_files(opened.place)) as files:
-        stored = opened.family.stored_names(plain, files.names)
-        _refuse_shapes(maps, stored, files)
-        _refuse_quantised(files)
+    with _weights(opened) as (files, maps, stored):
+        assert maps.keys() == parameters.keys(), "of another shape"
 
         def read(name: str, where: Slices) -> Tensor:
             return files.read(stored[name], where)
@@ -162,6 +166,7 @@ def fill(
                 _fill_table(part, where, maps[name], read, plain.vocab_size, config.vocab_size)
             else:
                 maps[name].fill(part, read, where)
+            _refuse_not_finite(name, part, opened.place)
         said = _said(files, stored, parameters)
         if config.vocab_size > plain.vocab_size:
             said.append(
@@ -169,6 +174,35 @@ def fill(
                 f"{config.vocab_size - 1:,}: their rows begin as the mean of the old ones"
             )
         return said, files.read_bytes
+
+
+def stored_dtype(opened: Opened) -> torch.dtype:
+    """Return the dtype of the weights, float32 where they have several; check names and shapes.
+
+    Raises:
+        InputError, ValidationError: as `fill`.
+    """
+    with _weights(opened) as (files, _, _):
+        (name, *others) = files.dtypes
+    return torch.float32 if others else getattr(torch, _NAMES[name])
+
+
+@contextmanager
+def _weights(
+    opened: Opened,
+) -> Iterator[tuple[SafeTensors, Mapping[str, TensorMap], Mapping[str, str]]]:
+    """Open the files: what each parameter is made of, and where each tensor of theirs lies.
+
+    Raises:
+        InputError, ValidationError: they do not hold the tensors of the shape, and no others.
+    """
+    plain = replace(opened.config, vocab_multiple=1)
+    maps = {each.ours: each for each in opened.family.tensors(plain)}
+    with SafeTensors(fetch(opened.place), weight_files(opened.place)) as files:
+        stored = opened.family.stored_names(plain, files.names)
+        _refuse_shapes(maps, stored, files)
+        _refuse_quantised(files)
+        yield files, maps, stored
 
 
 def _fill_table(
@@ -209,6 +243,18 @@ def _refuse_shapes(
         raise ValidationError(
             f"{len(wrong):,} tensors have other shapes than the config.json says: {wrong[0]}",
             fix="use the config.json that belongs to these weights",
+        )
+
+
+def _refuse_not_finite(name: str, part: Tensor, place: str) -> None:
+    """Refuse NaN and infinity: a run would find its loss is no number, hours later."""
+    if not bool(torch.isfinite(part).all()):
+        wrong = int((~torch.isfinite(part)).sum())
+        raise ValidationError(
+            f"{wrong:,} weights of {name} are not finite",
+            where=place,
+            why="every loss would be NaN",
+            fix="use the weights of an earlier step, or load them from a good copy",
         )
 
 

@@ -1,12 +1,12 @@
-"""A model of transformers where it lies: a folder, or a repository of the hub at a commit.
+"""A model of transformers where it lies: a folder, local or remote, or a repository of the hub.
 
-    folder | hf://ORG/NAME[@REVISION] -> pinned: absolute folder | hf://ORG/NAME@COMMIT
-                                      -> config.json -> what the shape follows from
-                                      -> fetched: config.json, *.safetensors, tokenizer.json
+    folder | s3://... | hf://ORG/NAME[@REVISION] -> pinned: absolute folder | hf://ORG/NAME@COMMIT
+                           -> config.json -> what the shape follows from
+                           -> fetched: config.json, *.safetensors, tokenizer.json of the hub alone
 
 Fetched files lie in the cache of the hub's client. Its locks let one process of a machine fetch a
-file while the others wait for it; an interrupted one goes on where it stopped. Never: fetches or
-reads a pickle, or runs anything that lies there.
+file while the others wait for it; an interrupted one goes on where it stopped. In a bucket files
+are read where they lie. Never: fetches or reads a pickle, or runs anything that lies there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.canonical import sha256_file
 from olm_data.dataset.tokenizer import TOKENIZER
-from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.exporting.model_folder import FORMAT
 from olm_data.regular_files import MAX_CONFIG, MAX_WHOLE, open_regular, read_regular
 from olm_data.storage.hub_repository import Repository, is_commit
@@ -37,7 +37,7 @@ def is_transformers(place: str) -> bool:
         place: local or remote; every `hf://` address is meant for one.
 
     Raises:
-        UsageError: there is one in a bucket.
+        UsageError, StorageError: the address is none, or the store cannot be reached.
     """
     if place.startswith(SCHEME):
         return True
@@ -45,17 +45,9 @@ def is_transformers(place: str) -> bool:
         return False
     try:
         fields = decode_object(Store(place).read(CONFIG, limit=MAX_CONFIG))
-    except (OSError, OlmError, MalformedJson):
+    except (OSError, ValidationError, MalformedJson):
         return False
-    if fields.get("format") == FORMAT or "model_type" not in fields:
-        return False
-    if is_remote(place):
-        raise UsageError(
-            "a model of transformers is read from a local folder or from the hub",
-            where=printable(place),
-            fix="copy the folder to a disk of each machine, or name its hf:// address",
-        )
-    return True
+    return fields.get("format") != FORMAT and "model_type" in fields
 
 
 def pinned(place: str) -> str:
@@ -67,7 +59,7 @@ def pinned(place: str) -> str:
         StorageError: the hub cannot be reached.
     """
     if not place.startswith(SCHEME):
-        return absolute(place)
+        return absolute(place).rstrip("/")
     found = _repository(place)
     return place if is_commit(found.revision) else found.at(found.required_commit()).address
 
@@ -77,28 +69,36 @@ def read_fields(place: str) -> JsonObject:
 
     Raises:
         InputError, ValidationError: there is none, or it is no JSON object.
-        StorageError: the hub cannot be reached.
+        StorageError: the hub or store cannot be reached.
     """
+    data = _read(place, CONFIG, MAX_CONFIG)
+    if data is None:
+        raise _missing(place, CONFIG)
     try:
-        return decode_object(read_regular(_file(place, CONFIG), MAX_CONFIG))
+        return decode_object(data)
     except MalformedJson as error:
         raise ValidationError(
             f"the {CONFIG} is malformed: {error}", where=place, fix="restore it from a copy"
         ) from error
 
 
-def fetch(place: str) -> Path:
-    """Return the folder with the files of a pinned place; of the hub they are fetched.
+def fetch(place: str) -> str:
+    """Return the folder with the files of a pinned place, local or remote; of the hub it is local.
 
     Raises:
         InputError: a file that it needs is not there; there are only pickles.
-        StorageError: the hub cannot be reached.
+        StorageError: the hub or store cannot be reached.
     """
-    folder = _file(place, CONFIG).parent
-    for name in weight_files(place):
-        _file(place, name)
-    _optional(place, TOKENIZER)
-    return folder
+    names = [CONFIG, *weight_files(place)]
+    for name in names:
+        if not _has(place, name):
+            raise _missing(place, name)
+    _has(place, TOKENIZER)
+    if not place.startswith(SCHEME):
+        return place
+    path = _cached(place, CONFIG)
+    assert path is not None
+    return str(path.parent)
 
 
 def weight_files(place: str) -> list[str]:
@@ -108,11 +108,11 @@ def weight_files(place: str) -> list[str]:
         InputError: there are none.
         ValidationError: the index is malformed, or names files elsewhere.
     """
-    if _optional(place, WHOLE) is not None:
+    if _has(place, WHOLE):
         return [WHOLE]
-    index = _optional(place, INDEX)
+    index = _read(place, INDEX, MAX_WHOLE)
     if index is None:
-        pickles = [name for name in _PICKLES if _optional(place, name, look=True) is not None]
+        pickles = [name for name in _PICKLES if _has(place, name, look=True)]
         raise InputError(
             f"there are no weights as safetensors; {pickles[0]} is a pickle"
             if pickles
@@ -123,7 +123,7 @@ def weight_files(place: str) -> list[str]:
             "revision that has safetensors",
         )
     try:
-        names = decode_object(read_regular(index, MAX_WHOLE))["weight_map"]
+        names = decode_object(index)["weight_map"]
         files = sorted({str(name) for name in names.values()})
     except (MalformedJson, KeyError, AttributeError) as error:
         raise ValidationError(
@@ -142,17 +142,23 @@ def weight_files(place: str) -> list[str]:
 
 def read_tokenizer(place: str) -> bytes | None:
     """Return the tokenizer.json of a pinned place, None where there is none."""
-    path = _optional(place, TOKENIZER)
-    return None if path is None else read_regular(path, MAX_WHOLE)
+    return _read(place, TOKENIZER, MAX_WHOLE)
 
 
-def file_digests(place: str) -> dict[str, str]:
-    """Return the sha256 of each file that is read of a fetched place."""
+def file_digests(place: str, part: int = 0, parts: int = 1) -> dict[str, str]:
+    """Return the sha256 of files that are read of a fetched place: of all, or of a part of them.
+
+    Args:
+        part, parts: which part, and how many there are: each rank takes one.
+    """
     folder = fetch(place)
-    names = [CONFIG, *weight_files(place), TOKENIZER]
-    there = [name for name in names if (folder / name).exists()]
-    digests = in_order(lambda name: sha256_file(folder / name), there)
-    return dict(zip(there, digests, strict=True))
+    there = [CONFIG, *weight_files(place), *([TOKENIZER] if _has(place, TOKENIZER) else [])]
+    mine = there[part::parts]
+    if is_remote(folder):
+        digests = in_order(Store(folder).sha256, mine)
+    else:
+        digests = in_order(lambda name: sha256_file(Path(folder) / name), mine)
+    return dict(zip(mine, digests, strict=True))
 
 
 def _repository(place: str) -> Repository:
@@ -166,28 +172,44 @@ def _repository(place: str) -> Repository:
     return found
 
 
-def _file(place: str, name: str) -> Path:
-    path = _optional(place, name)
-    if path is None:
-        raise InputError(
-            f"there is no {printable(name)}",
-            where=place,
-            fix="name a folder or repository with a model of transformers, all of its files in it",
-        )
-    return path
+def _missing(place: str, name: str) -> InputError:
+    return InputError(
+        f"there is no {printable(name)}",
+        where=place,
+        fix="name a folder or repository with a model of transformers, all of its files in it",
+    )
 
 
-def _optional(place: str, name: str, *, look: bool = False) -> Path | None:
-    """Return where a file lies, fetched if need be; None: there is none.
+def _has(place: str, name: str, *, look: bool = False) -> bool:
+    """Whether there is a file; of the hub it is fetched.
 
     Args:
         look: do not fetch it.
     """
+    if look and place.startswith(SCHEME):
+        found = _repository(place)
+        return name in found.files(found.revision or "")
+    if is_remote(place) and not place.startswith(SCHEME):
+        return Store(place).exists(name)
+    return _cached(place, name) is not None
+
+
+def _read(place: str, name: str, limit: int) -> bytes | None:
+    """Return the bytes of a file, None where there is none."""
+    if is_remote(place) and not place.startswith(SCHEME):
+        try:
+            return Store(place).read(name, limit=limit)
+        except FileNotFoundError:
+            return None
+    path = _cached(place, name)
+    return None if path is None else read_regular(path, limit)
+
+
+def _cached(place: str, name: str) -> Path | None:
+    """Return where a file lies on this machine, fetched if need be; None: there is none."""
     if place.startswith(SCHEME):
         found = _repository(place)
         assert found.revision is not None, "pinned first"
-        if look:
-            return Path(name) if name in found.files(found.revision) else None
         return found.cached(name, found.revision)
     path = Path(place) / name
     if not os.path.exists(path):

@@ -1,22 +1,23 @@
 """The tensors in safetensors files: their names and dtypes, and blocks of them, read by slices.
 
-Files are mapped, so that of a tensor only the rows and columns asked for are read. Never: a whole
-file in memory, or a pickle.
+Local files are mapped, those in a bucket read by ranges (`ranged.py`), so that of a tensor only the
+rows asked for are read. Never: a whole file in memory, or a pickle.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from olm_data.errors import ValidationError, printable
+from olm_data.errors import InputError, ValidationError, printable
 from olm_data.regular_files import open_regular
+from olm_data.storage.store import Store, is_remote
+from olm_train.hf.ranged import RangedFile, damaged
 from olm_train.hf.tensors import Slices
 
 
@@ -24,23 +25,27 @@ class SafeTensors:
     """Files of tensors, open while the `with` block lasts.
 
     Args:
-        folder, names: of the files.
+        folder: of the files; local or remote.
+        names: of them.
 
     Attributes:
         names: of all tensors.
         bytes: of all tensors.
-        read_bytes: of the blocks that were read.
+        read_bytes: of the blocks that were read; from a bucket, of the rows that they are in.
 
     Raises:
+        InputError: from entering: there is no such file.
         ValidationError: from entering: a file is damaged, or two hold a tensor of the same name.
+        StorageError: the store cannot be reached.
     """
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
-        self._paths = [folder / name for name in names]
+    def __init__(self, folder: str, names: list[str]) -> None:
+        self._folder, self._files = folder, names
+        self._ranged: list[RangedFile] = []
         self._found: dict[str, Any] = {}
         self._dtypes: Counter[str] = Counter()
         self._stack = ExitStack()
-        self.bytes = self.read_bytes = 0
+        self.bytes = self._read_bytes = 0
 
     @property
     def names(self) -> set[str]:
@@ -52,10 +57,15 @@ class SafeTensors:
         """Names of the dtypes in the files, the one of most tensors first: `BF16`."""
         return [name for name, _ in self._dtypes.most_common()]
 
+    @property
+    def read_bytes(self) -> int:
+        """As of the class."""
+        return self._read_bytes + sum(file.read_bytes for file in self._ranged)
+
     def __enter__(self) -> Self:
         with self._stack as stack:
-            for path in self._paths:
-                self._open(stack, path)
+            for name in self._files:
+                self._add(f"{self._folder}/{name}", self._open(stack, name))
             self._stack = stack.pop_all()
         return self
 
@@ -63,21 +73,26 @@ class SafeTensors:
         self._stack.close()
         self._found.clear()
 
-    def _open(self, stack: ExitStack, path: Path) -> None:
-        open_regular(path).close()  # no pipe, no device
+    def _open(self, stack: ExitStack, name: str) -> Any:
+        path = f"{self._folder}/{name}"
         try:
-            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            if is_remote(self._folder):
+                self._ranged.append(RangedFile(Store(self._folder), name))
+                return self._ranged[-1]
+            open_regular(path).close()  # no pipe, no device
+        except FileNotFoundError as error:
+            raise InputError("there is no such file", where=path) from error
+        try:
+            return stack.enter_context(safe_open(path, framework="pt", device="cpu"))
         except (SafetensorError, OSError) as error:
-            raise ValidationError(
-                f"the weights are damaged: {printable(str(error))[:200]}",
-                where=str(path),
-                fix="restore the file from a copy, or remove it to have it fetched again",
-            ) from error
+            raise damaged(str(error), path) from error
+
+    def _add(self, path: str, file: Any) -> None:
         for name in file.keys():  # noqa: SIM118  # it is no mapping
             if name in self._found:
                 raise ValidationError(
                     f"two files hold a tensor {printable(name[:80])}",
-                    where=str(path),
+                    where=path,
                     fix="use the files that belong to one model",
                 )
             block = self._found[name] = file.get_slice(name)
@@ -101,7 +116,8 @@ class SafeTensors:
                 fix="use the config.json that belongs to these weights",
             )
         block: Tensor = found[where]
-        self.read_bytes += block.numel() * block.element_size()
+        if not self._ranged:
+            self._read_bytes += block.numel() * block.element_size()
         return block
 
     def shape(self, name: str) -> tuple[int, ...]:

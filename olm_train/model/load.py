@@ -35,7 +35,7 @@ _MOST_PADS = 1 << 28
 """Elements of the rows that pad the vocabulary of a model that is loaded."""
 
 
-def load_model(
+def load_saved(
     folder: str | os.PathLike[str], *, classes: Iterable[type] = (), trust: bool = False
 ) -> Decoder | tuple[Decoder, Tokenizer]:
     """Return the model that `model.save` or `olm-train export` wrote, on the CPU, in eval mode.

@@ -137,8 +137,8 @@ class TrainerConfig(Config):
             before it; `--strict` sets it.
         load_path: checkpoint, save folder of a run, or [exported weights](#weights-as-one-file) to
             begin with, local or remote, where the save folder has no checkpoint yet; or a model of
-            transformers, [`hf://ORG/NAME[@REVISION]` or a folder](../how-to/from-hugging-face.md),
-            from which `model` then follows.
+            transformers, [`hf://ORG/NAME[@REVISION]` or a folder, local or
+            remote](../how-to/from-hugging-face.md), from which `model` then follows.
         load_trainer_state: from `load_path`, take step, data position and callbacks' state too; the
             mixture, the model and the global batch size are then those of that run.
         load_optim_state: from `load_path`, take the optimiser's state too.

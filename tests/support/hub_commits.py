@@ -56,6 +56,7 @@ class Commits:
         self.on_upload: Callable[[str], None] = lambda sha256: None
         self._heads: dict[tuple[str, str], str] = {}
         self._lock, self._taking = threading.Lock(), threading.Lock()
+        self._parents: dict[str, str] = {}
 
     def folder(self, repository: str, revision: str = "main") -> Path | None:
         """Return where the files of a revision lie; None: there is no such repository.
@@ -78,6 +79,17 @@ class Commits:
         if re.fullmatch(r"[0-9a-f]{40}", revision):
             return revision
         return self._heads.get((repository, revision), COMMIT)
+
+    def history(self, repository: str, revision: str) -> list[dict[str, Any]]:
+        """Return what the list of commits says, the newest first."""
+        found = [self.head(repository, revision)]
+        while found[-1] in self._parents:
+            found.append(self._parents[found[-1]])
+        date = "2026-01-01T00:00:00.000Z"
+        return [
+            {"id": commit, "title": "t", "message": "", "authors": [{"user": "lab"}], "date": date}
+            for commit in found
+        ]
 
     def post(self, path: str, body: bytes, authorization: str) -> Any:
         """Return the answer to a request that writes; None: it is none."""
@@ -147,10 +159,11 @@ class Commits:
     def _branch(self, repository: str, branch: str, value: dict[str, Any]) -> Any:
         if (repository, branch) in self._heads:
             raise Answer(409, "", "Reference already exists")
-        folder = self.folder(repository)
+        start = value.get("startingPoint", "main")
+        folder = self.folder(repository, start)
         assert folder is not None
         self._keep(folder, self._state(repository, branch))
-        self._heads[repository, branch] = self.head(repository)
+        self._heads[repository, branch] = self.head(repository, start)
         return {}
 
     def _modes(self, repository: str, revision: str, files: list[dict[str, Any]]) -> Any:
@@ -203,7 +216,7 @@ class Commits:
             else:
                 place.write_bytes(base64.b64decode(value["content"]))
         commit = hashlib.sha1(json.dumps([repository, head, lines]).encode()).hexdigest()
-        self._heads[repository, branch] = commit
+        self._heads[repository, branch], self._parents[commit] = commit, head
         self._keep(folder, self._state(repository, commit))
         return {"commitUrl": f"https://huggingface.co/lab/x/commit/{commit}", "commitOid": commit}
 

@@ -91,6 +91,8 @@ class HubStub:
                 return []
             there = [folder / name for name in names if (folder / name).exists()]
             return [self.commits.entry(folder, place) for place in there]
+        if found := re.fullmatch(r"/api/((?:datasets|models)/[^/]+/[^/]+)/commits/(.+)", route):
+            return self.commits.history(found[1], found[2])
         if found := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", route):
             kind = "datasets" if found[1] else "models"
             folder = self.commits.folder(f"{kind}/{found[2]}", found[3])

@@ -297,6 +297,63 @@ def test_branches_and_private_repositories(hub: HubStub, model: Path, tmp_path: 
     assert pull(f"{FIRST}@v1", str(tmp_path / "back")).files == 4
 
 
+def test_each_checkpoint_has_a_branch_of_its_own_beside_another_on_main(
+    hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push(str(model), FIRST)
+    put_beside = {"theirs.txt": "dGhlaXJz"}
+    for name, data in put_beside.items():
+        commit(hub, name, data)
+    on_main = digests(at_hub(hub))
+    later = {
+        f"step{number}": exported_model(tmp_path / f"m{number}", "olmo2", str(number) * 64)
+        for number in (1, 2)
+    }
+    for name, folder in later.items():
+        looked = push(str(folder), FIRST, revision=name, dry_run=True)
+        done = push(str(folder), FIRST, revision=name)
+        assert (done.status, done.sent, done.notes) == ("pushed", looked.sent, [])
+        assert done.commit == hub.commits.head("models/lab/first", name)
+        assert push(str(folder), FIRST, revision=name).status == "already there"
+    for name, folder in later.items():
+        pull(f"{FIRST}@{name}", str(tmp_path / f"back-{name}"))
+        assert digests(tmp_path / f"back-{name}") == digests(folder)
+    assert digests(at_hub(hub)) == on_main
+    said = inside(capsys, "push", later["step2"], FIRST, "--revision", "step1")
+    assert said.returncode == 7, said.stderr
+    assert "or to a new branch of this one: --revision NAME" in said.stderr
+    same = push(str(model), FIRST, revision="v1")  # what main holds begins where main is
+    assert (same.status, same.sent) == ("already there", 0)
+    assert digests(hub.root / ".states/models/lab/first/v1") == on_main
+
+
+def test_a_stopped_push_to_a_branch_goes_on(hub: HubStub, model: Path, tmp_path: Path) -> None:
+    push(str(model), FIRST)
+    other = exported_model(tmp_path / "other", "olmo2", "d" * 64)
+
+    def refuse(sha256: str) -> None:
+        raise Answer(403, "", "quota")
+
+    hub.commits.on_upload = refuse
+    with pytest.raises(StorageError, match="refuses this user"):
+        push(str(other), FIRST, revision="step1")
+    hub.commits.on_upload = lambda sha256: None
+    with pytest.raises(InputError, match="no model in this repository"):
+        pull(f"{FIRST}@step1", str(tmp_path / "half"))
+    assert push(str(other), FIRST, revision="step1").status == "pushed"
+    pull(f"{FIRST}@step1", str(tmp_path / "back"))
+    assert digests(tmp_path / "back") == digests(other)
+
+
+def test_a_repository_that_began_with_another_model_has_no_empty_branch(
+    hub: HubStub, model: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(exported_model(tmp_path / "other", "olmo2", "d" * 64), at_hub(hub))
+    with pytest.raises(ConflictError, match="another model"):
+        push(str(model), FIRST, revision="step1")
+    assert ("models/lab/first", "step1") not in hub.commits._heads
+
+
 def test_the_command_says_what_it_did(
     hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,8 +144,10 @@ def test_another_dataset_in_the_repository_stays_and_a_later_version_goes_over_a
     before = there(hub)
     with pytest.raises(ConflictError, match="another dataset"):
         push(str(books), BOOKS)
-    with pytest.raises(ConflictError, match="another dataset"):
-        push(str(books), BOOKS, revision="new")
+    assert push(str(books), BOOKS, revision="new").status == "pushed"  # a branch of its own
+    assert pull(f"{BOOKS}@new", str(tmp_path / "new")).digest == Dataset.open(str(books)).digest
+    with pytest.raises(ConflictError, match="or to a new branch of this one: --revision NAME"):
+        push(str(tmp_path / "other"), BOOKS, revision="new")
     assert there(hub) == before
     more = write_jsonl(tmp_path / "more.jsonl", texts(20, 2000))
     added = olm_data("add", tmp_path / "other", more)

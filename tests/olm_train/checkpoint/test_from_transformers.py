@@ -29,9 +29,13 @@ from support.runs import (
 
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
+from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
+from olm_train.hf_export.export import export
+from olm_train.hf_export.job import Options
 from olm_train.trainer import Trainer
 
 BEGIN = ("--trainer.load_trainer_state=false", "--trainer.load_optim_state=false")
@@ -165,6 +169,38 @@ def test_the_checkpoint_needs_nothing_of_the_folder_and_resumes_exactly(
         for name in ("whole", "cut")
     ]
     assert origins[0] == origins[1] is not None
+
+
+def test_from_a_bucket_the_rows_of_each_rank_and_no_copy(
+    tiny_mixture: Path, foreign: Path, tmp_path: Path, s3: dict[str, str]
+) -> None:
+    """The same weights and loss as from the disk, on two ranks, and from an export there."""
+    url = f"s3://{s3['bucket']}/{tmp_path.name}/llama"
+    for path in foreign.iterdir():
+        Store(url).put(path.name, path.read_bytes())
+    arguments = (str(tiny_mixture), str(tmp_path / "run"), url)
+    (one, size, weights), (two, _, _) = run_ranks(load_on_ranks, 2, *arguments)
+    assert one + two == size
+    assert max(one, two) < 0.6 * size
+    near = begin(tiny_mixture, tmp_path / "near", foreign)
+    near.restore()
+    for name, value in near.train_module.state_dict()["model"].items():
+        assert (weights[name] == value.numpy()).all(), name
+    for name, place in (("near", str(foreign)), ("far", url)):
+        begin(tiny_mixture, tmp_path / name, place).fit()
+    assert metrics(tmp_path / "far") == metrics(tmp_path / "near")
+    ends = [open_checkpoint(tmp_path / name / "step00000004", World()) for name in ("near", "far")]
+    near_origin, far_origin = (end.state().origin for end in ends)
+    assert near_origin is not None
+    assert far_origin is not None
+    assert far_origin.path == url
+    assert far_origin.files == near_origin.files
+    exported = f"{url}-exported"
+    export(ends[1], exported, Options(dtype="float32", shard_bytes=40_000, check="files"))
+    again = begin(tiny_mixture, tmp_path / "again", exported)
+    again.restore()
+    wanted = evaluation_model(ends[1]).state_dict()
+    assert same_bits(again.train_module.state_dict()["model"], wanted)
 
 
 def test_state_of_a_trainer_is_not_in_it(tiny_mixture: Path, foreign: Path, tmp_path: Path) -> None:

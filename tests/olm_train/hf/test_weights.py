@@ -16,7 +16,7 @@ def test_blocks_names_and_counts(tmp_path: Path) -> None:
     one = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     save_file({"one": one}, tmp_path / "a.safetensors")
     save_file({"two": one.to(torch.bfloat16)}, tmp_path / "b.safetensors")
-    with SafeTensors(tmp_path, ["a.safetensors", "b.safetensors"]) as files:
+    with SafeTensors(str(tmp_path), ["a.safetensors", "b.safetensors"]) as files:
         assert files.names == {"one", "two"}
         assert sorted(files.dtypes) == ["BF16", "F32"]
         assert files.bytes == 24 * 4 + 24 * 2
@@ -31,13 +31,13 @@ def test_damaged_and_doubled_files(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 100)
     with (
         pytest.raises(ValidationError, match="damaged"),
-        SafeTensors(tmp_path, ["a.safetensors"]),
+        SafeTensors(str(tmp_path), ["a.safetensors"]),
     ):
         pass
     for name in ("b", "c"):
         save_file({"same": torch.zeros(2)}, tmp_path / f"{name}.safetensors")
     with (
         pytest.raises(ValidationError, match="two files hold a tensor same"),
-        SafeTensors(tmp_path, ["b.safetensors", "c.safetensors"]),
+        SafeTensors(str(tmp_path), ["b.safetensors", "c.safetensors"]),
     ):
         pass

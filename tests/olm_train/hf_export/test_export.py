@@ -12,6 +12,7 @@ from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.errors import ConflictError, UsageError
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
+from olm_train.checkpoint.merged import merge_checkpoints
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
 from olm_train.hf_export import verify
@@ -135,6 +136,26 @@ def test_dtype_and_shard_size_have_their_effect(checkpoint: Checkpoint, tmp_path
     assert torch.equal(tensors["model.norm.weight"], ours["norm.weight"].bfloat16())
     assert not (tmp_path / "hf" / "model.safetensors.index.json").exists()
     assert read(tmp_path / "hf" / "config.json")["dtype"] == "bfloat16"
+
+
+def test_merged_weights_are_exported_as_their_mean(
+    checkpoint: Checkpoint, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    other = trained(tiny_mixture, tmp_path / "other", f"{OLMO2}, vocab_multiple: 100", "--seed=2")
+    merged, _ = merge_checkpoints([checkpoint, other], [3, 1], tmp_path / "other/mean")
+    options = Options(dtype="float32", check="transformers")
+    receipt = export(open_checkpoint(merged, World()), str(tmp_path / "hf"), options).receipt
+    model = receipt.verified.model
+    assert model is not None
+    assert model.loss is not None
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    one, two = (dict(evaluation_model(each).named_parameters()) for each in (checkpoint, other))
+    for ours, theirs in (("embeddings", "model.embed_tokens"), ("norm", "model.norm")):
+        name = f"{ours}.weight"
+        mean = 0.75 * one[name].double() + 0.25 * two[name].double()
+        assert torch.equal(tensors[f"{theirs}.weight"], mean.float()[:512])
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert open_checkpoint(merged, World()).manifest.digest in card
 
 
 def test_a_tied_head_is_left_out_unless_asked_for(tiny_mixture: Path, tmp_path: Path) -> None:

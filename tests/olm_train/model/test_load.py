@@ -19,7 +19,7 @@ from olm_train.generate.command import main
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.model.load import load_model
+from olm_train.model.load import load_saved
 
 SHAPE = {"vocab_size": 512, "vocab_multiple": 100, "d_model": 16, "n_layers": 2, "n_heads": 2}
 
@@ -39,7 +39,7 @@ def own() -> ScaledDecoder:
 
 
 def loaded(folder: Path, **options: object) -> Decoder:
-    found = load_model(folder, **options)  # type: ignore[arg-type]
+    found = load_saved(folder, **options)  # type: ignore[arg-type]
     assert isinstance(found, Decoder)
     return found
 
@@ -73,7 +73,7 @@ def test_a_tokenizer_comes_back_with_it_whatever_it_was_given_as(
     read = Tokenizer.from_file(str(tiny_tokenizer))
     for number, given in enumerate([read, tiny_tokenizer, str(tiny_tokenizer.parent)]):
         drawn().save(tmp_path / str(number), tokenizer=given)
-        found = load_model(tmp_path / str(number))
+        found = load_saved(tmp_path / str(number))
         assert isinstance(found, tuple)
         assert found[1].encode("def f").ids == read.encode("def f").ids
     with pytest.raises(UsageError, match="int is no tokenizer"):
@@ -138,9 +138,9 @@ def test_a_class_is_not_imported_unasked_nor_ever_from_the_folder_itself(
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(InputError, match="not part of this program"):
-        load_model(folder)
+        load_saved(folder)
     with pytest.raises(UsageError, match="lies in the folder of the model"):
-        load_model(folder, trust=True)
+        load_saved(folder, trust=True)
     assert not (folder / "ran").exists()
     assert "evil_part" not in sys.modules
 
@@ -161,7 +161,7 @@ def test_a_class_that_is_not_there_is_named(
     about = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(about | change))
     with pytest.raises(UsageError) as raised:
-        load_model(tmp_path, trust=True)
+        load_saved(tmp_path, trust=True)
     assert says in str(raised.value)
 
 
@@ -177,9 +177,9 @@ def test_a_shape_larger_than_its_weights_and_a_folder_without_any_are_refused(
             about_model["d_model"] = 1 << 18
         file.write_text(json.dumps(about | {"model": about_model}))
         with pytest.raises(ValidationError):
-            load_model(tmp_path / "m")
+            load_saved(tmp_path / "m")
     with pytest.raises(InputError, match="no exported weights"):
-        load_model(tmp_path / "none")
+        load_saved(tmp_path / "none")
 
 
 def test_weights_that_are_not_there_cannot_be_saved(tmp_path: Path) -> None:

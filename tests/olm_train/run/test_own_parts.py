@@ -27,7 +27,7 @@ from olm_data.errors import UsageError
 from olm_train.distributed.world import World
 from olm_train.export import main as export
 from olm_train.generate.command import main as generate
-from olm_train.model.load import load_model
+from olm_train.model.load import load_saved
 from olm_train.run.config import RunConfig
 from olm_train.run.config_diff import config_diff
 from olm_train.run.reference import written
@@ -113,7 +113,7 @@ def test_a_resume_goes_on_with_the_same_parts_to_the_same_bits(
         assert (refused.exit_code, "--trust" in refused.output) == (4, True), refused.output
         done = CliRunner().invoke(command, [*arguments, "--trust"])
         assert done.exit_code == 0, done.output
-    found = load_model(tmp_path / "e", classes=[ScaledDecoder, ScaledConfig])
+    found = load_saved(tmp_path / "e", classes=[ScaledDecoder, ScaledConfig])
     assert isinstance(found, tuple)
     assert isinstance(found[0], ScaledDecoder)
 
