@@ -68,7 +68,8 @@ class AutoTrainer:
     Alone, or as each of the processes that `torchrun --nproc-per-node=N script.py` starts.
 
     Args:
-        model: a `Decoder`, or any module; it is trained itself. Ranks get the weights of rank 0.
+        model: a `Decoder`, such as `load_model("hf://ORG/NAME")` gives, or any module; it is
+            trained itself. Ranks get the weights of rank 0.
         optimizer: a class of `torch.optim` or like one, or an instance over the model's parameters.
         dataloader: a loader of ours, one of your own, or a plain one of PyTorch, whose batches are
             (input_ids, labels) for a decoder, else what `BasicTrainModule` takes. A plain one

@@ -129,6 +129,12 @@ def weight_files(place: str) -> list[str]:
         raise ValidationError(
             f"the {INDEX} is malformed", where=place, fix="restore it from a copy"
         ) from error
+    if not files:
+        raise ValidationError(
+            "the index names no file of tensors",
+            where=f"{place}/{INDEX}",
+            fix="restore it from a copy",
+        )
     for name in files:
         refuse_escape(name)
         if "/" in name or not name.endswith(SUFFIX):
