@@ -131,7 +131,8 @@ class Family:
                 f"our decoder cannot be this {self.architecture}: " + _listed(problems),
                 where="config.json",
                 why="its logits would be others than those of transformers",
-                fix="if a field named here is known to change nothing, say so with ignore",
+                fix="use another model; a field that changes no logit may be taken out of a copy "
+                "of its config.json",
             )
         return config
 

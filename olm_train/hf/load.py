@@ -26,7 +26,7 @@ from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, spec_from_bytes
 from olm_train.hf.families import family_of_hf
 from olm_train.hf.family import Family
-from olm_train.hf.source import fetch, read_fields, read_tokenizer, weight_files
+from olm_train.hf.source import CONFIG, fetch, read_fields, read_tokenizer, weight_files
 from olm_train.hf.tensors import Reader, Slices, TensorMap
 from olm_train.hf.weights import FLOATS, SafeTensors
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
@@ -66,8 +66,9 @@ def open_model(place: str) -> Opened:
             where=place,
             fix=f"olm-data pull {place} FOLDER, then name that folder",
         )
-    family = family_of_hf(fields)
-    return Opened(place, family, family.config_from_hf(fields))
+    with _at(f"{place}/{CONFIG}"):
+        family = family_of_hf(fields)
+        return Opened(place, family, family.config_from_hf(fields))
 
 
 def vocabulary_size(opened: Opened, ids: int, vocabulary: Vocabulary) -> int:
@@ -199,10 +200,20 @@ def _weights(
     plain = replace(opened.config, vocab_multiple=1)
     maps = {each.ours: each for each in opened.family.tensors(plain)}
     with SafeTensors(fetch(opened.place), weight_files(opened.place)) as files:
-        stored = opened.family.stored_names(plain, files.names)
-        _refuse_shapes(maps, stored, files)
-        _refuse_quantised(files)
+        with _at(opened.place):
+            stored = opened.family.stored_names(plain, files.names)
+            _refuse_shapes(maps, stored, files)
+            _refuse_quantised(files)
         yield files, maps, stored
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Say in errors where it is that a model does not fit."""
+    try:
+        yield
+    except (InputError, ValidationError) as error:
+        raise type(error)(error.what, where=where, why=error.why, fix=error.fix) from error
 
 
 def _fill_table(

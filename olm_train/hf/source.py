@@ -12,6 +12,7 @@ are read where they lie. Never: fetches or reads a pickle, or runs anything that
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
@@ -21,12 +22,12 @@ from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.exporting.model_folder import FORMAT
 from olm_data.regular_files import MAX_CONFIG, MAX_WHOLE, open_regular, read_regular
 from olm_data.storage.hub_repository import Repository, is_commit
-from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_data.threads import in_order
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 SUFFIX, SCHEME = ".safetensors", "hf://"
+_FILE = re.compile(r"[^/\\]{1,200}\.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -136,8 +137,7 @@ def weight_files(place: str) -> list[str]:
             fix="restore it from a copy",
         )
     for name in files:
-        refuse_escape(name)
-        if "/" in name or not name.endswith(SUFFIX):
+        if _FILE.fullmatch(name) is None or not name.isprintable():
             raise ValidationError(
                 f"the index names {printable(name[:80])!r} as a file of tensors",
                 where=f"{place}/{INDEX}",
