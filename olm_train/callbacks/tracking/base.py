@@ -41,6 +41,18 @@ class TrackedRun:
     cancel: Callable[[str], None] = lambda why: None
 
 
+class RowsLost(Exception):
+    """A client took steps that are not there, as on a full disk, and said nothing.
+
+    Args:
+        step: the last one that is there.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"it has lost what came after step {step:,}")
+        self.step = step
+
+
 class Tracker(ABC):
     """A replica of a run's log. All methods are called in one thread, which they may hold up.
 
@@ -97,7 +109,11 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, ending: Ending) -> None:
-        """Return when everything has arrived."""
+        """Return when everything has arrived.
+
+        Raises:
+            RowsLost: it has not; it is opened once more, and gets what is missing.
+        """
 
 
 def without_secrets(value: Any) -> Any:

@@ -28,7 +28,7 @@ from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
 from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.storage.flock import locked
 from olm_data.storage.store import Store
-from olm_train.callbacks.tracking.base import Ending, Level, Tracker
+from olm_train.callbacks.tracking.base import Ending, Level, RowsLost, Tracker
 from olm_train.callbacks.tracking.state import Fed, Tracked, read_tracked, write_tracked
 
 T = TypeVar("T")
@@ -165,14 +165,18 @@ class Feeder:
                 )
             self._ending = "finished"
             fed = self._feed()
-            self._tracker.close(self._ending)
+            try:
+                self._tracker.close(self._ending)
+            except RowsLost as error:
+                self._take_back(error.step)
+                raise
             return fed
 
     # ---- the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         with locked(self._lock):
-            pause = 0.0
+            pause, again = 0.0, True
             while not self._abandoned:
                 ending = self._ending
                 try:
@@ -186,6 +190,11 @@ class Feeder:
                 except Exception as error:
                     self._reader, pause = None, min(LONGEST_PAUSE, max(1.0, 2 * pause))
                     self._tell(type(error).__name__, f"{type(error).__name__}: {error}")
+                    if isinstance(error, RowsLost):
+                        self._take_back(error.step)
+                        if again and ending is not None:
+                            again = False
+                            continue
                     if ending is not None:
                         return
                 self._ended.wait(max(pause, INTERVAL))
@@ -279,6 +288,12 @@ class Feeder:
             self._asked = last.step
             if why := self._call("cancel check", self._limits.log, self._tracker.cancelled):
                 self._cancel(why)
+
+    def _take_back(self, step: int) -> None:
+        """Know that the tracker lacks what comes after a step."""
+        if self.tracked is not None and step < self.tracked.step:
+            lines = lines_of_step(self._folder, step)
+            self._write(msgspec.structs.replace(self.tracked, step=step, lines=lines))
 
     def _tail(self) -> WatchedTail:
         return WatchedTail(self._place, REMOTE_SECONDS if self._place.remote else INTERVAL)

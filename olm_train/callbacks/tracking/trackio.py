@@ -1,7 +1,8 @@
 """trackio: a SQLite file in TRACKIO_DIR, or a server that TRACKIO_SERVER_URL or _SPACE_ID names.
 
-The client writes in a thread of its own, so the file says how far a killed process came, and steps
-whose weights are lost are deleted in it. A server keeps those; their first values stay.
+The client writes in a thread of its own, and drops what a full disk refuses. So the file says how
+far a killed process came, steps after a hole or whose weights are lost are deleted in it, and at
+the end the rows are counted. A server keeps those; their first values stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from olm_data.extras import needs
 from olm_data.run_log.follow import LoggedStep
-from olm_train.callbacks.tracking.base import Ending, Level, TrackedRun, Tracker
+from olm_train.callbacks.tracking.base import Ending, Level, RowsLost, TrackedRun, Tracker
 from olm_train.callbacks.tracking.callback import TrackerCallback
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class TrackioTracker(Tracker):
         self._told, self._group = run, group
         self._run: Run | None = None
         self._last: int | None = None
+        self._there = self._top = self._rows = 0
 
     def open(self, key: str | None, logged: int) -> str:
         with needs("the tracker trackio"):
@@ -84,19 +86,21 @@ class TrackioTracker(Tracker):
         if any(os.environ.get(name) for name in SERVERS):
             return self._last or 0
         path = SQLiteStorage.get_project_db_path(self._told.project)
-        if not path.exists():
-            return 0
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file, file:
-            of_run = (self._run.id,)
-            file.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", (*of_run, step))
-            found = file.execute("SELECT MAX(step) FROM metrics WHERE run_id = ?", of_run)
-            last = found.fetchone()[0]
-        return last or 0
+        there = 0
+        if path.exists():
+            with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file, file:
+                there = min(step, _whole(_steps(file, self._run.id)))
+                of_run = (self._run.id, there)
+                file.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", of_run)
+        self._there, self._top, self._rows = there, there, 0
+        return there
 
     def log(self, steps: list[LoggedStep]) -> None:
         assert self._run is not None
         for step in steps:
             self._run.log(dict(step.metrics), step=step.step)
+            self._rows += step.step > self._top
+            self._top = max(self._top, step.step)
 
     def log_earlier(self, steps: list[LoggedStep]) -> bool:
         self.log(steps)
@@ -110,7 +114,17 @@ class TrackioTracker(Tracker):
             self._run.alert(title, text, AlertLevel(level))
 
     def close(self, ending: Ending) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        id = self._run.id if self._run is not None else ""
         self._finish()
+        if any(os.environ.get(name) for name in SERVERS) or not self._rows:
+            return
+        path = SQLiteStorage.get_project_db_path(self._told.project)
+        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
+            steps = _steps(file, id)
+        if sum(step > self._there for step in steps) < self._rows:
+            raise RowsLost(_whole(steps))
 
     def _how_to_resume(self, key: str | None) -> str:
         """A process killed in its first second has a key, and trackio no row of it yet."""
@@ -139,3 +153,21 @@ class TrackioTracker(Tracker):
             current_run.set(None)  # or the client ends it again when the process ends
             with contextlib.redirect_stdout(sys.stderr):
                 run.finish()  # type: ignore[no-untyped-call]
+
+
+def _steps(file: sqlite3.Connection, id: str) -> list[int]:
+    """Return the steps that a run has rows of, ascending."""
+    found = file.execute(
+        "SELECT DISTINCT step FROM metrics WHERE run_id = ? ORDER BY step", (id,)
+    ).fetchall()
+    return [step for (step,) in found]
+
+
+def _whole(steps: list[int]) -> int:
+    """Return the last of the steps before which none is missing, 0 for none."""
+    last = 0
+    for step in steps:
+        if step > last + 1:
+            break
+        last = step
+    return last

@@ -19,14 +19,21 @@ from olm_data.config.hints import PositiveInt
 from olm_data.extras import needs
 from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
-from olm_train.callbacks.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
+from olm_train.callbacks.tracking.base import (
+    Ending,
+    Level,
+    RowsLost,
+    TrackedRun,
+    Tracker,
+    without_secrets,
+)
 from olm_train.callbacks.tracking.callback import CANCEL_TAGS, ConfigValues, TrackerCallback
-from olm_train.callbacks.tracking.wandb_offline import files_of, keep_until
+from olm_train.callbacks.tracking.wandb_offline import files_of, keep_until, last_step
 
 if TYPE_CHECKING:
     import wandb
 
-INIT_SECONDS, FINISH_SECONDS, ASK_SECONDS = 25.0, 20.0, 5
+INIT_SECONDS, FINISH_SECONDS, WRITE_SECONDS, ASK_SECONDS = 25.0, 20.0, 6.0, 5
 SECOND = "%Y%m%d_%H%M%S"
 
 
@@ -78,7 +85,8 @@ class WandBTracker(Tracker):
     def __init__(self, run: TrackedRun, options: WandBCallback) -> None:
         self._told, self._options = run, options
         self._run: wandb.Run | None = None
-        self._last = 0
+        self._last = self._there = 0
+        self._logged = False
 
     def open(self, key: str | None, logged: int) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when its service starts
@@ -98,7 +106,8 @@ class WandBTracker(Tracker):
         if self._run.offline:
             now = Path(self._run.dir).parent
             files = [path for path in files_of(self._told.folder, key) if path.parent != now]
-            self._last = keep_until(files, step)
+            self._last = self._there = keep_until(files, step)
+            self._logged = False
             return self._last
         self._last = max(0, self._run.starting_step - 1)
         if self._last > step:
@@ -119,7 +128,7 @@ class WandBTracker(Tracker):
                 self._run.summary.update(step.metrics)
             else:
                 self._run.log(step.metrics, step=step.step, commit=True)
-                self._last = step.step
+                self._last, self._logged = step.step, True
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._run is not None
@@ -137,7 +146,15 @@ class WandBTracker(Tracker):
         return f"tag {found[0]}" if found else None
 
     def close(self, ending: Ending) -> None:
+        run, last = self._run, self._last
         self._finish(1 if ending == "failed" else 0)
+        if run is not None and run.offline and self._logged:
+            path = Path(run.dir).parent / f"run-{run.id}.wandb"
+            until = time.monotonic() + WRITE_SECONDS
+            while (there := last_step(path)) < last:  # its service goes on writing
+                if time.monotonic() > until:  # and says nothing of a full disk
+                    raise RowsLost(there or self._there)
+                time.sleep(0.1)
 
     def _init(self, key: str, **how: Any) -> wandb.Run:
         import wandb

@@ -15,7 +15,7 @@ from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
 from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.storage.store import Store
-from olm_train.callbacks.tracking.base import Ending, Level, Tracker
+from olm_train.callbacks.tracking.base import Ending, Level, RowsLost, Tracker
 from olm_train.callbacks.tracking.feeder import Feeder, Limits, is_behind
 from olm_train.callbacks.tracking.state import read_tracked
 
@@ -322,3 +322,28 @@ def test_a_tracker_is_behind_until_it_has_every_line(tmp_path: Path) -> None:
     feeder = Feeder(Memory(), tmp_path, step=2, say=pytest.fail)  # killed before it was fed
     assert feeder.tracked is not None
     assert is_behind(tmp_path, "memory")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_rows_that_a_client_lost_in_silence_are_brought_or_known_to_be_missing(
+    tmp_path: Path, again: bool
+) -> None:
+    said, write = list[str](), write_log
+    memory = Memory()
+
+    def lost(what: str) -> None:
+        if what == "close" and (again or not said):
+            memory.rows = memory.rows[:9]
+            raise RowsLost(9)
+
+    memory.fail = lost
+    write(tmp_path, range(1, 20))
+    fed(memory, tmp_path, said).close("finished")
+    assert said[0].startswith("warning: memory: RowsLost: it has lost what came after step 9\n")
+    if again:
+        assert said[1].startswith("note: memory has surely taken 9 of 19 steps\n")
+        assert is_behind(tmp_path, "memory")
+        memory.fail = lambda what: None
+        fed(memory, tmp_path, said, 19).close("finished")
+    assert len(said) == (2 if again else 1)
+    assert memory.rows == logged(tmp_path)

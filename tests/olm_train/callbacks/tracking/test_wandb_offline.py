@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from support.polling import wait_until
 from support.tracked import of_wandb, write_log
 
 from olm_data.run_log.follow import StepReader
 from olm_train.callbacks.tracking import wandb_offline
+from olm_train.callbacks.tracking.base import RowsLost
 from olm_train.callbacks.tracking.wandb import WandBCallback
 
 
@@ -50,3 +53,27 @@ def test_a_record_that_was_being_written_ends_the_file(written: Path, tmp_path: 
         assert last >= before
         before = last
     assert before < 300
+
+
+def test_what_the_service_did_not_write_is_found_at_the_end_and_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    write_log(tmp_path, range(1, 301))
+    callback = WandBCallback()
+    tracker = callback.tracker(callback.tracked_run(tmp_path, {}))
+    key = tracker.open(None, 0)
+    tracker.truncate(0)
+    tracker.log(list(StepReader(tmp_path).read(complete=True)))
+    (path,) = wandb_offline.files_of(tmp_path, key)
+    wait_until(lambda: path.stat().st_size > wandb_offline.BLOCK, "a block")
+    os.truncate(path, wandb_offline.BLOCK // 2)  # its service says nothing of a full disk
+    with pytest.raises(RowsLost) as lost:
+        tracker.close("finished")
+    there = lost.value.step
+    assert 0 < there < 300
+    tracker.open(key, 300)
+    assert tracker.truncate(300) == there
+    tracker.log(list(StepReader(tmp_path, there + 1).read(complete=True)))
+    tracker.close("finished")
+    assert [step for step, _ in of_wandb(tmp_path)] == [*range(1, 301)]
