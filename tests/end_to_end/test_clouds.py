@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from support.clouds import environment
 from support.command import olm_data
+from support.hf_models import hf_model
 from support.hub_stub import HubStub
 from support.quiet_server import QuietServer
-from support.runs import build_trainer, make_mixture, metrics
+from support.runs import build_trainer, make_mixture, metrics, same_bits
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, StorageError, UsageError
 from olm_data.storage.store import Store
 from olm_data.verify.datasets import verify
+from olm_train import Decoder, load_model
 
 
 @pytest.fixture
@@ -207,3 +209,17 @@ def test_a_dataset_on_the_hub_is_opened_as_one_on_disk(
         assert (dataset.document(7).tokens == Dataset.open(str(folder)).document(7).tokens).all()
         with pytest.raises(InputError):
             Dataset.open("hf://datasets/org/tokens/gone")
+
+
+def test_a_model_of_transformers_is_read_where_it_lies(
+    clouds: tuple[str, str], tmp_path: Path
+) -> None:
+    hf_model("llama").save_pretrained(tmp_path / "llama", max_shard_size="20KB")
+    near = load_model(tmp_path / "llama")
+    assert isinstance(near, Decoder)
+    for cloud in clouds:
+        for path in (tmp_path / "llama").iterdir():
+            Store(f"{cloud}/llama").put(path.name, path.read_bytes())
+        far = load_model(f"{cloud}/llama")
+        assert isinstance(far, Decoder)
+        assert same_bits(far.state_dict(), near.state_dict())
