@@ -225,7 +225,13 @@ def children(pid: int) -> list[int]:
 
 
 def stopped(pid: int) -> int | None:
-    """The process that stands still by SIGSTOP: this one or a child of it."""
+    """The process that stands still by SIGSTOP: this one or a child of it.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+        raise ProcessLookupError(f"process {pid} has ended")
     for candidate in (pid, *children(pid)):
         with contextlib.suppress(FileNotFoundError):  # a child may have ended by now
             if Path(f"/proc/{candidate}/stat").read_text().rpartition(")")[2].split()[0] == "T":
