@@ -18,7 +18,7 @@ FACADE = {
     "values": {
         "bounded_json", "canonical", "counts", "errors", "redaction", "regular_files", "threads",
     },
-    "command line": {"command", "extras", "loopback", "sinks"},
+    "command line": {"command", "extras", "loopback", "sinks", "streams"},
     "config": {"convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "flock", "hub_repository", "in_clear", "json_file", "lease", "names",

@@ -37,7 +37,7 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, factor = ctx.saved_tensors
         wide_weight, size = weight.float(), x.shape[-1]
         grad, normed = upstream[0].float(), x.float().mul_(factor)
-        by_weight = (grad * normed).view(-1, size)
+        by_weight = (grad * normed).reshape(-1, size)
         # d/dx = factor (grad weight - normed mean(grad weight normed))
         mean = torch.mv(by_weight, wide_weight).div_(-size).view_as(factor)
         x_grad = grad.mul_(wide_weight).addcmul_(normed, mean).mul_(factor)

@@ -45,6 +45,8 @@ class Browser:
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
+        self._poll = select.poll()  # unlike select, for descriptors above 1,024 too
+        self._poll.register(answers, select.POLLIN)
         self._rest, self._number = b"", 0
         self.problems: list[str] = []
 
@@ -79,7 +81,7 @@ class Browser:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._rest:
-            if not select.select([self._answers], [], [], max(0, deadline - time.monotonic()))[0]:
+            if not self._poll.poll(1000 * max(0.0, deadline - time.monotonic())):
                 raise TimeoutError("chromium does not answer")
             data = os.read(self._answers, 1 << 16)
             assert data, "chromium has ended"

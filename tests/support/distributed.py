@@ -53,7 +53,7 @@ def run_ranks(
         processes = [
             context.Process(
                 target=_rank_main,
-                args=(folder, rank, world_size, timeout, function, arguments),
+                args=(folder, rank, world_size, timeout, dict(os.environ), function, arguments),
                 daemon=True,
             )
             for rank in range(world_size)
@@ -99,12 +99,15 @@ def _rank_main(
     rank: int,
     world_size: int,
     timeout: float,
+    environment: dict[str, str],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
 
+    os.environ.clear()  # that of the time when the first ranks were started
+    os.environ.update(environment)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group(

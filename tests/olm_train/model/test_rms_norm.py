@@ -77,3 +77,17 @@ def test_a_row_of_zeros_stays_one() -> None:
     assert x.grad is not None
     assert not out.any()
     assert x.grad.isfinite().all()
+
+
+def test_rows_need_not_lie_side_by_side() -> None:
+    """Heads of queries are a part of one product."""
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(2, 3, 5, 8, generator=generator).bfloat16()
+    weight = torch.ones(8, dtype=torch.bfloat16)
+    found = []
+    for x in (whole[:, :, :2], whole[:, :, :2].contiguous()):
+        leaf = x.detach().requires_grad_()
+        out = rms_norm_in_16_bits(leaf, weight, EPS)
+        out.backward(whole[:, :, 3:])
+        found.append((out, leaf.grad))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)

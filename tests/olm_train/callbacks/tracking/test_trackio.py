@@ -60,7 +60,10 @@ assert tracker.truncate(0) == 0
 tracker.log(list(StepReader(folder).read(complete=True)))
 path = Path(os.environ["TRACKIO_DIR"]) / "lab.db"
 def count():
-    return sqlite3.connect(path).execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
+    try:
+        return sqlite3.connect(path).execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
+    except sqlite3.OperationalError:  # no table yet
+        return 0
 wait_until(lambda: path.exists() and count() == 9, "rows")
 with sqlite3.connect(path) as file:  # the client only warns of rows that a full disk refuses
     file.execute("DELETE FROM metrics WHERE step IN (4, 5)")
