@@ -222,6 +222,8 @@ def _kept(
         return 1 - math.ceil(model.n_layers / (config.block_interval or 1)) / model.n_layers
     if config.mode == "selected_ops":  # results of matrix products and of attention
         heads = 2 * (model.n_heads + model.kv_heads) * model.head_size
+        if model.attention == "math":
+            heads += model.n_heads * sequence_length
         wide = (1 if model.feed_forward == "gelu" else 2) * model.ffn_size
         dtype = module.dp_config.param_dtype
         ops = _ITEMSIZE[dtype] * (heads + wide + 2 * model.d_model)
