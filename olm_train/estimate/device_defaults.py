@@ -123,7 +123,7 @@ def _attention_on_cpu(model: DecoderConfig, dtype: str, tokens: int) -> tuple[st
     most = model.n_layers * model.n_heads * tokens**2 * HELD_BY_MATH
     if most > MATH_BYTES:
         return "sdpa", f"math could hold products of {most / 2**30:,.1f} GiB"
-    return "math", "its products in 16 bits are faster on a CPU than sdpa's kernel"
+    return "math", "faster than sdpa for short rows on CPUs with instructions for bf16"
 
 
 def _attention(model: DecoderConfig, dtype: str, capability: Capability) -> tuple[str, str]:
