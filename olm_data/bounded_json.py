@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from olm_data.counts import MAX_COUNT
+from olm_data.decoding import decode_typed
 from olm_data.errors import printable
 
 MAX_DEPTH = 64
@@ -64,7 +65,7 @@ def decode(data: bytes, type: Any = Any) -> Any:
     """
     keys = check([data])
     try:
-        value = msgspec.json.decode(data, type=type)
+        value = decode_typed(data, type)
         plain = value if type is Any else msgspec.json.decode(data)
         again = msgspec.json.encode(plain)
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:

@@ -4,12 +4,14 @@
     standard output fails    -> OutputLost (exit 5)
     a pipe nobody reads      -> what more there is to print is left out; the work goes on
     standard error fails     -> the same
+    a crash in native code   -> where each thread was, on standard error
 
 For the command line alone, at its start. Never: touches a stream that works.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import sys
@@ -36,6 +38,8 @@ def secure_streams() -> None:
         name = ("stdin", "stdout", "stderr")[number]
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  # ends with us
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)
     sys.stdout, sys.stderr = _guarded(sys.stdout, _Results), _guarded(sys.stderr, _Remarks)
     try:
         os.getcwd()

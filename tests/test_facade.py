@@ -16,7 +16,8 @@ pytestmark = together
 
 FACADE = {
     "values": {
-        "bounded_json", "canonical", "counts", "errors", "redaction", "regular_files", "threads",
+        "bounded_json", "canonical", "counts", "decoding", "errors", "redaction", "regular_files",
+        "threads",
     },
     "command line": {"command", "extras", "loopback", "sinks", "streams"},
     "config": {"convert", "hints", "import_path", "reference", "schema", "values"},

@@ -19,7 +19,17 @@ FLOORS = {
     "olm_data": (
         ("redaction",),
         ("errors",),
-        ("regular_files", "streams", "ending", "counts", "sinks", "extras", "pace", "threads"),
+        (
+            "regular_files",
+            "streams",
+            "ending",
+            "counts",
+            "sinks",
+            "extras",
+            "pace",
+            "threads",
+            "decoding",
+        ),
         ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
         ("progress", "command", "tables", "loopback"),
         ("storage",),

@@ -50,6 +50,7 @@ from olm_data.config.import_path import (
 )
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values, short
+from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, printable
 from olm_data.redaction import MASK
 
@@ -182,7 +183,7 @@ def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if kind is Fraction and type(value) is int:
         value = Fraction(value)
     try:
-        found = msgspec.convert(values.whole(value) if kind is int else value, kind)
+        found = convert(values.whole(value) if kind is int else value, kind)
     except msgspec.ValidationError:
         raise values.wrong_type(path, hint, value) from None
     if isinstance(found, float) and not math.isfinite(found):

@@ -17,6 +17,7 @@ from olm_data.canonical import digest
 from olm_data.dataset.choices import SpecialPolicy
 from olm_data.dataset.inputs import InputFile, ReadOptions
 from olm_data.dataset.manifest import JOB
+from olm_data.decoding import convert
 from olm_data.errors import ValidationError
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
@@ -35,7 +36,7 @@ class TokenizerIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @classmethod
     def of(cls, spec: TokenizerSpec) -> TokenizerIdentity:
         """Return what names a tokenizer."""
-        return msgspec.convert(spec, cls, from_attributes=True)
+        return convert(spec, cls, from_attributes=True)
 
     def open(self, json_bytes: bytes) -> TokenizerSpec:
         """Return the tokenizer in these bytes, proved on this machine.

@@ -17,6 +17,7 @@ import msgspec
 from olm_data.bounded_json import Size
 from olm_data.dataset.choices import Container, SpecialPolicy
 from olm_data.dataset.inputs import RecordOptions, Share, written
+from olm_data.decoding import decode_typed
 from olm_data.select.selection import HASH_SPACE
 from olm_data.storage.names import is_column_name
 
@@ -114,9 +115,9 @@ def decode_options(data: msgspec.Raw) -> Options | ImportedOptions:
     Raises:
         ValueError: they are none that can be used.
     """
-    if msgspec.json.decode(data, type=_Kind).imported is not msgspec.UNSET:
-        return msgspec.json.decode(data, type=ImportedOptions)
-    options = msgspec.json.decode(data, type=Options)
+    if decode_typed(data, _Kind).imported is not msgspec.UNSET:
+        return decode_typed(data, ImportedOptions)
+    options = decode_typed(data, Options)
     for name in (options.text_column, options.id_column, *(name for name, _ in options.keep)):
         if name is not None and not is_column_name(name):
             raise ValueError("a column has a name with control characters, or one that is too long")

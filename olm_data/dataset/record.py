@@ -18,6 +18,7 @@ import msgspec
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.dataset.account import InputAccount
 from olm_data.dataset.windows import WIDTHS, Counts
+from olm_data.decoding import decode_typed
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
@@ -82,7 +83,7 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             MalformedJson: the record has none; that of a validation split is empty.
         """
         try:
-            return msgspec.json.decode(self.units, type=list[InputAccount])
+            return decode_typed(self.units, list[InputAccount])
         except msgspec.ValidationError as error:
             raise MalformedJson(printable(str(error))[:200]) from None
 
@@ -138,7 +139,7 @@ class ShardRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _imported(units: msgspec.Raw) -> list[ImportedFile]:
     """Return what all units have: accounts are read as files of which every document ends."""
-    return msgspec.json.decode(units, type=list[ImportedFile])
+    return decode_typed(units, list[ImportedFile])
 
 
 class _PlanOf(msgspec.Struct, frozen=True):

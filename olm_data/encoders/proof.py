@@ -20,6 +20,7 @@ import msgspec
 
 from olm_data.canonical import digest
 from olm_data.dataset.choices import SpecialPolicy
+from olm_data.decoding import decode_typed
 from olm_data.encoders.code_points import LAST, Ranges
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 from olm_data.user_cache import read_private, write_private
@@ -104,7 +105,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _decoded(data: bytes) -> Proof | None:
-    stored = msgspec.json.decode(data, type=_Stored)
+    stored = decode_typed(data, _Stored)
     proof = Proof(refused=stored.refused, routed=tuple(stored.routed))
     flat = [point for stretch in proof.routed for point in stretch]
     rising = flat == sorted(flat) and all(0x80 <= point <= LAST for point in flat)

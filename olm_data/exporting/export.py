@@ -18,6 +18,7 @@ import msgspec
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
+from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError, suggest
 from olm_data.exporting.base import Counts, Writer
 from olm_data.exporting.destination import (
@@ -158,7 +159,7 @@ def export(
             files=dict(sorted(draft.sizes.items())),
             **msgspec.structs.asdict(claim),
         )
-        draft.commit(_encoded(msgspec.convert(result, Receipt, from_attributes=True)))
+        draft.commit(_encoded(convert(result, Receipt, from_attributes=True)))
     return result
 
 

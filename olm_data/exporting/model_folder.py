@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from olm_data.bounded_json import JsonObject, decode_object
+from olm_data.decoding import convert
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.store import Store
 
@@ -76,7 +77,7 @@ def read_about(store: Store) -> About:
         value = decode_object(store.read(CONFIG))
         found, version = value["format"], value["version"]
         if found == FORMAT and version in READABLE:
-            return msgspec.convert(value, About)
+            return convert(value, About)
     except (ValueError, KeyError, TypeError) as error:  # msgspec's are ValueErrors
         if isinstance(error, ValidationError):
             raise

@@ -21,6 +21,7 @@ from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
+from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, ValidationError, printable
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.mixture.lock_format import (
@@ -303,7 +304,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             del head["order"]
             order = take_order(head)
             packing = packing_from_lock(head.pop("packing", None), order)
-            content = msgspec.convert(head, LockFile)
+            content = convert(head, LockFile)
         except (MalformedJson, msgspec.ValidationError) as error:
             raise _no_lock(path, str(error)) from None
         fields = {name: getattr(content, name) for name in content.__struct_fields__}

@@ -21,6 +21,7 @@ from olm_data.bounded_json import JsonObject, Size
 from olm_data.counts import MAX_COUNT
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
+from olm_data.decoding import convert
 from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
 from olm_data.order.base import Order
 from olm_data.order.orders import DEFAULT, lock_keys
@@ -226,7 +227,7 @@ def take_order(content: JsonObject) -> Order:
         raise msgspec.ValidationError(f"a lock has one order, not {names}")
     if not found:
         return DEFAULT()
-    return msgspec.convert(content.pop(found[0]), kinds[found[0]])
+    return convert(content.pop(found[0]), kinds[found[0]])
 
 
 def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:

@@ -31,6 +31,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from olm_data.bounded_json import JsonObject, MalformedJson, Size, decode_object
+from olm_data.decoding import convert
 from olm_data.errors import UsageError, printable
 from olm_data.order.skip import Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes
@@ -225,7 +226,7 @@ def read_starts(folder: Path, notes: list[str] | None = None) -> list[Start]:
 
 def append_start(folder: Path, start: Start) -> None:
     """Add a line to `starts.jsonl`, atomically; a last line that is cut off goes."""
-    line = msgspec.convert(start, _Line, from_attributes=True)
+    line = convert(start, _Line, from_attributes=True)
     append_line(folder / STARTS, msgspec.json.encode(line))
 
 
@@ -321,11 +322,11 @@ def decode_line(
     try:
         plain = decode_object(line)
         if "eval" in plain:
-            return msgspec.convert(plain, Evaluation)
+            return convert(plain, Evaluation)
         fields = {name: plain[name] for name in _FIELDS if name in plain}
         names = plain.keys() - set(_FIELDS) if metrics is None else metrics
         values = {name: plain[name] for name in names if name in plain}
-        return msgspec.convert({**fields, "metrics": values, "line": number}, Step)
+        return convert({**fields, "metrics": values, "line": number}, Step)
     except (MalformedJson, msgspec.ValidationError) as error:
         raise malformed_log(path, f"line {number}: {printable(str(error))}") from None
 

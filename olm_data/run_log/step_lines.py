@@ -25,6 +25,7 @@ import numpy as np
 
 from olm_data.bounded_json import MAX_DIGITS, Size
 from olm_data.counts import MAX_COUNT
+from olm_data.decoding import decoder
 from olm_data.errors import ValidationError
 from olm_data.order.skip import Range
 from olm_data.run_log.log import Evaluation, Time, decode_line
@@ -215,7 +216,7 @@ class _Shape:
             forbid_unknown_fields=True,
             gc=False,
         )
-        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[Any] = decoder(kind)
         self.colons = len(names) + sum(name.count(":") for name in names)
         self._get: dict[str, Callable[[Any], Any]] = {
             name: attrgetter(place) for name, place in places.items()

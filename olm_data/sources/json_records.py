@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile, KeepType, ReadOptions
+from olm_data.decoding import decoder
 from olm_data.errors import InputError, printable, suggest
 from olm_data.select.evaluate import matches, mismatch
 from olm_data.select.where import columns, kind_of_value, leaves, wanted_kinds
@@ -66,7 +67,7 @@ class Records:
         ]
         rename = {attribute: name for name, attribute in self._attribute.items()}
         self._type = msgspec.defstruct("Record", fields, rename=rename, gc=False)
-        self._decoder = msgspec.json.Decoder(self._type)
+        self._decoder = decoder(self._type)
 
     def decode(self, block: bytes, place: int) -> Iterator[DocumentBatch]:
         """Decode a block of whole lines, which is not kept; return its documents.

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from olm_data.decoding import decode_typed
 from olm_data.errors import ConflictError, OlmError, printable
 from olm_data.storage.disk import io_errors, make_folder
 from olm_data.storage.mark import Seen, look, mark, unmark
@@ -86,12 +87,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def decode(cls, data: bytes) -> Record | None:
         """Return a lease, or None of bytes that are none."""
         try:
-            found = msgspec.json.decode(data, type=cls)
+            found = decode_typed(data, cls)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         known = found.format == "olm-lease" and found.version == 1
-        bounded = SHORTEST_TAKEOVER <= found.takeover <= LONGEST_TAKEOVER
-        return found if known and bounded else None
+        return found if known and SHORTEST_TAKEOVER <= found.takeover <= LONGEST_TAKEOVER else None
 
     @property
     def process(self) -> Process:

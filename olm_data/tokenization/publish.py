@@ -33,6 +33,7 @@ from olm_data.dataset.options import Split
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
+from olm_data.decoding import convert
 from olm_data.sources.passed import tally
 from olm_data.storage.store import Store
 from olm_data.tokenization.base_dataset import already_there
@@ -118,9 +119,7 @@ def _manifest(
             plan=plan.digest,
             first_shard=request.base.shards,
             first_input=first,
-            options=msgspec.convert(
-                request.source.options.recorded, RecordOptions, from_attributes=True
-            ),
+            options=convert(request.source.options.recorded, RecordOptions, from_attributes=True),
         )
         added = [*old.additions, addition]
     encoder = shards.proof.encoder

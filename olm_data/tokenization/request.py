@@ -20,6 +20,7 @@ from olm_data.dataset.history import plan_name
 from olm_data.dataset.inputs import InputFile
 from olm_data.dataset.options import Last, Options, Settings
 from olm_data.dataset.plan import Plan, PlannedInput, likely_text, make_plan, shard_text
+from olm_data.decoding import convert
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.sources import plan_units, resolve_source
 from olm_data.sources.base import SourcePlan
@@ -77,7 +78,7 @@ class Request:
             last = Last(end.path, end.until, self.source.text_bytes)
         recipe = self.recipe
         return msgspec.structs.replace(
-            msgspec.convert(read.recorded, Options, from_attributes=True),
+            convert(read.recorded, Options, from_attributes=True),
             seed=recipe.seed,
             holdout=str(recipe.holdout),
             limit=self.source.limit,

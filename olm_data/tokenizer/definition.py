@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from olm_data.decoding import convert
 from olm_data.errors import InputError
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
@@ -99,7 +100,7 @@ class Definition:
     def bpe(self) -> BpeModel | None:
         """The model, where it is a byte-pair encoding."""
         is_bpe = self._model.get("type", "BPE") == "BPE"
-        return msgspec.convert(self._model, BpeModel) if is_bpe else None
+        return convert(self._model, BpeModel) if is_bpe else None
 
     def variant(
         self,

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
+from olm_data.decoding import convert
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_MERGED, EVAL_TASK
 from olm_train.callbacks.base import Callback
@@ -56,7 +57,7 @@ class EarlyStoppingCallback(Callback):
         return plain
 
     def load_state_dict(self, state: JsonObject) -> None:
-        self._best = msgspec.convert(state, Best)
+        self._best = convert(state, Best)
 
     def log_evaluation(self, step: int, results: Mapping[str, Mapping[str, float]]) -> None:
         value = self._value(results)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import NonNegativeInt, PositiveInt
+from olm_data.decoding import convert
 from olm_train.callbacks.averaged_weights import Suffix, evaluate, weights_of, write
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.merged import Merge
@@ -64,7 +65,7 @@ class EMACallback(Callback):
         return plain
 
     def load_state_dict(self, state: JsonObject) -> None:
-        self._average = msgspec.convert(state, Average)
+        self._average = convert(state, Average)
         self._mean = None
 
     def tensors(self) -> dict[str, Tensor]:

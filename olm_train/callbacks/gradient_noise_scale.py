@@ -28,6 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
+from olm_data.decoding import convert
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import (
     GRAD_NORM,
@@ -81,7 +82,7 @@ class GradientNoiseScaleCallback(Callback):
         return plain
 
     def load_state_dict(self, state: JsonObject) -> None:
-        self._state = msgspec.convert(state, Smoothed)
+        self._state = convert(state, Smoothed)
 
     def pre_train(self) -> None:
         model = self.trainer.train_module.model

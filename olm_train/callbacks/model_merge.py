@@ -18,6 +18,7 @@ from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
+from olm_data.decoding import convert
 from olm_train.callbacks.averaged_weights import (
     DEFAULT_SUFFIX,
     Suffix,
@@ -72,7 +73,7 @@ class ModelMergeCallback(Callback):
         return {"windows": {str(end): msgspec.to_builtins(w) for end, w in self._windows.items()}}
 
     def load_state_dict(self, state: JsonObject) -> None:
-        windows = msgspec.convert(state["windows"], dict[str, Window])
+        windows = convert(state["windows"], dict[str, Window])
         self._windows = {int(end): window for end, window in windows.items()}
         self._means = {}
 

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
+from olm_data.decoding import convert
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, SPIKE_SCORE, SPIKE_SCORE_TOTAL
 from olm_train.callbacks.base import Callback
 from olm_train.notices.notice import Event
@@ -80,7 +81,7 @@ class StabilityMonitorCallback(Callback):
         return plain
 
     def load_state_dict(self, state: JsonObject) -> None:
-        self._state = msgspec.convert(state, SpikeState)
+        self._state = convert(state, SpikeState)
         self._calm = {
             name: deque(values, maxlen=self.window_size)
             for name, values in self._state.calm.items()

@@ -30,6 +30,7 @@ from olm_data.bounded_json import JsonObject, MalformedJson, Size
 from olm_data.config.convert import as_dict
 from olm_data.config.hints import FilePath
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer, read_own
+from olm_data.decoding import convert
 from olm_data.errors import InputError, OlmError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
@@ -115,7 +116,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
             ValidationError: a value in it is of no known kind.
         """
         try:
-            return msgspec.convert(from_json(value, STATE), cls)
+            return convert(from_json(value, STATE), cls)
         except msgspec.ValidationError as error:
             raise MalformedJson(printable(str(error))[:200]) from None
 

@@ -25,6 +25,7 @@ import msgspec
 import torch
 
 from olm_data.bounded_json import JsonObject, check
+from olm_data.decoding import decode_typed
 from olm_data.errors import ValidationError, printable
 
 FORMAT, VERSION = "olm-tensors", 1
@@ -110,7 +111,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if len(data) > MAX_BYTES:
                 raise ValueError(f"{len(data):,} bytes are more than {MAX_BYTES:,}")
             check([data])
-            index = msgspec.json.decode(data, type=cls)
+            index = decode_typed(data, cls)
             if (index.format, index.version) != (FORMAT, VERSION):
                 raise ValueError(f"it is {index.format} version {index.version}")
             if index.encode() != data:

@@ -37,6 +37,7 @@ import msgspec
 from olm_data.bounded_json import MalformedJson, Size, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.canonical import sha256_file
+from olm_data.decoding import convert
 from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
@@ -188,7 +189,7 @@ class Manifest(msgspec.Struct, frozen=True):
         found = value.pop("digest")
         _refuse_version(value["format"], value["version"], versions, name, where)
         if found == canonical_digest(value):
-            manifest = msgspec.convert(value, cls)
+            manifest = convert(value, cls)
             listed: set[str] = set()
             for file in (entry.name for entry in manifest.files):
                 if file in listed or not _FILE.fullmatch(file):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import Size
+from olm_data.decoding import convert
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
@@ -89,7 +90,7 @@ def merge_of(checkpoint: Checkpoint) -> Merge | None:
     if value is None:
         return None
     try:
-        merge = msgspec.convert(value, Merge)
+        merge = convert(value, Merge)
         if (merge.format, merge.version) == (FORMAT, VERSION) and merge.count:
             return merge
         why = f"it is {merge.format} version {merge.version} of {merge.count} weights"

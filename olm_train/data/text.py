@@ -24,6 +24,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from olm_data.bounded_json import JsonObject
 from olm_data.canonical import digest
+from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError
 from olm_data.text_stream.corpus import Corpus
 from olm_data.text_stream.documents import Order, Slot
@@ -156,7 +157,7 @@ class TextDataset(IterableDataset[Batch]):
                 why="documents are dealt to the workers of all ranks",
                 fix="go on with as many ranks and workers as before",
             )
-        self._to_load = msgspec.convert(state["state"], State)
+        self._to_load = convert(state["state"], State)
         self._epoch[0] = self._to_load.epoch
 
     def __getstate__(self) -> dict[str, Any]:

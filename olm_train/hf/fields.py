@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from olm_data.decoding import convert
 from olm_data.errors import printable
 from olm_train.model.config import DecoderConfig
 
@@ -99,7 +100,7 @@ class Given:
         if kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         try:
-            return msgspec.convert(value, kind)
+            return convert(value, kind)
         except msgspec.ValidationError:
             self.refuse(name, f"is {shown(value)}, which is not of the right type")
             return default

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import MalformedJson, Size, decode_object
+from olm_data.decoding import convert
 from olm_data.errors import ValidationError, printable
 from olm_data.storage.store import Store
 from olm_data.storage.version import OneVersion
@@ -140,7 +141,7 @@ def _header(file: OneVersion) -> tuple[int, dict[str, _Entry]]:
     try:
         found = decode_object(file.read(8, 8 + length))
         found.pop(_METADATA, None)
-        entries = msgspec.convert(found, dict[str, _Entry])
+        entries = convert(found, dict[str, _Entry])
     except (MalformedJson, msgspec.ValidationError) as error:
         raise damaged(str(error), file.url) from error
     at = 0

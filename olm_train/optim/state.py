@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from olm_data.decoding import convert
 from olm_data.errors import UsageError, ValidationError
 from olm_train.distributed.world import World
 from olm_train.optim.groups import ParamGroup
@@ -292,7 +293,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def _put(into: dict[str, RecordedValue], name: str, value: Any, refused: list[str]) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        into[name] = msgspec.convert({"float": str(value)}, SpelledFloat)
+        into[name] = convert({"float": str(value)}, SpelledFloat)
     elif isinstance(value, PlainValue):
         into[name] = value
     else:

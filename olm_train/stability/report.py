@@ -14,8 +14,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import msgspec
-
+from olm_data.decoding import convert
 from olm_data.errors import OlmError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
@@ -140,7 +139,7 @@ def write_report(
         for row in rows:
             assert shown is not None, "rows are those of a lock"
             view = shown.view(row)
-            pieces = msgspec.convert(view.pieces, list[BadDocument], from_attributes=True)
+            pieces = convert(view.pieces, list[BadDocument], from_attributes=True)
             told.append(BadRow(row, view.stage, view.source, pieces))
     except OlmError as error:  # a damaged dataset must not hide the bad step
         incomplete = error.what

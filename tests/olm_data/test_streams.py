@@ -78,3 +78,11 @@ def test_streams_that_are_no_files_stay_as_they_are() -> None:
         "assert sys.stdout is mine\n"
     )
     assert run(program).returncode == 0
+
+
+def test_a_crash_in_native_code_says_where() -> None:
+    crash = "import signal\ndef inner(): os.kill(os.getpid(), signal.SIGSEGV)\ninner()\n"
+    done = run(PROGRAM + crash, stderr=subprocess.PIPE)
+    assert done.returncode == -11
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in inner" in done.stderr
