@@ -31,7 +31,7 @@ FACADE = {
     "eval_sets": {"eval_set"},
     "exporting": {"destination", "model_folder", "model_receipt"},
     "packing": {"best_fit"},
-    "mixture": {"lock"},
+    "mixture": {"lock", "shared"},
     "rows": {"cache_plan", "label_groups", "pieces", "reader", "views"},
     "report": {"remote_run", "run_view", "serve"},
     "text_stream": {"corpus", "documents", "open", "windows"},

@@ -99,6 +99,7 @@ def mix(
         done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
     if as_json:
         numbers = msgspec.to_builtins(summarise(done.lock))
+        numbers["warnings"] += done.warnings
         result = {"lock": done.path, "status": done.status, **numbers}
         result |= {"explain": shown.explain(done.lock)} if explain else {}
         result |= {"tree": shown.tree(done.lock)} if tree else {}
@@ -111,7 +112,7 @@ def mix(
             click.echo("\n".join(shown.explain(done.lock)))
         if not (tree or explain):
             print_summary(done.lock, terminal)
-    for warning in warnings(done.lock):
+    for warning in [*warnings(done.lock), *done.warnings]:
         warn(warning)
     note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
     if extend:

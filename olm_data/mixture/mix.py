@@ -2,6 +2,7 @@
 
     manifest.yaml --read_mixture--> Mixture --open_sources, open_views--> datasets, views
       --pack_source, of each that needs it--> row plans --compile_lock--> Lock
+      --warnings_of_sources--> what they share
       --publish_plan, Lock.write--> row-plans/, NAME.lock.json
 
 `summary.py` says what a lock holds, `extend.py` makes a longer one.
@@ -21,6 +22,7 @@ from olm_data.errors import UsageError
 from olm_data.mixture.compile import PackedSource, compile_lock
 from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.manifest import Mixture, read_mixture
+from olm_data.mixture.shared import warnings_of_sources
 from olm_data.mixture.sources import open_sources, open_views
 from olm_data.packing.row_plan import PlanInfo
 from olm_data.packing.write_plan import write_plan
@@ -34,11 +36,15 @@ MANIFESTS = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class MixResult:
-    """What `mix` did: the lock, where it is (or would be), and written | unchanged | dry run."""
+    """What `mix` did: the lock, where it is (or would be), and written | unchanged | dry run.
+
+    `warnings` is what the datasets tell and the lock cannot: documents that sources share.
+    """
 
     lock: Lock
     path: str
     status: str
+    warnings: tuple[str, ...] = ()
 
 
 def mix(
@@ -68,11 +74,15 @@ def mix(
             for name in planned
         }
         lock = compile_lock(mixture, datasets, folder, packed)
+        drawn = {s.name for i, s in enumerate(lock.sources) if lock.rows_drawn(i)}
+        warned = tuple(
+            warnings_of_sources({n: d for n, d in datasets.items() if n in drawn}, views)
+        )
         if dry_run:
-            return MixResult(lock, path, "dry run")
+            return MixResult(lock, path, "dry run", warned)
         for name, source in packed.items():  # before the lock that needs them
             publish_plan(source.plan, staging / name, Store(folder))
-    return MixResult(lock, path, lock.write(path, overwrite=overwrite))
+    return MixResult(lock, path, lock.write(path, overwrite=overwrite), warned)
 
 
 def pack_source(

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from olm_data.config.hints import FilePath, PositiveInt
+from olm_data.errors import OlmError
+from olm_data.mixture.lock import Lock
+from olm_data.mixture.shared import warnings_of_held_out
 from olm_train.callbacks.evaluations import Evaluations
 from olm_train.data.base import require_lock
 from olm_train.evaluation.held_out import HeldOut, open_held_out
@@ -64,6 +67,17 @@ class LMEvaluatorCallback(Evaluations):
             self._sets[name] = HeldOut(
                 dataset, lock.sequence_length, size, by=self.by, world=trainer.world
             )
+        if trainer.world.main:
+            self._warn(lock)
+
+    def _warn(self, lock: Lock) -> None:
+        held_out = {name: held.dataset for name, held in self._sets.items()}
+        try:
+            found = warnings_of_held_out(held_out, lock, lock.open_datasets(verify="off"))
+        except OlmError as error:  # no reason for one rank to stop
+            found = [f"whether held-out documents are trained on is not known: {error}"]
+        for text in found:
+            self.trainer.say(f"warning: {text}")
 
     def measure(self, name: str, stop: Callable[[], bool] | None) -> dict[str, float] | None:
         module = self.trainer.train_module

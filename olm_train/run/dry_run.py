@@ -15,8 +15,10 @@ import torch
 import yaml
 
 from olm_data.counts import duration
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.shared import warnings_of_held_out
 from olm_data.rows.views import LockRows
 from olm_data.storage.store import is_remote
 from olm_train.data.loader import DataLoader
@@ -241,9 +243,14 @@ def _memory(
 def _held_out(config: RunConfig, lock: Lock) -> Iterator[str]:
     evaluator = config.trainer.callbacks.lm_evaluator
     if evaluator is not None and evaluator.enabled:
+        held_out: dict[str, Dataset] = {}
         for name, folder in evaluator.datasets.items():
             dataset = open_held_out(name, folder, lock)
             yield f"{name}: {dataset.tokens:,} tokens in {dataset.documents:,} documents"
+            held_out[name] = dataset
+        datasets = lock.open_datasets(verify="off")
+        for text in warnings_of_held_out(held_out, lock, datasets):
+            yield f"warning: {text}"
 
 
 def first_rows(lock: Lock, rows: Sequence[int]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from support.runs import build_trainer, group_world, metrics
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError
+from olm_data.mixture.lock import Lock
 from olm_train.distributed.world import World
 from olm_train.evaluation.held_out import perplexity
 
@@ -126,6 +127,18 @@ def test_a_set_of_another_tokenizer_is_refused(
     )
     with pytest.raises(ValidationError, match="made by another tokenizer"):
         trainer.fit()
+
+
+def test_a_set_that_is_trained_on_is_said_at_the_start(
+    tiny_mixture: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = Lock.read(tiny_mixture)
+    name = lock.sources[0].name
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    for folder, said in ((str(tiny_mixture.parent / "held"), 0), (lock.location(name), 1)):
+        sets = f"{NAME}.datasets={{x: {folder}}}"
+        build_trainer(tiny_mixture, tmp_path / str(said), stop, sets).fit()
+        assert capfd.readouterr().err.count(f"'x' are in source {name!r}, too") == said
 
 
 def test_perplexity_never_overflows() -> None:
