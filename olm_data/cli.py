@@ -7,22 +7,17 @@ Results go to stdout, messages and progress to stderr. Exit codes: 0 ok, 1 unexp
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from itertools import pairwise
 from keyword import iskeyword
+from typing import NoReturn
 
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, usage_error
+from olm_data.command import CommandGroup, run_process, run_program
 from olm_data.commands.said import with_common_options
-from olm_data.ending import end_soon, ending
-from olm_data.errors import OlmError, UsageError, shown
-from olm_data.extras import missing_extra
-from olm_data.redaction import redacted
-from olm_data.sinks import guard, print_traceback
-from olm_data.streams import OutputLost, drop_results, secure_streams
+from olm_data.errors import UsageError
 
 COMMANDS = {
     "Text to tokens": {
@@ -72,6 +67,12 @@ REPLACED = {
 
 
 class _Group(CommandGroup):
+    interrupted = "interrupted; run the same command again to continue"
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _refuse_empty(args)
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUMMARIES)
 
@@ -109,60 +110,16 @@ def cli(debug: bool) -> None:
 
 def entry() -> None:
     """Entry point of the process: run a command, and end the process with its exit code."""
-    end_soon()
-    try:
-        main()
-    except SystemExit as end:
-        ending(end.code)
-        raise
+    run_process(main)
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run a command and turn its error into a message and an exit code.
 
     With `--json` an error is also a line on standard output:
     `{"event": "error", "exit_code": ...}`.
     """
-    guard()
-    debug = "--debug" in sys.argv[1:]  # accepted before and after the command's name
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    as_json = "--json" in arguments
-    try:
-        secure_streams()
-        _refuse_empty(arguments)
-        # what a command gave to ctx.exit, or None
-        code = cli.main(arguments, "olm-data", standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        named = [word for word in arguments if word in SUMMARIES][:1]
-        refused = usage_error(error, " ".join(("olm-data", *named)))
-        _error_event(as_json, refused.exit_code, error.format_message())
-        click.echo(f"error: {shown(str(refused))}", err=True)
-        sys.exit(refused.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _error_event(as_json, 130, "interrupted")
-        click.echo("interrupted; run the same command again to continue", err=True)
-        sys.exit(130)
-    except OutputLost as error:
-        drop_results()
-        click.echo(f"error: {shown(str(error))}", err=True)
-        sys.exit(error.exit_code)
-    except Exception as error:
-        known = _for_people(error)
-        if not isinstance(known, OlmError):  # a defect: Python prints it, and events tell it, too
-            _error_event(as_json, 1, f"{type(error).__name__}: {error}")
-            raise
-        parts = {"where": known.where, "why": known.why, "fix": known.fix}
-        _error_event(as_json, known.exit_code, known.what, **parts)
-        if debug:
-            print_traceback(type(error), error, error.__traceback__)
-        else:
-            click.echo(f"error: {shown(str(known))}", err=True)
-        sys.exit(known.exit_code)
-    sys.exit(code or 0)
+    run_program(cli, "olm-data")
 
 
 def _refuse_empty(arguments: list[str]) -> None:
@@ -180,24 +137,6 @@ def _refuse_empty(arguments: list[str]) -> None:
                 why="it would be taken for a default, or for this folder",
                 fix="is a shell variable unset? write the value, or leave the argument out",
             )
-
-
-def _for_people(error: Exception) -> Exception:
-    """Return an error of the machine, or of what is installed, as one with a message."""
-    if isinstance(error, ImportError):
-        return missing_extra(error)
-    if isinstance(error, OSError | MemoryError) and not isinstance(error, OlmError):
-        from olm_data.storage.disk import of_machine
-
-        return of_machine(error)
-    return error
-
-
-def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) -> None:
-    if as_json:
-        from olm_data.progress import write_event
-
-        write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **parts)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,25 @@
-"""What both command lines share: groups of commands, and how a command ends that fails."""
+"""What both command lines share: groups of commands, and how a program starts, fails and ends.
+
+run_process -> run_program: streams secured -> command -> error as a message and an exit code
+    -> streams flushed -> threads joined, exit functions -> gone with the code
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import click
 
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
-from olm_data.sinks import print_traceback
+from olm_data.redaction import redacted
+from olm_data.sinks import guard, print_traceback
+from olm_data.streams import OutputLost, drop_results, secure_streams
 
 
 def usage_error(error: click.ClickException, program: str) -> UsageError:
@@ -26,15 +35,41 @@ def usage_error(error: click.ClickException, program: str) -> UsageError:
     return UsageError(sentence, fix=f"{path} --help")
 
 
+def for_people(error: Exception, what: str = "this") -> Exception:
+    """Return an error of the machine, or of what is installed, as one with a message.
+
+    Args:
+        what: what cannot be done where a package is not installed.
+    """
+    if isinstance(error, ImportError):
+        return missing_extra(error, what)
+    if isinstance(error, OSError | MemoryError) and not isinstance(error, OlmError):
+        from olm_data.storage.disk import of_machine
+
+        return of_machine(error)
+    return error
+
+
 @contextmanager
-def reported(*, debug: bool) -> Iterator[None]:
-    """Turn an error of the body that a user can act on into a message and an exit code."""
+def reported(*, debug: bool, as_json: bool = False) -> Iterator[None]:
+    """Turn an error of the body that a user can act on into a message and an exit code.
+
+    Args:
+        debug: show the traceback instead.
+        as_json: an error is also a line on standard output:
+            `{"event": "error", "exit_code": ...}`.
+    """
     try:
         yield
-    except (OlmError, ImportError) as error:
-        known = missing_extra(error) if isinstance(error, ImportError) else error
-        if not isinstance(known, OlmError):
+    except Exception as error:
+        if isinstance(error, OutputLost):
+            drop_results()
+        known = for_people(error)
+        if not isinstance(known, OlmError):  # a defect: Python prints it, and events tell it, too
+            _error_event(as_json, 1, f"{type(error).__name__}: {error}")
             raise
+        parts = {"where": known.where, "why": known.why, "fix": known.fix}
+        _error_event(as_json, known.exit_code, known.what, **parts)
         if debug:
             print_traceback(type(error), error, error.__traceback__)
         else:
@@ -42,8 +77,32 @@ def reported(*, debug: bool) -> Iterator[None]:
         raise SystemExit(known.exit_code) from None
 
 
+def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) -> None:
+    if as_json:
+        from olm_data.progress import write_event
+
+        write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **parts)
+
+
+class Command(click.Command):
+    """A command that can be called without its group: it reports its errors, and takes --debug."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.context_settings["help_option_names"] = ["-h", "--help"]
+        debug = click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
+        self.params.append(debug)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with reported(debug=ctx.params.pop("debug")):
+            return super().invoke(ctx)
+
+
 class CommandGroup(click.Group):
     """A group of commands that answers an unknown name with the nearest one."""
+
+    interrupted = "interrupted"
+    """What is said after Ctrl-C."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -59,3 +118,65 @@ class CommandGroup(click.Group):
     def nearest(self, name: str, known: list[str]) -> str:
         """Return a sentence that names the command that is probably meant."""
         return suggest(name, known)
+
+
+def run_program(group: CommandGroup, program: str, *words: str) -> NoReturn:
+    """Run the command that is typed; exit with its code, or that of its error.
+
+    Args:
+        program: name of the group as it is typed.
+        words: what stands before the words of the command line.
+
+    Raises:
+        SystemExit: always.
+    """
+    guard()
+    arguments = [*words, *sys.argv[1:]]
+    as_json = "--json" in arguments
+    with reported(debug="--debug" in arguments, as_json=as_json):
+        secure_streams()
+        try:
+            # what a command gave to ctx.exit, or returned
+            code = group.main(arguments, program, standalone_mode=False)
+        except SystemExit as end:
+            code = end.code
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            code = UsageError.exit_code
+        except click.ClickException as error:
+            known = group.list_commands(click.Context(group))
+            named = [word for word in arguments if word in known][:1]
+            raise usage_error(error, " ".join((program, *named))) from None
+        except (KeyboardInterrupt, click.Abort):
+            code = 130
+            _error_event(as_json, code, "interrupted")
+            click.echo(group.interrupted, err=True)
+        sys.stdout.flush()
+    sys.exit(code or 0)
+
+
+def run_process(program: Callable[[], object]) -> None:
+    """Run a program as all that this process does, and end the process with its exit code.
+
+    The interpreter is not taken apart first: that takes 0.1 s for nothing, and a thread of torch
+    that still drops the tensors of a last collective would abort the process (SIGABRT). What must
+    be on the disk is there before. An uncaught error ends as Python ends it.
+    """
+    codes: list[int] = []
+    atexit.register(_leave, codes)  # registered first: it runs after the exit functions of others
+    try:
+        program()
+    except SystemExit as end:
+        codes.append(end.code if isinstance(end.code, int) else int(end.code is not None))
+        raise
+
+
+def _leave(codes: list[int]) -> None:
+    if not codes:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # Python says what is wrong, and with which exit code
+            return
+    os._exit(codes[0])

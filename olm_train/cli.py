@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, reported, usage_error
-from olm_data.errors import UsageError
-from olm_data.sinks import guard
-from olm_data.streams import OutputLost, drop_results, secure_streams
+from olm_data.command import CommandGroup, run_process, run_program
 
 COMMANDS = {
     "run": "Train from a configuration file, or go on with a run.",
@@ -77,45 +73,29 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @click.command(context_settings=_AS_TYPED, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(arguments: tuple[str, ...]) -> None:
+def run(arguments: tuple[str, ...]) -> int:
     """Train in this process; `torchrun -m olm_train.run` takes the same arguments."""
-    from olm_train.run.__main__ import entry
+    from olm_train.run.command import main
 
-    entry(list(arguments))
+    return main(list(arguments))
 
 
 @click.command(context_settings=_AS_TYPED, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def config(arguments: tuple[str, ...]) -> None:
+def config(arguments: tuple[str, ...]) -> int:
     """Print the configuration that a file and --name.of.field=value come to, as YAML."""
     from olm_train.run.command import print_config
 
-    sys.exit(print_config(list(arguments)))
+    return print_config(list(arguments))
 
 
-def main() -> None:
-    """Entry point of the process: run a command, and end the process with its exit code."""
-    guard()
-    with reported(debug="--debug" in sys.argv[1:]):
-        try:
-            secure_streams()
-            try:
-                code = cli.main(prog_name="olm-train", standalone_mode=False) or 0
-            except SystemExit as end:
-                code = end.code
-            sys.stdout.flush()
-            sys.exit(code)
-        except OutputLost:
-            drop_results()
-            raise
-        except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
-            sys.exit(UsageError.exit_code)
-        except click.ClickException as error:
-            raise usage_error(error, "olm-train") from None
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("interrupted", err=True)
-            sys.exit(130)
+def main(*words: str) -> None:
+    """Entry point of the process: run a command, and end the process with its exit code.
+
+    Args:
+        words: what stands before the words of the command line, such as a command's name.
+    """
+    run_process(lambda: run_program(cli, "olm-train", *words))
 
 
 if __name__ == "__main__":

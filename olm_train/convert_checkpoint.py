@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import click
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import InputError, shown
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("old")
 @click.argument("new")
 @click.option("--trust", is_flag=True, help="Open the pickles of OLD: I trust whoever wrote them.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(old: str, new: str, trust: bool, debug: bool) -> None:
+def main(old: str, new: str, trust: bool) -> None:
     """Write a checkpoint of an older format, or a run's newest one, in the format of this release.
 
     \b
@@ -26,15 +25,14 @@ def main(old: str, new: str, trust: bool, debug: bool) -> None:
 
     NEW is a save folder: train with trainer.save_folder set to it to go on. OLD stays as it is.
     """
-    with reported(debug=debug):
-        if not trust:
-            raise InputError(
-                "checkpoints of format versions 1 and 2 hold pickles",
-                where=old,
-                why="a pickle can run commands when it is opened; this program opens it with "
-                "restrictions, and only when told to",
-                fix="if you trust whoever wrote it, add --trust",
-            )
-        from olm_train.checkpoint.convert import convert
+    if not trust:
+        raise InputError(
+            "checkpoints of format versions 1 and 2 hold pickles",
+            where=old,
+            why="a pickle can run commands when it is opened; this program opens it with "
+            "restrictions, and only when told to",
+            fix="if you trust whoever wrote it, add --trust",
+        )
+    from olm_train.checkpoint.convert import convert
 
-        click.echo(convert(old, new, say=lambda line: click.echo(shown(line), err=True)))
+    click.echo(convert(old, new, say=lambda line: click.echo(shown(line), err=True)))

@@ -21,7 +21,7 @@ import click
 import msgspec
 
 import olm_data
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.tokenizer import TokenizerRules, end_of_document, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError, shown
@@ -295,7 +295,7 @@ def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()
     return Evaluation(found, folders, by=by).measure(found)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("model")
 @click.option(
     "--data",
@@ -323,7 +323,6 @@ def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()
 )
 @click.option("--trust", is_flag=True, help="Import classes that the model names: I trust it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of sentences.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
     model: str,
     data: tuple[str, ...],
@@ -334,7 +333,6 @@ def main(
     watch: bool,
     trust: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Print loss, bits per byte and scores of tasks of a run's newest checkpoint, or of a model.
 
@@ -350,7 +348,7 @@ def main(
     def warn(error: Exception) -> None:
         say(f"warning: {error}")
 
-    with reported(debug=debug), tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         against = None if compare is None else open_portable(compare, "latest", warn, trust=trust)
 
         def opened(found: Portable) -> Evaluation:

@@ -13,7 +13,7 @@ from typing import get_args
 import click
 import msgspec
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import InputError, UsageError, printable, shown
 from olm_data.extras import needs
 from olm_data.regular_files import read_regular
@@ -36,7 +36,7 @@ _OF_HF = (
 )
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("checkpoint")
 @click.option(
     "--to",
@@ -82,7 +82,6 @@ _OF_HF = (
 )
 @click.option("--trust", is_flag=True, help="Import classes that the checkpoint names: I trust it.")
 @click.option("--json", "as_json", is_flag=True, help="Print config.json or receipt, no sentence.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
     checkpoint: str,
     form: str,
@@ -95,7 +94,6 @@ def main(
     verify: Verify | None,
     trust: bool,
     as_json: bool,
-    debug: bool,
 ) -> None:
     """Write the weights of a checkpoint, or of a run's newest one, for other programs.
 
@@ -104,24 +102,23 @@ def main(
     olm-train export runs/first --output model.safetensors
     olm-train export s3://bucket/run/step00001000 --to hf --dtype float32 --output s3://bucket/hf
     """
-    with reported(debug=debug):
-        options = Options(
-            dtype=dtype or DTYPE,
-            shard_bytes=parse_size(shard_size or SHARD_SIZE),
-            tied_head=write_tied_head,
-            template=_template(chat_template),
-            context=context,
-            check=verify or VERIFY,
-        )
-        if form == "olm":
-            _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
-        found = find_checkpoint(
-            checkpoint, World(), lambda error: click.echo(shown(str(error)), err=True)
-        )
-        if form == "hf":
-            _export_hf(found, output, options, trust=trust, as_json=as_json)
-            return
-        about = export(found, output, trust=trust)
+    options = Options(
+        dtype=dtype or DTYPE,
+        shard_bytes=parse_size(shard_size or SHARD_SIZE),
+        tied_head=write_tied_head,
+        template=_template(chat_template),
+        context=context,
+        check=verify or VERIFY,
+    )
+    if form == "olm":
+        _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
+    found = find_checkpoint(
+        checkpoint, World(), lambda error: click.echo(shown(str(error)), err=True)
+    )
+    if form == "hf":
+        _export_hf(found, output, options, trust=trust, as_json=as_json)
+        return
+    about = export(found, output, trust=trust)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(about)))
     else:
@@ -185,7 +182,3 @@ def lines(receipt: Receipt, output: str, *, already: bool) -> list[str]:
             + ("" if loss is None else f"; loss of {loss.labels:,} labels equal")
         )
     return found + [f"not compared: {what}" for what in verified.not_compared]
-
-
-if __name__ == "__main__":
-    main()

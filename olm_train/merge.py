@@ -12,7 +12,7 @@ from typing import get_args
 import click
 import msgspec
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
@@ -43,7 +43,7 @@ def parse_weights(text: str) -> Weighting | Sequence[float]:
         ) from None
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("checkpoints", nargs=-1, required=True)
 @click.option("--out", required=True, help="Folder to make; local or s3://.")
 @click.option(
@@ -54,8 +54,7 @@ def parse_weights(text: str) -> Weighting | Sequence[float]:
     "each.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print merge.json instead of sentences.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool, debug: bool) -> None:
+def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool) -> None:
     """Write the weighted mean of the weights of checkpoints of one model.
 
     \b
@@ -64,20 +63,15 @@ def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool, de
 
     A run's folder stands for its newest checkpoint. generate, evaluate and export read FOLDER.
     """
-    with reported(debug=debug):
-        chosen = parse_weights(weights)
-        found = [
-            find_checkpoint(place, World(), lambda e: click.echo(shown(str(e)), err=True))
-            for place in checkpoints
-        ]
-        folder, merge = merge_checkpoints(found, chosen, out)
+    chosen = parse_weights(weights)
+    found = [
+        find_checkpoint(place, World(), lambda e: click.echo(shown(str(e)), err=True))
+        for place in checkpoints
+    ]
+    folder, merge = merge_checkpoints(found, chosen, out)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(merge)))
         return
     for checkpoint, part in zip(found, merge.of, strict=True):
         click.echo(f"{part.share:8.2%}  {shown(checkpoint.folder)}")
     click.echo(f"the mean of {merge.count:,} weights: {shown(folder)}")
-
-
-if __name__ == "__main__":
-    main()

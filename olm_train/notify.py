@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.counts import duration
 from olm_data.errors import InputError, UsageError, printable, shown
 from olm_data.run_log.ends import End, read_ends
@@ -106,12 +106,11 @@ def watch(folder: Path, sender: Sender, after: float, *, every: float = MOST_BET
         threading.Event().wait(min(after / LOOKS, every))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("run")
 @click.option("--url", help="Webhook; default: the environment variable SLACK_WEBHOOK_URL.")
 @click.option("--after", default=120.0, show_default=True, help=AFTER)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(run: str, url: str | None, after: float, debug: bool) -> None:
+def main(run: str, url: str | None, after: float) -> None:
     """Watch a run, and tell a webhook when its process is gone without a word.
 
     \b
@@ -120,30 +119,25 @@ def main(run: str, url: str | None, after: float, debug: bool) -> None:
     Ends when the run has finished or was cancelled. A run that failed, or was stopped to go on
     later, has said so itself, and is watched on.
     """
-    with reported(debug=debug):
-        if is_remote(run):
-            raise UsageError(
-                "the folder to watch is a local one",
-                where=run,
-                fix="give the trainer.work_dir of the run",
-            )
-        if not Path(run).is_dir():
-            raise InputError("there is no folder of a run", where=run, fix="check the path")
-        if not after > 0:
-            raise UsageError(f"--after is above 0 seconds, not {after:g}", where="--after")
-        found = address(url, "--url")
-        sent = SentLog(Path(run) / WATCHED)
-        if sent.note:
-            click.echo(f"warning: {sent.note}", err=True)
-        sender = Sender(
-            found, sent, lambda line: click.echo(shown(line), err=True), max_per_hour=MAX_PER_HOUR
+    if is_remote(run):
+        raise UsageError(
+            "the folder to watch is a local one",
+            where=run,
+            fix="give the trainer.work_dir of the run",
         )
-        try:
-            end = watch(Path(run), sender, after)
-        finally:
-            sender.close()
-        click.echo(f"{end.reason} at step {end.step:,}")
-
-
-if __name__ == "__main__":
-    main()
+    if not Path(run).is_dir():
+        raise InputError("there is no folder of a run", where=run, fix="check the path")
+    if not after > 0:
+        raise UsageError(f"--after is above 0 seconds, not {after:g}", where="--after")
+    found = address(url, "--url")
+    sent = SentLog(Path(run) / WATCHED)
+    if sent.note:
+        click.echo(f"warning: {sent.note}", err=True)
+    sender = Sender(
+        found, sent, lambda line: click.echo(shown(line), err=True), max_per_hour=MAX_PER_HOUR
+    )
+    try:
+        end = watch(Path(run), sender, after)
+    finally:
+        sender.close()
+    click.echo(f"{end.reason} at step {end.step:,}")

@@ -13,7 +13,7 @@ import click
 import msgspec
 import yaml
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.config.schema import modeline
 from olm_data.errors import UsageError, suggest
 from olm_data.extras import needs
@@ -28,12 +28,11 @@ HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", 
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("preset", required=False)
 @click.option("--gpu", default="h100", help="Kind of accelerator, such as h200. [default: h100]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
+def main(preset: str | None, gpu: str, as_json: bool) -> None:
     """Print for each preset the fewest GPUs that train it, and the options that fit there.
 
     \b
@@ -42,13 +41,12 @@ def main(preset: str | None, gpu: str, as_json: bool, debug: bool) -> None:
 
     With PRESET only that one, as the part of train.yaml that it decides.
     """
-    with reported(debug=debug):
-        kind = gpu_named(gpu)
-        if preset is not None and preset not in PRESETS:
-            raise UsageError(f"unknown model preset {preset!r}", fix=suggest(preset, PRESETS))
-        found = {name: recipe(name, kind) for name in ([preset] if preset else PRESETS)}
-        if preset is not None and found[preset] is None:
-            raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
+    kind = gpu_named(gpu)
+    if preset is not None and preset not in PRESETS:
+        raise UsageError(f"unknown model preset {preset!r}", fix=suggest(preset, PRESETS))
+    found = {name: recipe(name, kind) for name in ([preset] if preset else PRESETS)}
+    if preset is not None and found[preset] is None:
+        raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
     only = found[preset] if preset else None
     if as_json:
         plain = [each and msgspec.to_builtins(each.summary()) for each in found.values()]

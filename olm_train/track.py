@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from olm_data.bounded_json import JsonObject
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.config.convert import parse
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
@@ -108,7 +108,7 @@ def configured(kind: type[TrackerCallback], config: JsonObject) -> TrackerCallba
     return parse(kind, Values({name: section[name] for name in section if name in known}))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
     "--to",
@@ -119,33 +119,25 @@ def configured(kind: type[TrackerCallback], config: JsonObject) -> TrackerCallba
 @click.option("--name", help="Of the run there; default: by its configuration, or its folder.")
 @click.option("--project", help="There; default: by the run's configuration, or olm.")
 @click.option("--dry-run", is_flag=True, help="Only say how many steps the run has.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(
-    run: Path, to: str, name: str | None, project: str | None, dry_run: bool, debug: bool
-) -> None:
+def main(run: Path, to: str, name: str | None, project: str | None, dry_run: bool) -> None:
     """Bring to a tracker what it does not have of a run: RUN is its folder.
 
     \b
     olm-train track runs/first --to tensorboard
     """
-    with reported(debug=debug):
-        if not (run / METRICS).exists():
-            raise InputError(
-                f"this is not a run folder: it has no {METRICS}",
-                where=str(run),
-                fix="give the trainer.save_folder of a run, or its work_dir",
-            )
-        run = run.resolve()
-        starts = read_starts(run)
-        config = starts[-1].config if starts else {}
-        given: Any = {key: text for key, text in (("name", name), ("project", project)) if text}
-        callback = replace(configured(named(to), config), **given)
-        if dry_run:
-            click.echo(f"{run}: {last_step(run):,} steps, for {to}")
-            return
-        fed = replay(run, callback, config)
+    if not (run / METRICS).exists():
+        raise InputError(
+            f"this is not a run folder: it has no {METRICS}",
+            where=str(run),
+            fix="give the trainer.save_folder of a run, or its work_dir",
+        )
+    run = run.resolve()
+    starts = read_starts(run)
+    config = starts[-1].config if starts else {}
+    given: Any = {key: text for key, text in (("name", name), ("project", project)) if text}
+    callback = replace(configured(named(to), config), **given)
+    if dry_run:
+        click.echo(f"{run}: {last_step(run):,} steps, for {to}")
+        return
+    fed = replay(run, callback, config)
     click.echo(f"{callback.kind}: {fed:,} steps brought, up to step {last_step(run):,}")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,19 +15,18 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.extras import needs
 from olm_data.storage.store import is_remote
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: a free one."
 )
 @click.option("--lock", help="Mixture lock of the runs, where it no longer lies where it did.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(runs: tuple[str, ...], port: int, lock: str | None, debug: bool) -> None:
+def main(runs: tuple[str, ...], port: int, lock: str | None) -> None:
     """Serve one page on this machine that shows runs as they train, several in one chart.
 
     \b
@@ -41,22 +40,21 @@ def main(runs: tuple[str, ...], port: int, lock: str | None, debug: bool) -> Non
     A folder is looked at each second, a remote one (s3://...) every 30 seconds: its log is there as
     of the last checkpoint, and that of now in the trainer.work_dir of the run.
     """
-    with reported(debug=debug):
-        with needs("the page"):
-            from olm_data.report.remote_run import RemoteRun
-            from olm_data.report.run_view import open_views
-            from olm_data.report.serve import Server
-        addresses = list(dict.fromkeys(runs))
-        with contextlib.ExitStack() as stack:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olm-watch-")))
-            folders, notes = list[Path](), dict[Path, Callable[[], str]]()
-            for number, address in enumerate(addresses):
-                folder = Path(address)
-                if is_remote(address):
-                    folder = place / str(number) / address.rstrip("/").rpartition("/")[2]
-                    notes[folder] = stack.enter_context(RemoteRun(address, folder)).note
-                folders.append(folder)
-            server = stack.enter_context(Server(open_views(folders, lock, notes), port))
-            click.echo(f"watching {', '.join(addresses)} at {server.url}")
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever(poll_interval=0.2)
+    with needs("the page"):
+        from olm_data.report.remote_run import RemoteRun
+        from olm_data.report.run_view import open_views
+        from olm_data.report.serve import Server
+    addresses = list(dict.fromkeys(runs))
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="olm-watch-")))
+        folders, notes = list[Path](), dict[Path, Callable[[], str]]()
+        for number, address in enumerate(addresses):
+            folder = Path(address)
+            if is_remote(address):
+                folder = place / str(number) / address.rstrip("/").rpartition("/")[2]
+                notes[folder] = stack.enter_context(RemoteRun(address, folder)).note
+            folders.append(folder)
+        server = stack.enter_context(Server(open_views(folders, lock, notes), port))
+        click.echo(f"watching {', '.join(addresses)} at {server.url}")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)

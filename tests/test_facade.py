@@ -19,7 +19,7 @@ FACADE = {
         "bounded_json", "canonical", "counts", "decoding", "errors", "redaction", "regular_files",
         "threads",
     },
-    "command line": {"command", "extras", "loopback", "sinks", "streams"},
+    "command line": {"command", "extras", "loopback"},
     "config": {"convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "flock", "hub_repository", "in_clear", "json_file", "lease", "names",

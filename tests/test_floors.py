@@ -22,7 +22,6 @@ FLOORS = {
         (
             "regular_files",
             "streams",
-            "ending",
             "counts",
             "sinks",
             "extras",
@@ -31,7 +30,7 @@ FLOORS = {
             "decoding",
         ),
         ("bounded_json", "canonical", "arrow_values", "config", "kinds", "user_cache"),
-        ("progress", "command", "tables", "loopback"),
+        ("progress", "tables", "loopback"),
         ("storage",),
         ("page",),
         ("order",),
@@ -50,6 +49,7 @@ FLOORS = {
         ("verify", "show"),
         ("stats",),
         ("report", "publish"),
+        ("command",),
         ("commands",),
         ("verbs", "cli"),
     ),
@@ -129,6 +129,8 @@ def test_no_import_goes_up(imports: Graph) -> None:
     }
     up = set()
     for module, named in imports.items():
+        if module.endswith(".__main__"):  # how a room is started: nothing imports it
+            continue
         for other in named:
             a, b = (".".join(name.split(".")[:2]) for name in (module, other))
             if a == b or a not in height or b not in height or a.split(".")[0] != b.split(".")[0]:

@@ -1,10 +1,6 @@
-"""`torchrun -m olm_train.generate`, see `command.py`."""
+"""`torchrun -m olm_train.generate`: `olm-train generate`, a process a rank. See `command.py`."""
 
-from __future__ import annotations
-
-from olm_data.sinks import guard
-from olm_train.generate.command import main
+from olm_train.cli import main
 
 if __name__ == "__main__":
-    guard()
-    main(prog_name="olm-train generate")
+    main("generate")

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
@@ -132,7 +132,7 @@ def _lines() -> Iterator[str]:
             return
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("model")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option(
@@ -146,7 +146,6 @@ def _lines() -> Iterator[str]:
 @sampling_options
 @click.option("--stop", multiple=True, help="An answer ends before this; may be given again.")
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
     model: str,
     checkpoint: str,
@@ -155,7 +154,6 @@ def main(
     max_new_tokens: int,
     stop: tuple[str, ...],
     trust: bool,
-    debug: bool,
     **options: Any,
 ) -> None:
     """Talk with a model in the terminal; answers come as they are written.
@@ -168,39 +166,36 @@ def main(
     on plain text only goes on with the text; that is no answer. For trying a model out: to serve
     one, export it and take a server made for that.
     """
-    with reported(debug=debug):
-        sampling = sampling_of(options)
+    sampling = sampling_of(options)
 
-        def note(text: object) -> None:
-            click.echo(shown(str(text)), err=True)
+    def note(text: object) -> None:
+        click.echo(shown(str(text)), err=True)
 
-        loaded = LoadedModel.open(
-            model,
-            checkpoint,
-            lambda error: note(f"warning: {error}"),
-            device=local_device(),
-            trust=trust,
-        )
-        chat = Chat(
-            loaded,
-            ChatTemplate.read(template, loaded.eos_text),
-            sampling,
-            system=system,
-            stop=stop,
-            max_new_tokens=max_new_tokens,
-            note=note,
-        )
-        if sys.stdin.isatty():
-            note(
-                f"{loaded.found.name}: /new begins anew, Ctrl-C ends an answer, Ctrl-D ends it all"
-            )
-        for line in _lines():
-            if line.strip() == "/exit":
-                break
-            if line.strip() == "/new":
-                chat.forget()
-            elif line.strip():
-                _say(chat, line, note)
+    loaded = LoadedModel.open(
+        model,
+        checkpoint,
+        lambda error: note(f"warning: {error}"),
+        device=local_device(),
+        trust=trust,
+    )
+    chat = Chat(
+        loaded,
+        ChatTemplate.read(template, loaded.eos_text),
+        sampling,
+        system=system,
+        stop=stop,
+        max_new_tokens=max_new_tokens,
+        note=note,
+    )
+    if sys.stdin.isatty():
+        note(f"{loaded.found.name}: /new begins anew, Ctrl-C ends an answer, Ctrl-D ends it all")
+    for line in _lines():
+        if line.strip() == "/exit":
+            break
+        if line.strip() == "/new":
+            chat.forget()
+        elif line.strip():
+            _say(chat, line, note)
 
 
 def _say(chat: Chat, line: str, note: Callable[[object], None]) -> None:

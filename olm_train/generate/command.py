@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.regular_files import MAX_WHOLE, read_regular
@@ -219,7 +219,7 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
     return Sampling(**wishes)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("save_folder")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option("--prompt", help="Text to continue; empty: a new document.")
@@ -243,13 +243,11 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
 )
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
 @click.option("--output", type=click.Path(path_type=Path), help="Also write a JSON file.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
     save_folder: str,
     prompt: str | None,
     prompts: Path | None,
     output: Path | None,
-    debug: bool,
     **options: Any,
 ) -> None:
     """Sample text from a run's newest checkpoint, a checkpoint, or an exported or saved model.
@@ -261,24 +259,23 @@ def main(
 
     For trying a model out. To serve one, export it and take a server made for that.
     """
-    with reported(debug=debug):
-        if prompt is not None and prompts is not None:
-            raise UsageError("--prompt and --prompts exclude each other", fix="leave one out")
-        sampling = sampling_of(options)
-        others = {name: value for name, value in options.items() if not hasattr(sampling, name)}
-        texts = [Prompt(prompt or "")] if prompts is None else read_prompts(prompts)
-        world = World.start()
-        quiet_alone(world)
-        try:
-            results = generate(save_folder, texts, sampling=sampling, world=world, **others)
-        finally:
-            world.stop()
-        if not world.main:
-            return
-        lines = prompts is not None or len(results) > 1
-        if output is not None:
-            data = b"".join(map(Sample.line, results)) if lines else results[0].encode()
-            Store(str(output.parent)).put(output.name, data)
+    if prompt is not None and prompts is not None:
+        raise UsageError("--prompt and --prompts exclude each other", fix="leave one out")
+    sampling = sampling_of(options)
+    others = {name: value for name, value in options.items() if not hasattr(sampling, name)}
+    texts = [Prompt(prompt or "")] if prompts is None else read_prompts(prompts)
+    world = World.start()
+    quiet_alone(world)
+    try:
+        results = generate(save_folder, texts, sampling=sampling, world=world, **others)
+    finally:
+        world.stop()
+    if not world.main:
+        return
+    lines = prompts is not None or len(results) > 1
+    if output is not None:
+        data = b"".join(map(Sample.line, results)) if lines else results[0].encode()
+        Store(str(output.parent)).put(output.name, data)
     for result in results:
         if prompts is None:
             click.echo(shown(result.prompt + result.text))

@@ -25,7 +25,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import reported
+from olm_data.command import Command
 from olm_data.errors import OlmError, ResourceError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
@@ -249,7 +249,7 @@ class _Handler(LoopbackHandler):
         self.wfile.write(data)
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=Command)
 @click.argument("model")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option(
@@ -265,7 +265,6 @@ class _Handler(LoopbackHandler):
     "--batch", type=click.IntRange(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
 )
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(
     model: str,
     checkpoint: str,
@@ -273,7 +272,6 @@ def main(
     template: Path | None,
     batch: int,
     trust: bool,
-    debug: bool,
 ) -> None:
     """Answer on this machine as OpenAI's API does, with a model of yours.
 
@@ -286,19 +284,18 @@ def main(
     server made for that, such as vLLM. Ctrl-C ends it. From another machine:
     ssh -L 8000:127.0.0.1:8000 HOST
     """
-    with reported(debug=debug):
-        loaded = LoadedModel.open(
-            model,
-            checkpoint,
-            lambda error: click.echo(shown(f"warning: {error}"), err=True),
-            device=local_device(),
-            trust=trust,
-        )
-        talk = ChatTemplate.read(template, loaded.eos_text)
-        with (
-            Worker(loaded.engine(batch)) as worker,
-            Server(loaded, talk, worker, loaded.found.name, port) as server,
-        ):
-            click.echo(f"{loaded.found.name} answers at {server.url}; not for production")
-            with contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever(poll_interval=0.2)
+    loaded = LoadedModel.open(
+        model,
+        checkpoint,
+        lambda error: click.echo(shown(f"warning: {error}"), err=True),
+        device=local_device(),
+        trust=trust,
+    )
+    talk = ChatTemplate.read(template, loaded.eos_text)
+    with (
+        Worker(loaded.engine(batch)) as worker,
+        Server(loaded, talk, worker, loaded.found.name, port) as server,
+    ):
+        click.echo(f"{loaded.found.name} answers at {server.url}; not for production")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever(poll_interval=0.2)

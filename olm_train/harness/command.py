@@ -9,7 +9,6 @@ import sys
 
 import click
 
-from olm_data.command import reported
 from olm_data.extras import needs
 
 
@@ -26,7 +25,7 @@ def main(arguments: tuple[str, ...]) -> None:
 
     The arguments are those of its command lm_eval, which knows the model `olm` here.
     """
-    with reported(debug=False), needs("the tasks of lm-evaluation-harness"):
+    with needs("the tasks of lm-evaluation-harness"):
         from lm_eval.__main__ import cli_evaluate
 
         import olm_train.harness.model  # noqa: F401  its import makes the name known

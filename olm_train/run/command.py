@@ -17,9 +17,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from olm_data.command import for_people
 from olm_data.config.values import with_value
-from olm_data.errors import OlmError, ResourceError, UsageError, printable, shown
-from olm_data.extras import missing_extra
+from olm_data.errors import OlmError, UsageError, shown
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
@@ -146,14 +146,8 @@ def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> in
         return action(arguments)
     except KeyboardInterrupt:
         return _fail("interrupted; run the same command again to go on", 130)
-    except OlmError as error:
-        return _fail(_trace(argv) or f"error: {shown(str(error))}", error.exit_code)
-    except OSError as error:
-        place = f"\n  where: {printable(str(error.filename))}" if error.filename else ""
-        message = shown(f"error: {error.strerror or error}{place}")
-        return _fail(_trace(argv) or message, ResourceError.exit_code)
     except Exception as error:
-        known = missing_extra(error, "training") if isinstance(error, ImportError) else error
+        known = for_people(error, "training")
         if isinstance(known, OlmError):
             return _fail(_trace(argv) or f"error: {shown(str(known))}", known.exit_code)
         return _fail(

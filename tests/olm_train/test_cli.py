@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from olm_train.cli import main
+from olm_data.command import run_program
+from olm_train.cli import cli
 
 
 def answered(
@@ -14,7 +15,7 @@ def answered(
 ) -> tuple[object, list[str]]:
     monkeypatch.setattr(sys, "argv", ["olm-train", *words])
     with pytest.raises(SystemExit) as end:
-        main()
+        run_program(cli, "olm-train")
     return end.value.code, capsys.readouterr().err.splitlines()
 
 

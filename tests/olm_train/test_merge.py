@@ -28,7 +28,7 @@ def test_what_it_writes_is_read_by_generate_evaluate_and_export(
     out = str(tmp_path / "merged")
     command = [str(run / "step00000002"), str(run / "step00000004"), str(run), "--out", out]
     done = subprocess.run(
-        [sys.executable, "-m", "olm_train.merge", *command, "--weights", "1,2,3"],
+        [sys.executable, "-m", "olm_train.cli", "merge", *command, "--weights", "1,2,3"],
         env=environment(),
         capture_output=True,
         text=True,

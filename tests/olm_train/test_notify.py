@@ -83,7 +83,7 @@ def test_a_killed_run_is_told_and_one_that_finishes_ends_the_watch(
     folder.mkdir()
     config = write_config(tmp_path / "train.yaml", tiny_mixture, folder)
     with webhook() as hook:
-        words = [sys.executable, "-m", "olm_train.notify", str(folder), "--after=2"]
+        words = [sys.executable, "-m", "olm_train.cli", "notify", str(folder), "--after=2"]
         watcher = subprocess.Popen(
             words,
             env={**environment(), "SLACK_WEBHOOK_URL": hook.url},

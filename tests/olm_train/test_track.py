@@ -39,7 +39,7 @@ def track(run: Path, *options: str, **environment: str) -> subprocess.CompletedP
     """Run the command with clients that know no server."""
     offline = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0"}
     offline |= {"TRACKIO_DIR": str(run.parent / "trackio")}
-    command = [sys.executable, "-m", "olm_train.track", str(run), *options]
+    command = [sys.executable, "-m", "olm_train.cli", "track", str(run), *options]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **offline, **environment}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 

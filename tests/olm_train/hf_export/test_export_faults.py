@@ -52,7 +52,7 @@ def test_a_checkpoint_of_two_sharded_ranks_is_exported_as_that_of_one(
     # the same bytes as of the checkpoint that one process writes of these weights
     copy = tmp_path / "one"
     subprocess.run(
-        [sys.executable, "-m", "olm_train.merge", sharded.folder, "--out", str(copy)],
+        [sys.executable, "-m", "olm_train.cli", "merge", sharded.folder, "--out", str(copy)],
         env=environment(), check=True, stdout=subprocess.DEVNULL, timeout=300,
     )  # fmt: skip
     single = export(open_checkpoint(copy, World()), str(tmp_path / "single"), OPTIONS).receipt
@@ -81,7 +81,7 @@ def test_in_a_bucket_the_export_is_whole_and_the_same(
 
 def _killed(checkpoint: Checkpoint, output: str, after: float) -> int:
     """Start the command, kill it so many seconds after its first shard; return its exit code."""
-    command = ["olm_train.export", checkpoint.folder, "--to", "hf", "--output", output]
+    command = ["olm_train.cli", "export", checkpoint.folder, "--to", "hf", "--output", output]
     options = ["--dtype", "float32", "--shard-size", "2KB", "--verify", "files"]
     child = subprocess.Popen(
         [sys.executable, "-m", *command, *options],

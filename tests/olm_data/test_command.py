@@ -16,7 +16,7 @@ def test_a_command_ends_after_all_exit_functions_and_before_its_modules_are_take
         tmp_path,
         f"""
         import atexit, sys, threading, time
-        from olm_data import cli
+        from olm_data.command import run_process
 
         class Torn:
             def __del__(self):
@@ -30,8 +30,7 @@ def test_a_command_ends_after_all_exit_functions_and_before_its_modules_are_take
             threading.Thread(target=lambda: (time.sleep(0.05), print("thread"))).start()
             raise SystemExit({code!r})
 
-        cli.main = command
-        cli.entry()
+        run_process(command)
         """,
     )
     assert done.returncode == {None: 0, 0: 0, 3: 3, "words": 1}[code]
@@ -43,13 +42,12 @@ def test_a_defect_still_ends_by_its_traceback_and_exit_code_1(tmp_path: Path) ->
     done = python(
         tmp_path,
         """
-        from olm_data import cli
+        from olm_data.command import run_process
 
         def command():
             raise RuntimeError("defect")
 
-        cli.main = command
-        cli.entry()
+        run_process(command)
         """,
     )
     assert done.returncode == 1
