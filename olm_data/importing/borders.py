@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olm_data.errors import printable
-from olm_data.importing.token_files import NUMPY_MAGIC, TokenFile, pieces, refuse
+from olm_data.importing.token_files import NUMPY_MAGIC, PIECE_BYTES, TokenFile, pieces, refuse
 from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
 from olm_data.sources.limits import MAX_RATIO
 
@@ -184,12 +184,27 @@ def _datatrove(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
     if len(ends) and int(ends.max()) > file.bytes:
         refuse(file, f"{posixpath.basename(name)} leads beyond its end")
     notes: tuple[str, ...] = ()
+    if masked := _masked(file):
+        notes += (
+            f"{printable(file.name)}: {masked:,} tokens have no loss by the mask "
+            f"{posixpath.basename(file.name)}.loss, which a dataset does not hold: they are "
+            "trained on as the others are",
+        )
     if "_chunk_shuffled" in file.name:
-        notes = (
+        notes += (
             f"{printable(file.name)}: its chunks were shuffled, so that its index holds the ends "
             "of chunks, too: some documents here are parts of documents",
         )
     return _tiled(file, dtype, ends.astype(np.int64), {}, notes)
+
+
+def _masked(file: TokenFile) -> int:
+    """Return how many tokens the mask beside a datatrove file, a byte a token, leaves out."""
+    try:
+        mask = file.store.pieces(file.name + ".loss", PIECE_BYTES)
+        return sum(len(piece) - int(np.count_nonzero(np.frombuffer(piece, "u1"))) for piece in mask)
+    except FileNotFoundError:
+        return 0
 
 
 def _megatron(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
@@ -201,7 +216,10 @@ def _megatron(file: TokenFile, dtype: np.dtype[Any]) -> Borders:
         refuse(file, f"there is no {posixpath.basename(name)} beside it")
     except IndexDefect as error:
         refuse(file, f"{posixpath.basename(name)}: {error}")
-    return _tiled(file, dtype, ends, {})
+    notes: tuple[str, ...] = ()
+    if has_modes(data):
+        notes = (f"{printable(file.name)}: the modes of its sequences are not read: all are text",)
+    return _tiled(file, dtype, ends, {}, notes)
 
 
 def _tiled(
@@ -261,6 +279,17 @@ def index_dtype(data: bytes) -> np.dtype[Any]:
     return CODES[code]
 
 
+def has_modes(data: bytes) -> bool:
+    """Whether a whole index, as `read_index` takes it, says a mode above 0 of some sequence."""
+    return any(data[_size(data) :])
+
+
+def _size(data: bytes) -> int:
+    """Return how many bytes an index has, without modes."""
+    _, _, _, sequences, entries = HEAD.unpack_from(data)
+    return HEAD.size + 12 * int(sequences) + 8 * int(entries)
+
+
 def read_index(data: bytes, dtype: np.dtype[Any], size: int) -> np.ndarray:
     r"""Return the ends of the documents in tokens, cumulative, as int64 [documents].
 
@@ -279,7 +308,7 @@ def read_index(data: bytes, dtype: np.dtype[Any], size: int) -> np.ndarray:
     """
     assert index_dtype(data) == dtype
     _, _, _, sequences, entries = HEAD.unpack_from(data)
-    expected = HEAD.size + 12 * sequences + 8 * entries
+    expected = _size(data)
     if len(data) not in (expected, expected + sequences):
         raise IndexDefect(f"it has {len(data):,} bytes, not {expected:,}")
     lengths = np.frombuffer(data, "<i4", sequences, HEAD.size).astype(np.int64)

@@ -43,7 +43,7 @@ from olm_data.importing.borders import (
     tokenizer_of,
 )
 from olm_data.importing.shard import scan_tokens, write_sidecars
-from olm_data.importing.token_files import TokenFile, find, refuse
+from olm_data.importing.token_files import TokenFile, copies, find, refuse
 from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import (
     passed_lines,
@@ -264,7 +264,8 @@ def _import(
         scanned=sum(shard.borders.scanned for shard in shards),
         not_ended=sum(shard.not_ended for shard in shards),
         empty=sum(shard.borders.empty for shard in shards),
-        notes=[note for shard in shards for note in shard.borders.notes],
+        notes=[note for shard in shards for note in shard.borders.notes]
+        + copies(found, [shard.sha256 for shard in shards]),
         passed_over=job.passed,
         digest=str(_write_manifest(job, shards).digest) if write else None,
     )

@@ -118,6 +118,17 @@ def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Pass
     return found, passed
 
 
+def copies(files: Sequence[TokenFile], digests: Sequence[str]) -> list[str]:
+    """Return a note on each file whose tokens, of these digests, are those of an earlier one."""
+    first: dict[str, TokenFile] = {}
+    return [
+        f"{printable(file.url)} holds the tokens of {printable(first[digest].url)}: their "
+        "documents are in the dataset twice"
+        for file, digest in zip(files, digests, strict=True)
+        if file.bytes and first.setdefault(digest, file) is not file
+    ]
+
+
 def _named(text: str) -> TokenFile | None:
     """Return the token file that an argument names; None: it is a folder, or nothing.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +128,27 @@ def test_a_damaged_index_of_datatrove_is_refused(value: int, files: Path, tmp_pa
     patch(index, 16, value.to_bytes(8, "little"))
     with pytest.raises(InputError, match=r"ends before it begins|leads beyond"):
         make(files / "datatrove", tmp_path / "out")
+
+
+def test_what_a_sidecar_says_and_a_dataset_does_not_hold_is_said(
+    files: Path, tmp_path: Path
+) -> None:
+    name = files / "datatrove" / "text_00000_unshuffled.ds"
+    assert make(name, tmp_path / "plain").notes == []
+    mask = Path(f"{name}.loss")  # datatrove's own masks nothing
+    mask.write_bytes(bytes(3) + mask.read_bytes()[3:])
+    (said,) = make(name, tmp_path / "masked").notes
+    assert "3 tokens have no loss by the mask text_00000_unshuffled.ds.loss" in said
+
+    index = idx(files)
+    sequences = int.from_bytes(index.read_bytes()[18:26], "little")
+    for mode in (0, 1):
+        tokens = tmp_path / f"mode{mode}.bin"
+        shutil.copy(index.with_suffix(".bin"), tokens)
+        modes = bytes([0] * (sequences - 1) + [mode])
+        tokens.with_suffix(".idx").write_bytes(index.read_bytes() + modes)
+        notes = make(tokens, tmp_path / f"out{mode}").notes
+        assert ["modes of its sequences are not read" in note for note in notes] == [True] * mode
 
 
 def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:

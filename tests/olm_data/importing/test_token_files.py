@@ -92,3 +92,13 @@ def test_a_megatron_prefix_names_its_pair(named: str, files: Path, tmp_path: Pat
 def test_a_prefix_of_nothing_is_refused(files: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no token file here"):
         make(files / "megatron" / "int", tmp_path / "out")
+
+
+def test_copies_among_the_files_are_said(files: Path, tmp_path: Path) -> None:
+    first, second = files / "megatron" / "int32.bin", tmp_path / "copy" / "other.bin"
+    second.parent.mkdir()
+    for suffix in (".bin", ".idx"):
+        shutil.copy(first.with_suffix(suffix), second.with_suffix(suffix))
+    assert make(first, tmp_path / "one").notes == []
+    (said,) = make([first, second], tmp_path / "both").notes
+    assert said.startswith(f"{second} holds the tokens of {first}")
