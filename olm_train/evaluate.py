@@ -1,6 +1,7 @@
 """Evaluate a trained model: `olm-train evaluate MODEL --data FILE|DATASET|TASK`.
 
-    run, checkpoint, export, model.save -> weights --+-> loss, bits per byte      of a data set
+    run, checkpoint, export, model.save, model of transformers -> weights
+    weights -----------------------------------------+-> loss, bits per byte      of a data set
     data set | eval set | text that is tokenised ----+-> accuracy, bits per byte  of a task
 
 The same engine as in a run (`olm_train.evaluation`), so the same numbers. The data that the model
@@ -23,7 +24,7 @@ import msgspec
 import olm_data
 from olm_data.command import Command
 from olm_data.dataset.dataset import Dataset
-from olm_data.dataset.tokenizer import TokenizerRules, end_of_document, spec_of
+from olm_data.dataset.tokenizer import TokenizerRules, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.eval_sets.eval_set import MANIFEST, EvalSet
 from olm_data.extras import needs
@@ -60,9 +61,12 @@ CHUNK = 1024
 def losses_of(model: Decoder) -> Callable[[Batch], torch.Tensor]:
     """Return what gives the loss of each label of a batch, fp32 [b, S] in nats."""
     device = next(model.parameters()).device
+    known = model.config.vocab_size
 
     @torch.no_grad()
     def by_label(batch: Batch) -> torch.Tensor:
+        if (most := int(batch.input_ids.max())) >= known:
+            raise ValidationError(f"the data hold the id {most:,}, and the model knows {known:,}")
         batch = batch.to(device)
         losses: torch.Tensor = model(
             batch.input_ids,
@@ -249,13 +253,13 @@ def _length_of(found: Portable) -> int:
 
 def _check(found: Portable, rules: TokenizerRules, place: str) -> None:
     """Refuse data of another tokenizer than that which lies beside weights without a lock."""
-    data = found.source.read_bytes(TOKENIZER)
+    data = found.tokenizer_json()
     if data is None:
         raise InputError(
             f"there is no {TOKENIZER} with this model",
             where=found.folder,
             why="what its token ids mean is not known",
-            fix="save it with its tokenizer: model.save(folder, tokenizer=...)",
+            fix="put its tokenizer.json there; model.save(folder, tokenizer=...) does",
         )
     # by the ids that it gives: a library that saved it may have spelled the file otherwise
     spec = spec_of(data, rules, found.folder, TOKENIZER)
@@ -270,14 +274,16 @@ def _check(found: Portable, rules: TokenizerRules, place: str) -> None:
 
 def _tokenized(found: Portable, file: str, scratch: Path) -> str:
     """Tokenise a file of text with the model's tokenizer; return the folder of the data set."""
-    data = found.source.read_bytes(TOKENIZER)
+    data = found.tokenizer_json()
     tokenizer = found.tokenizer()  # checked against the lock
     assert data is not None
     scratch.mkdir()
     (scratch / TOKENIZER).write_bytes(data)
-    lock = found.recorded_lock
-    bos, eos = (None, end_of_document(tokenizer)) if lock is None else found.ends
-    names = [None if token is None else tokenizer.id_to_token(token) for token in (bos, eos)]
+    rules = found.rules(tokenizer)
+    names = [
+        None if token is None else tokenizer.id_to_token(token)
+        for token in (rules.begins, rules.eos)
+    ]
     output = str(scratch / "tokens")
     olm_data.tokenize(
         file,

@@ -31,6 +31,7 @@ from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.manifest import MANIFEST, Manifest
 from olm_train.checkpoint.portable import Portable, open_portable
+from olm_train.hf.source import is_transformers
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
 
@@ -291,7 +292,7 @@ def refuse_to_watch(place: str, checkpoint: str, *, as_json: bool) -> None:
         UsageError: it is no run, one checkpoint is meant, or JSON is wanted on standard output.
     """
     text = absolute(place).rstrip("/")
-    if is_exported(text) or Store(text).exists(MANIFEST):
+    if is_transformers(place) or is_exported(text) or Store(text).exists(MANIFEST):
         raise UsageError(
             "there is nothing to watch: this is not a run",
             where=place,

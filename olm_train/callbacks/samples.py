@@ -86,7 +86,8 @@ class SamplesCallback(Callback):
         data = world.on_main(lambda: tokenizer_of_data(lock))
         self._tokenizer = open_tokenizer(data, lock, lock.folder)
         bos, eos = lock.tokenizer.bos, lock.tokenizer.eos
-        ids_of = PromptIds(self._tokenizer, bos, eos, decoder.config.vocab_size, lock.folder)
+        first, size = eos if bos is None else bos, decoder.config.vocab_size
+        ids_of = PromptIds(self._tokenizer, bos, first, size, lock.folder)
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
         self._requests = [
             Request(prompt=ids_of(text), sampling=sampling, max_new_tokens=self.max_new_tokens)
@@ -158,10 +159,11 @@ class SamplesCallback(Callback):
     def _engine(self, decoder: Decoder) -> Engine:
         """Return an engine whose ranks call the model as often as each other."""
         lock = require_lock(self.trainer.data_loader, NEEDS)
+        eos = lock.tokenizer.eos
         return Engine(
             runner_of(decoder, self.trainer.world.device, None),
             self._tokenizer,
-            eos=lock.tokenizer.eos,
+            ends=() if eos is None else (eos,),
             context=lock.sequence_length,
             max_rows=len(self._requests),
             prefill_tokens=None,

@@ -1,9 +1,11 @@
 """A trained model and what it takes to use it, out of whatever holds one, wherever it was copied.
 
-    run or checkpoint (newest that verifies) --+-> Portable: shape, weights, tokenizer, lock
-    export, or what model.save wrote ----------+
+    run or checkpoint (newest that verifies) --------+
+    export, or what model.save wrote ----------------+-> Portable: shape, weights, tokenizer, lock
+    of transformers: folder, bucket, hf://ORG/NAME --+
 
-Never: open the data that the model was trained on; it may be gone.
+The one way to name a model to a command. Never: open the data that the model was trained on; it may
+be gone.
 """
 
 from __future__ import annotations
@@ -13,20 +15,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from olm_data.dataset.tokenizer import end_of_document
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.storage.store import Store, absolute
+from olm_data.storage.store import Store
 from olm_train.checkpoint.documents import open_tokenizer
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import LOCK, MANIFEST, TOKENIZER, folder_name
+from olm_train.checkpoint.text_rules import TextRules
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
+from olm_train.hf.load import Opened, open_model
+from olm_train.hf.source import (
+    CHAT_TEMPLATE,
+    is_transformers,
+    no_tokenizer,
+    pinned,
+    read_tokenizer,
+)
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import Exported, is_exported, load_exported
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+NO_TEXT = "text cannot be made into token ids, nor token ids into text"
 
 
 @dataclass(frozen=True)
@@ -34,14 +46,15 @@ class Portable:
     """A trained model that needs nothing but its own folder.
 
     Attributes:
-        source: the checkpoint or the export.
-        name: of the checkpoint's folder, or of the file of weights.
+        source: the checkpoint, the export, or the model of transformers.
+        name: of the checkpoint's folder, or of the file of weights; of a model of transformers of
+            its folder, or `ORG/NAME@COMMIT`.
         step: optimiser steps it was trained; None: nobody recorded it.
         recorded_lock: mixture it was trained on; None: nobody recorded it.
         trust: import classes of its own by the path that it gives.
     """
 
-    source: Checkpoint | Exported
+    source: Checkpoint | Exported | Opened
     name: str
     step: int | None
     recorded_lock: Lock | None
@@ -64,20 +77,15 @@ class Portable:
         return self.recorded_lock
 
     @property
-    def ends(self) -> tuple[int | None, int | None]:
-        """Ids of the tokens that begin and end a document, None where there is none.
-
-        Raises:
-            InputError, ValidationError: without a lock, of the tokenizer; see `tokenizer`.
-        """
-        if self.recorded_lock is not None:
-            return self.recorded_lock.tokenizer.bos, self.recorded_lock.tokenizer.eos
-        return None, end_of_document(self.tokenizer())
-
-    @property
     def folder(self) -> str:
         """Path or URL of its folder."""
-        return self.source.store.root
+        return self.source.place if isinstance(self.source, Opened) else self.source.store.root
+
+    def tokenizer_json(self) -> bytes | None:
+        """Return the bytes of its `tokenizer.json`, None where there is none."""
+        if isinstance(self.source, Opened):
+            return read_tokenizer(self.source.place)
+        return self.source.read_bytes(TOKENIZER)
 
     def tokenizer(self) -> Tokenizer:
         """Return its tokenizer.
@@ -86,7 +94,28 @@ class Portable:
             InputError: it holds none.
             ValidationError: it is another one than that of its lock.
         """
-        return open_tokenizer(self.source.read_bytes(TOKENIZER), self.recorded_lock, self.folder)
+        data = self.tokenizer_json()
+        if data is None and isinstance(self.source, Opened):
+            raise no_tokenizer(self.folder, NO_TEXT)
+        return open_tokenizer(data, self.recorded_lock, self.folder)
+
+    def rules(self, tokenizer: Tokenizer) -> TextRules:
+        """Return how its texts begin and end, and its chat template.
+
+        Args:
+            tokenizer: its own.
+
+        Raises:
+            InputError, ValidationError: as `TextRules.of_transformers`.
+        """
+        if isinstance(self.source, Opened):
+            return TextRules.of_transformers(self.source, tokenizer)
+        if self.recorded_lock is None:
+            return TextRules.of_tokenizer(tokenizer)
+        data = self.source.read_bytes(CHAT_TEMPLATE)
+        return TextRules.of_lock(
+            tokenizer, self.recorded_lock, None if data is None else data.decode(errors="replace")
+        )
 
     def model(self) -> Decoder:
         """Return the model on the CPU, in fp32, for evaluation.
@@ -119,24 +148,30 @@ def open_portable(
     """Open the model at `place`.
 
     Args:
-        place: folder of a run, checkpoint or export, or its safetensors file; local or remote.
+        place: folder of a run, checkpoint or export, or its safetensors file, or of a model of
+            transformers; local or remote, or `hf://ORG/NAME[@REVISION]`.
         name: of a run the step or folder name of a checkpoint, or `latest`.
         on_damage: told about each newer checkpoint that does not verify.
         trust: import classes of its own by the path that it gives, see `load_model`.
 
     Raises:
-        InputError: there is no such model, or it holds no lock.
+        InputError: there is no such model, our decoder cannot be it, or it holds no lock.
         UsageError: `name` has no effect.
         ValidationError: it is damaged.
     """
-    text = absolute(os.fspath(place)).rstrip("/")
-    if is_exported(text):
+    text = os.fspath(place)
+    foreign = is_transformers(text)
+    text = pinned(text)
+    if foreign or is_exported(text):
         if name != "latest":
             raise UsageError(
-                f"an exported model has no checkpoint {name}",
+                f"this model has no checkpoint {name}: it is no run",
                 where=text,
                 fix="leave --checkpoint out, or give the save folder of the run",
             )
+        if foreign:
+            opened = open_model(text)
+            return Portable(opened, opened.name, None, None)
         exported = load_exported(text)
         step, file = exported.about.step, exported.about.weights.file
         saved = exported.about.lock_digest is None  # by model.save, which knows no mixture

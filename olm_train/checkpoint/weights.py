@@ -21,6 +21,7 @@ from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG, LOCK, TOKENIZER
 from olm_train.distributed.world import World
+from olm_train.hf.load import Opened
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.load import model_of, parse_model, refuse_size
@@ -46,19 +47,21 @@ def model_config(checkpoint: Checkpoint, *, trust: bool = False) -> DecoderConfi
 
 
 def evaluation_model(
-    source: Checkpoint | Exported, *, classes: Iterable[type] = (), trust: bool = False
+    source: Checkpoint | Exported | Opened, *, classes: Iterable[type] = (), trust: bool = False
 ) -> Decoder:
     """Return a model on the CPU, in fp32, for evaluation.
 
     Every attention back-end computes the same function of the weights; this one runs on a CPU.
 
     Args:
-        source: a checkpoint, or a folder of weights.
+        source: a checkpoint, a folder of weights, or a model of transformers.
         classes, trust: of one's own that the model may be of, see `load_model`.
 
     Raises:
         ValidationError: shape and weights do not fit each other.
     """
+    if isinstance(source, Opened):
+        return source.decoder(torch.float32, attention="sdpa")
     if isinstance(source, Exported):
         model = model_of(source, classes=classes, trust=trust, vocab_multiple=1, attention="sdpa")
         return model.float()

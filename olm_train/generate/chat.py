@@ -99,7 +99,8 @@ class Chat:
         context = self._loaded.context
         left_out = 0
         while True:
-            prompt = self._loaded.ids_of(self._template.prompt([*self._system, *self._turns]))
+            text = self._template.prompt([*self._system, *self._turns])
+            prompt = self._loaded.ids_of(text, whole=self._template.whole)
             room = min(self._max_new_tokens, -(-(context or 0) // 4))
             if context is None or len(prompt) + room <= context:
                 break
@@ -138,8 +139,8 @@ def _lines() -> Iterator[str]:
 @click.option(
     "--template",
     type=click.Path(path_type=Path),
-    help="Jinja file that makes prompts of conversations, as transformers has them; without: "
-    "lines that begin with User: and Assistant:.",
+    help="Jinja file that makes prompts of conversations, as transformers has them; without: that "
+    "of the model, or lines that begin with User: and Assistant:.",
 )
 @click.option("--system", default="", help="Said before all turns.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
@@ -180,7 +181,7 @@ def main(
     )
     chat = Chat(
         loaded,
-        ChatTemplate.read(template, loaded.eos_text),
+        loaded.template(template),
         sampling,
         system=system,
         stop=stop,

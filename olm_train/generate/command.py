@@ -1,6 +1,6 @@
 """The command that continues texts: prompts in, sampled continuations out.
 
-    SAVE_FOLDER/step..., an export or what model.save wrote -> LoadedModel
+    run, checkpoint, export, what model.save wrote, model of transformers -> LoadedModel
     prompts, dealt over the ranks of torchrun -> Engine -> texts, in the order of the prompts
 
 In fp32, on a CUDA device if there is one. Never: wait for one text to begin the next.
@@ -30,6 +30,7 @@ with needs("generating text"):
     from olm_train.generate.engine import MAX_ROWS, Request, Writing
     from olm_train.generate.loaded import LoadedModel
     from olm_train.generate.sampling import MAX_SEED, Sampling
+    from olm_train.hf.source import pinned
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def generate(
-    save_folder: str,
+    model: str,
     prompts: Sequence[str | Prompt],
     *,
     checkpoint: str = "latest",
@@ -52,10 +53,10 @@ def generate(
     trust: bool = False,
     world: World | None = None,
 ) -> list[Sample]:
-    """Continue prompts with the model of a run, a checkpoint, an export or a saved model.
+    """Continue prompts with the model of a run, a checkpoint, an export, or one of transformers.
 
     Args:
-        save_folder: place of the model, see `open_portable`.
+        model: its place, see `open_portable`.
         prompts: texts; an empty one begins a document.
         checkpoint: of a run the step or folder name of a checkpoint, or `latest`.
         max_new_tokens: a text ends after so many, or where the model can look at no more.
@@ -86,10 +87,11 @@ def generate(
             (each.prompt, replace(sampling, seed=first).after(number)) for number in range(samples)
         ]
     own = wanted[world.rank :: world.size]
+    place = world.on_main(lambda: pinned(model))  # the same commit of the hub on every rank
 
     def write() -> list[Sample]:
         loaded = LoadedModel.open(
-            save_folder,
+            place,
             checkpoint,
             lambda error: click.echo(shown(f"warning: {error}"), err=True),
             device=world.device,
@@ -220,7 +222,7 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
 
 
 @click.command(cls=Command)
-@click.argument("save_folder")
+@click.argument("model")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option("--prompt", help="Text to continue; empty: a new document.")
 @click.option(
@@ -244,16 +246,18 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
 @click.option("--output", type=click.Path(path_type=Path), help="Also write a JSON file.")
 def main(
-    save_folder: str,
+    model: str,
     prompt: str | None,
     prompts: Path | None,
     output: Path | None,
     **options: Any,
 ) -> None:
-    """Sample text from a run's newest checkpoint, a checkpoint, or an exported or saved model.
+    """Sample text from a model: of a run's newest checkpoint, a checkpoint, an exported or saved
+    model, or a model of transformers.
 
     \b
     olm-train generate runs/first --prompt "def " --max-new-tokens 50
+    olm-train generate hf://ORG/NAME --prompt "def "
     olm-train generate runs/first --prompts prompts.jsonl --output texts.jsonl
     torchrun --nproc-per-node=8 -m olm_train.generate runs/first --prompts prompts.jsonl
 
@@ -267,7 +271,7 @@ def main(
     world = World.start()
     quiet_alone(world)
     try:
-        results = generate(save_folder, texts, sampling=sampling, world=world, **others)
+        results = generate(model, texts, sampling=sampling, world=world, **others)
     finally:
         world.stop()
     if not world.main:

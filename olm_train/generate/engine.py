@@ -10,7 +10,7 @@ up to logits that are equal in all but their last bits).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -77,7 +77,7 @@ class Writing:
 
     Attributes:
         request: what was asked for.
-        ids: so far, without the end-of-document token.
+        ids: so far, without the token that ended it.
         text: so far; what follows `certain` characters may still go.
         scores: of each of `ids`, if asked for; with the tokens of a stop string.
         prompt_scores: of each token of the prompt, if asked for.
@@ -126,7 +126,7 @@ class Engine:
     Args:
         runner: calls the model.
         tokenizer: None: ids only, no stop strings.
-        eos: id that ends a text; None: nothing does.
+        ends: ids that end a text.
         context: most tokens of a prompt and its text; None: no limit.
         max_rows: texts at a time.
         prefill_tokens: prompts are packed up to so many tokens; None: all that wait, as far as
@@ -138,13 +138,13 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer | None = None,
         *,
-        eos: int | None = None,
+        ends: Collection[int] = (),
         context: int | None = None,
         max_rows: int = MAX_ROWS,
         prefill_tokens: int | None = PREFILL_TOKENS,
     ) -> None:
         self._runner, self._tokenizer = runner, tokenizer
-        self._eos, self._context = eos, context
+        self._ends, self._context = frozenset(ends), context
         self._max_rows, self._prefill_tokens = max_rows, prefill_tokens
         self._waiting: deque[Writing] = deque()
         self._rows: list[Writing] = []
@@ -261,7 +261,7 @@ class Engine:
         tokens = choose(logits, wishes, [len(row.ids) for row in rows], seen)
         for place, number in enumerate(told):
             row = rows[number]
-            if row.request.max_new_tokens and tokens[number] != self._eos:
+            if row.request.max_new_tokens and tokens[number] not in self._ends:
                 count = row.request.logprobs or 0
                 row.scores += _scores(known[place : place + 1], [tokens[number]], count)
         for number in reversed(range(len(rows))):
@@ -270,7 +270,7 @@ class Engine:
                 row.end("non-finite")
             elif not row.request.max_new_tokens:
                 row.end("length")
-            elif token == self._eos:
+            elif token in self._ends:
                 row.end("stop")
             else:
                 row.push(token)

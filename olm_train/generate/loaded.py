@@ -1,6 +1,6 @@
 """A trained model ready to write: weights on their device, tokenizer, where texts begin and end.
 
-run, checkpoint, export or what model.save wrote -> verified -> LoadedModel -> Engine
+run, checkpoint, export, what model.save wrote, model of transformers -> LoadedModel -> Engine
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,11 @@ import torch
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.storage.names import is_unicode
 from olm_train.checkpoint.portable import Portable, open_portable
+from olm_train.checkpoint.text_rules import TextRules
 from olm_train.generate.engine import MAX_ROWS, Engine
 from olm_train.generate.runner import runner_of
+from olm_train.generate.template import ChatTemplate
+from olm_train.hf.source import CHAT_TEMPLATE
 from olm_train.model.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -31,18 +35,14 @@ class LoadedModel:
         found: what it was opened from.
         model: in fp32, on `device`.
         tokenizer: its own.
-        begins: id to begin a prompt with; None: none.
-        eos: id that ends a document; None: none does.
-        context: most tokens it looks at; None: no limit is known.
+        rules: how its texts begin and end.
     """
 
     found: Portable
     model: Decoder
     device: torch.device
     tokenizer: Tokenizer
-    begins: int | None
-    eos: int | None
-    context: int | None
+    rules: TextRules
 
     @classmethod
     def open(
@@ -61,29 +61,45 @@ class LoadedModel:
             ValidationError: it is damaged.
         """
         found = open_portable(place, checkpoint, on_damage, trust=trust)
-        lock = found.recorded_lock
-        begins, eos = found.ends
-        tokenizer, model = found.tokenizer(), found.model().to(device)
-        return cls(
-            found=found,
-            model=model,
-            device=device,
-            tokenizer=tokenizer,
-            begins=begins,
-            eos=eos,
-            context=model.config.max_positions if lock is None else lock.sequence_length,
-        )
+        tokenizer = found.tokenizer()
+        rules = found.rules(tokenizer)
+        model = found.model().to(device)
+        return cls(found=found, model=model, device=device, tokenizer=tokenizer, rules=rules)
+
+    @property
+    def begins(self) -> int | None:
+        """Id to begin a prompt with; None: none."""
+        return self.rules.begins
+
+    @property
+    def eos(self) -> int | None:
+        """Id that ends a document; None: none does."""
+        return self.rules.eos
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens it looks at; None: no limit is known."""
+        return self.rules.context or self.model.config.max_positions
 
     @cached_property
     def ids_of(self) -> PromptIds:
         """Makes ids of prompts."""
         size = self.model.config.vocab_size
-        return PromptIds(self.tokenizer, self.begins, self.eos, size, self.found.folder)
+        return PromptIds(self.tokenizer, self.begins, self.rules.first, size, self.found.folder)
 
-    @property
-    def eos_text(self) -> str:
-        """Text of the token that ends a document; empty where none does."""
-        return "" if self.eos is None else self.text_of([self.eos])
+    def template(self, path: Path | None) -> ChatTemplate:
+        """Return what makes prompts of conversations: a file, or its own template, or plain lines.
+
+        Raises:
+            InputError: there is no such file, or it is no template.
+        """
+        rules = self.rules
+        if path is not None:
+            return ChatTemplate.read(path, rules.special, whole=rules.whole)
+        if rules.template is None:
+            return ChatTemplate()
+        where = f"{self.found.folder}/{CHAT_TEMPLATE}"
+        return ChatTemplate.of(rules.template, rules.special, where, whole=rules.whole)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with special tokens."""
@@ -95,7 +111,7 @@ class LoadedModel:
         return Engine(
             runner_of(self.model, self.device),
             self.tokenizer,
-            eos=self.eos,
+            ends=self.rules.ends,
             context=self.context,
             max_rows=max_rows,
         )
@@ -108,14 +124,14 @@ class PromptIds:
     Attributes:
         tokenizer: of the model.
         begins: id that begins each document; None: none does.
-        eos: id that ends each document; with nothing else it begins one.
+        first: id that an empty prompt becomes; None: there is none.
         vocab_size: ids that the model knows.
         where: place of both, for messages.
     """
 
     tokenizer: Tokenizer
     begins: int | None
-    eos: int | None
+    first: int | None
     vocab_size: int
     where: str
 
@@ -123,8 +139,11 @@ class PromptIds:
         """Whether a token is put before this prompt."""
         return self.begins is not None or not prompt
 
-    def __call__(self, prompt: str) -> tuple[int, ...]:
+    def __call__(self, prompt: str, *, whole: bool = False) -> tuple[int, ...]:
         """Return the ids of a prompt; an empty one begins a document.
+
+        Args:
+            whole: it spells the token that begins it, if any does.
 
         Raises:
             UsageError: it is no text, or empty where nothing begins a document.
@@ -135,11 +154,12 @@ class PromptIds:
                 "the prompt is not valid UTF-8", fix="in the C locale, set LANG=C.UTF-8"
             )
         ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
-        start = self.begins if self.begins is not None else self.eos
-        if self.begins is not None or not ids:
-            if start is None:
+        if self.begins is not None and not whole:
+            ids = [self.begins, *ids]
+        elif not ids:
+            if self.first is None:
                 raise UsageError("the prompt has no token", fix="give a --prompt with some text")
-            ids = [start, *ids]
+            ids = [self.first]
         self.check(ids)
         return tuple(ids)
 

@@ -216,7 +216,8 @@ def chat(
     Raises:
         OlmError: it cannot be answered.
     """
-    ids = ids_of(template.prompt([message.plain() for message in body.messages]))
+    text = template.prompt([message.plain() for message in body.messages])
+    ids = ids_of(text, whole=template.whole)
     most = body.max_completion_tokens
     most = body.max_tokens if most is None else most
     most = room(ids) if most is None else most

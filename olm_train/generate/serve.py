@@ -258,8 +258,8 @@ class _Handler(LoopbackHandler):
 @click.option(
     "--template",
     type=click.Path(path_type=Path),
-    help="Jinja file that makes prompts of conversations, as transformers has them; without: "
-    "lines that begin with User: and Assistant:.",
+    help="Jinja file that makes prompts of conversations, as transformers has them; without: that "
+    "of the model, or lines that begin with User: and Assistant:.",
 )
 @click.option(
     "--batch", type=click.IntRange(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
@@ -291,7 +291,7 @@ def main(
         device=local_device(),
         trust=trust,
     )
-    talk = ChatTemplate.read(template, loaded.eos_text)
+    talk = loaded.template(template)
     with (
         Worker(loaded.engine(batch)) as worker,
         Server(loaded, talk, worker, loaded.found.name, port) as server,

@@ -2,16 +2,18 @@
 
     messages -> template -> text -> the answer goes on from there, to a stop string
 
-The templates of transformers (`chat_template.jinja`) work as they are. They run in a sandbox: one
-can write text, and do nothing else.
+The templates of transformers (`chat_template.jinja`) work as they are: they find the same names.
+They run in a sandbox: one can write text, and do nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -40,33 +42,35 @@ class ChatTemplate:
 
     Attributes:
         template: of Jinja; None: lines that begin with `User:` and `Assistant:`.
-        eos: text of the token that ends a document, for the template.
+        special: text of special tokens by the names that templates know: `eos_token`.
+        whole: its prompts spell the token that begins them, if any does; none is put before them.
         where: its file, for messages.
     """
 
     template: Template | None = None
-    eos: str = ""
+    special: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
     where: str = ""
 
     @classmethod
-    def read(cls, path: Path | None, eos: str) -> ChatTemplate:
-        """Read a template; None: the plain one.
+    def read(cls, path: Path, special: Mapping[str, str], *, whole: bool = False) -> ChatTemplate:
+        """Read a template from a file.
 
         Raises:
             InputError: there is no such file, or it is no template.
         """
-        if path is None:
-            return cls(eos=eos)
         try:
             text = read_regular(path, MAX_TEMPLATE).decode()
         except FileNotFoundError as error:
             raise InputError("there is no such template", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise _no_template(error, str(path)) from None
-        return cls.of(text, eos, str(path))
+        return cls.of(text, special, str(path), whole=whole)
 
     @classmethod
-    def of(cls, text: str, eos: str, where: str) -> ChatTemplate:
+    def of(
+        cls, text: str, special: Mapping[str, str], where: str, *, whole: bool = False
+    ) -> ChatTemplate:
         """Return the template that a text is.
 
         Raises:
@@ -77,10 +81,14 @@ class ChatTemplate:
             from jinja2.sandbox import ImmutableSandboxedEnvironment
         try:
             environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+                trim_blocks=True,
+                lstrip_blocks=True,
+                extensions=["jinja2.ext.loopcontrols", _generation_tag()],
             )
+            environment.filters["tojson"] = _to_json
             environment.globals["raise_exception"] = _refuse
-            return cls(environment.from_string(text), eos, where)
+            environment.globals["strftime_now"] = _now
+            return cls(environment.from_string(text), special, whole, where)
         except TemplateError as error:
             raise _no_template(error, where) from None
 
@@ -102,9 +110,10 @@ class ChatTemplate:
         try:
             return self.template.render(
                 messages=[msgspec.to_builtins(message) for message in messages],
+                tools=None,
+                documents=None,
                 add_generation_prompt=True,
-                bos_token="",  # it is put before each prompt, where the model knows one
-                eos_token=self.eos,
+                **{"bos_token": "", "eos_token": "", **self.special},
             )
         except (TemplateError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(
@@ -121,6 +130,40 @@ def _plain(message: Message) -> str:
     if message.role == "system":
         return f"{message.content}\n\n"
     return f"{message.role.capitalize()}: {message.content.strip()}\n"
+
+
+def _generation_tag() -> type[Any]:
+    """Return what makes `{% generation %}` known, a mark of the answers to train on: it is passed
+    over."""
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON; that of Jinja escapes what HTML must."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _refuse(message: str) -> NoReturn:

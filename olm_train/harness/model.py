@@ -26,7 +26,7 @@ from olm_train.distributed.world import local_device
 from olm_train.generate.engine import MAX_ROWS, Engine, Request
 from olm_train.generate.loaded import LoadedModel
 from olm_train.generate.runner import runner_of
-from olm_train.generate.template import ChatTemplate, Message
+from olm_train.generate.template import Message
 from olm_train.harness.gen_kwargs import Wishes
 from olm_train.harness.scores import Answer, Keep, Pair, answers, rows_of
 
@@ -53,14 +53,15 @@ class OlmLM(TemplateLM):
     """A model of lm_eval.
 
     Args:
-        checkpoint: a run, checkpoint, export or what `model.save` wrote; local or remote.
+        checkpoint: a run, checkpoint, export, what `model.save` wrote, or a model of transformers;
+            local, remote, or `hf://ORG/NAME[@REVISION]`.
         step: of a run: a step or folder name of a checkpoint, or `latest`.
         max_length: tokens that it looks at; None: as many as the model does.
         batch_size: rows scored, or texts written, at a time; None or `auto`: 8 and 32.
         max_batch_size: at most so many with `auto`.
         device: None: a CUDA device where there is one.
         max_gen_toks: tokens of a text where its task does not say.
-        template: Jinja file for `--apply_chat_template`; None: see `ChatTemplate`.
+        template: Jinja file for `--apply_chat_template`; None: see `LoadedModel.template`.
         trust: import classes of its own by the path that it gives.
 
     Attributes:
@@ -98,9 +99,7 @@ class OlmLM(TemplateLM):
             str(checkpoint), str(step), _warn, device=self._device, trust=trust
         )
         self.max_length = self._length(max_length)
-        self._template = ChatTemplate.read(
-            None if template is None else Path(template), self.loaded.eos_text
-        )
+        self._template = self.loaded.template(None if template is None else Path(template))
         begins = self.loaded.begins
         self._bos = None if begins is None else self.loaded.text_of([begins])
 
@@ -240,7 +239,7 @@ class OlmLM(TemplateLM):
         engine = Engine(
             runner_of(loaded.model, self._device),
             loaded.tokenizer,
-            eos=loaded.eos,
+            ends=loaded.rules.ends,
             context=self.max_length,
             max_rows=self._texts,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,10 +26,19 @@ from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, spec_from_bytes
 from olm_train.hf.families import family_of_hf
 from olm_train.hf.family import Family
-from olm_train.hf.source import CONFIG, fetch, read_fields, read_tokenizer, weight_files
+from olm_train.hf.source import (
+    CONFIG,
+    SCHEME,
+    fetch,
+    no_tokenizer,
+    read_fields,
+    read_tokenizer,
+    weight_files,
+)
 from olm_train.hf.tensors import Reader, Slices, TensorMap
 from olm_train.hf.weights import FLOATS, SafeTensors
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
+from olm_train.model.decoder import Decoder
 from olm_train.model.shards import local_block
 
 Vocabulary = Literal["keep", "extend"]
@@ -50,6 +59,29 @@ class Opened:
     place: str
     family: Family
     config: DecoderConfig
+
+    @property
+    def name(self) -> str:
+        """Of its folder; of the hub `ORG/NAME@COMMIT`."""
+        if self.place.startswith(SCHEME):
+            return self.place.removeprefix(SCHEME)
+        return self.place.rpartition("/")[2]
+
+    def decoder(self, dtype: torch.dtype | None = None, **changes: Any) -> Decoder:
+        """Return the model on the CPU, in eval mode.
+
+        Args:
+            dtype: None: that of the files, float32 where they have several.
+            changes: replace fields of its shape that are not of its maths.
+
+        Raises:
+            InputError, ValidationError, StorageError: as `fill`.
+        """
+        stored = stored_dtype(self)  # shapes fit the files before memory is taken for them
+        config = replace(self.config, **changes)
+        model = Decoder(config, dtype=dtype or stored)
+        fill(self, {name: value.data for name, value in model.named_parameters()}, config)
+        return model.eval()
 
 
 def open_model(place: str) -> Opened:
@@ -104,11 +136,8 @@ def check_tokenizer(opened: Opened, rules: TokenizerRules, ours: bytes | None) -
     """
     data = read_tokenizer(opened.place)
     if data is None:
-        raise InputError(
-            "the model comes without a tokenizer.json",
-            where=opened.place,
-            why="whether the ids of the data mean the same to it cannot be told",
-            fix="put the tokenizer.json that belongs to it into the folder",
+        raise no_tokenizer(
+            opened.place, "whether the ids of the data mean the same to it cannot be told"
         )
     probe(data, opened.place)
     theirs = spec_from_bytes(data, name=opened.place, eos="none")

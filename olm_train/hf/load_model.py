@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
-from olm_train.hf.load import fill, open_model, stored_dtype
+from olm_train.hf.load import open_model
 from olm_train.hf.source import is_transformers, pinned, read_tokenizer
 from olm_train.model.decoder import Decoder
 from olm_train.model.load import load_saved
@@ -50,10 +50,8 @@ def load_model(
     if not is_transformers(place):
         return load_saved(place, classes=classes, trust=trust)
     opened = open_model(pinned(place))
-    dtype = stored_dtype(opened)  # shapes fit the files before memory is taken for them
-    model = Decoder(opened.config, dtype=dtype)
-    fill(opened, {name: value.data for name, value in model.named_parameters()}, opened.config)
+    model = opened.decoder()
     data = read_tokenizer(opened.place)
     if data is None:
-        return model.eval()
-    return model.eval(), prompt_tokenizer(data, None, f"{opened.place}/{TOKENIZER}")
+        return model
+    return model, prompt_tokenizer(data, None, f"{opened.place}/{TOKENIZER}")

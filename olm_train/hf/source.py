@@ -18,17 +18,22 @@ from pathlib import Path
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.canonical import sha256_file
 from olm_data.dataset.tokenizer import TOKENIZER
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.exporting.model_folder import FORMAT
-from olm_data.regular_files import MAX_CONFIG, MAX_WHOLE, open_regular, read_regular
+from olm_data.regular_files import MAX_CONFIG, MAX_SMALL, MAX_WHOLE, open_regular, read_regular
 from olm_data.storage.hub_repository import Repository, is_commit
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_data.threads import in_order
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 SUFFIX, SCHEME = ".safetensors", "hf://"
 _FILE = re.compile(r"[^/\\]{1,200}\.safetensors")
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_NO_LIMIT = re.compile(rb'("model_max_length"\s*:\s*)[0-9]{21,}')
+"""int(1e30), by which transformers says that a tokenizer knows no longest text."""
+_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
 
 
 def is_transformers(place: str) -> bool:
@@ -72,15 +77,40 @@ def read_fields(place: str) -> JsonObject:
         InputError, ValidationError: there is none, or it is no JSON object.
         StorageError: the hub or store cannot be reached.
     """
-    data = _read(place, CONFIG, MAX_CONFIG)
-    if data is None:
+    found = read_beside(place, CONFIG)
+    if found is None:
         raise _missing(place, CONFIG)
+    return found
+
+
+def read_beside(place: str, name: str) -> JsonObject | None:
+    """Return the content of a JSON file of a pinned place, None where there is none.
+
+    Raises:
+        ValidationError: it is no JSON object.
+        StorageError: the hub or store cannot be reached.
+    """
+    data = _read(place, name, MAX_CONFIG)
     try:
-        return decode_object(data)
+        return None if data is None else decode_object(_NO_LIMIT.sub(rb"\1null", data))
     except MalformedJson as error:
         raise ValidationError(
-            f"the {CONFIG} is malformed: {error}", where=place, fix="restore it from a copy"
+            f"the {name} is malformed: {error}", where=place, fix="restore it from a copy"
         ) from error
+
+
+def read_text(place: str, name: str) -> str | None:
+    """Return the text of a file of a pinned place, None where there is none.
+
+    Raises:
+        ValidationError: it is no UTF-8.
+        StorageError: the hub or store cannot be reached.
+    """
+    data = _read(place, name, MAX_SMALL)
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError as error:
+        raise ValidationError(f"the {name} is no UTF-8", where=place) from error
 
 
 def fetch(place: str) -> str:
@@ -149,6 +179,23 @@ def weight_files(place: str) -> list[str]:
 def read_tokenizer(place: str) -> bytes | None:
     """Return the tokenizer.json of a pinned place, None where there is none."""
     return _read(place, TOKENIZER, MAX_WHOLE)
+
+
+def no_tokenizer(place: str, why: str) -> InputError:
+    """Return the error that a pinned place has no tokenizer.json; names the file it has instead."""
+    try:
+        others = [name for name in _OTHER_TOKENIZERS if _has(place, name, look=True)]
+    except OlmError:  # offline
+        others = []
+    return InputError(
+        f"the model comes without a {TOKENIZER}" + "".join(f"; it has a {n}" for n in others[:1]),
+        where=place,
+        why=why,
+        fix="make one where transformers is: "
+        "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER); put it into the folder"
+        if others
+        else f"put the {TOKENIZER} that belongs to it into the folder",
+    )
 
 
 def file_digests(place: str, part: int = 0, parts: int = 1) -> dict[str, str]:

@@ -24,9 +24,10 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import read_rows
 from olm_train.hf.families import Family, family_of_config
+from olm_train.hf.source import CHAT_TEMPLATE
 from olm_train.hf.tensors import Part, TensorMap
 from olm_train.hf_export.shards import Planned, Shard, plan
-from olm_train.hf_export.tokenizer_files import CHAT_TEMPLATE, TokenizerFiles, tokenizer_files
+from olm_train.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
 
 DTYPES: dict[Dtype, torch.dtype] = {

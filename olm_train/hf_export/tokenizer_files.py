@@ -26,9 +26,9 @@ from olm_data.dataset.tokenizer import spec_of as dataset_spec
 from olm_data.errors import ValidationError, printable
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, open_reference, spec_from_bytes
 from olm_train.generate.template import ChatTemplate, Message
+from olm_train.hf.source import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 
-TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
-GENERATION_CONFIG, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
+SPECIAL_TOKENS = "special_tokens_map.json"
 PROBES = (*PROBE_TEXTS, "long " * 2_000, "")
 """Texts whose ids are compared; the long one finds a file that cuts texts off."""
 _ANSWER = "ANSWER-OF-THE-ASSISTANT"
@@ -186,7 +186,7 @@ def _begun(spec: TokenizerSpec) -> bytes:
 
 def _turn_ends(spec: TokenizerSpec, template: str) -> list[int]:
     """Return the special token that a template puts right behind an answer, if it puts one."""
-    chat = ChatTemplate.of(template, spec.eos_token or "", CHAT_TEMPLATE)
+    chat = ChatTemplate.of(template, {"eos_token": spec.eos_token or ""}, CHAT_TEMPLATE)
     text = chat.prompt([Message("user", "question"), Message("assistant", _ANSWER)])
     _, found, rest = text.rpartition(_ANSWER)
     if not found:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.eval_requests import make_task
+from support.hf_models import hf_model
 from support.runs import build_trainer, metrics
 
 from olm_train.checkpoint.portable import open_portable
@@ -108,3 +110,32 @@ def test_a_model_compared_with_itself_has_not_changed(run: Path, tiny_mixture: P
     refused = CliRunner().invoke(main, words)
     assert refused.exit_code == 2
     assert "there is nothing to compare" in refused.output
+
+
+def test_a_model_of_transformers_has_the_loss_of_a_run_that_begins_with_it(
+    tiny_mixture: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    hf_model("llama", vocab_size=512, eos_token_id=0).save_pretrained(tmp_path / "llama")
+    shutil.copy(tiny_tokenizer, tmp_path / "llama/tokenizer.json")
+    held = tiny_mixture.parent / "held"
+    build_trainer(
+        tiny_mixture, tmp_path / "run", "--model=null",
+        f"--trainer.load_path={tmp_path / 'llama'}",
+        "--trainer.load_trainer_state=false", "--trainer.load_optim_state=false",
+        "--trainer.hard_stop={value: 1, unit: steps}",
+        f"--trainer.callbacks.lm_evaluator={{datasets: {{held: {held}}}, eval_on_startup: true}}",
+    ).fit()  # fmt: skip
+    begun = next(line["eval"]["held"] for line in metrics(tmp_path / "run") if "eval" in line)
+    words = [tmp_path / "llama", "--sequence-length", "32"]
+    found = invoke(*words, "--data", held, "--data", f"{held}.jsonl")
+    for place in (str(held), f"{held}.jsonl"):  # the text is tokenised as the run's data were
+        assert found[place] == pytest.approx(begun, rel=1e-5)
+    short = [str(tmp_path / "llama"), "--data", str(held)]
+    assert "--sequence-length" in CliRunner().invoke(main, short).output
+    watched = CliRunner().invoke(main, [*short, "--watch"])
+    assert watched.exit_code == 2
+    assert "this is not a run" in watched.output
+    hf_model("llama", vocab_size=100, eos_token_id=0).save_pretrained(tmp_path / "llama")
+    small = CliRunner().invoke(main, [*map(str, words), "--data", str(held)])
+    assert small.exit_code == 3
+    assert "and the model knows 100" in small.output

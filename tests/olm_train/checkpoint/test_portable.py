@@ -1,15 +1,19 @@
-"""A model is opened by the place and name it is given, and needs its lock."""
+"""A model is opened by the place and name it is given; one of a run needs its lock."""
 
 from __future__ import annotations
 
 import shutil
+import uuid
 from pathlib import Path
 
 import pytest
+import torch
+from support.hf_models import hf_model
 from support.old_checkpoints import seal
 from support.runs import build_trainer
 
-from olm_data.errors import InputError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.storage.store import Store
 from olm_train.checkpoint.portable import open_portable
 
 
@@ -71,3 +75,31 @@ def test_a_checkpoint_without_a_lock_or_a_tokenizer_says_so(run: Path, tmp_path:
     seal(folder)
     with pytest.raises(InputError, match=r"no mixture\.lock\.json with this model"):
         open_portable(folder, "latest", quiet)
+
+
+@torch.no_grad()
+def test_a_model_of_transformers_in_a_folder_or_a_bucket(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    hf_model("llama").bfloat16().save_pretrained(tmp_path / "llama")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
+    bucket = Store(f"memory://{uuid.uuid4().hex}/llama")
+    for path in (tmp_path / "llama").iterdir():
+        bucket.put(path.name, path.read_bytes())
+    ids = torch.randint(0, 61, (1, 30), generator=torch.Generator().manual_seed(1))
+    for place in (tmp_path / "llama", bucket.root):
+        found = open_portable(place, "latest", quiet)
+        assert (found.name, found.step, found.recorded_lock) == ("llama", None, None)
+        model = found.model()
+        assert {each.dtype for each in model.parameters()} == {torch.float32}
+        torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
+        with pytest.raises(UsageError, match="no checkpoint 7: it is no run"):
+            open_portable(place, "7", quiet)
+
+
+def test_a_model_that_the_decoder_cannot_be_is_refused_by_its_field(tmp_path: Path) -> None:
+    hf_model("llama").save_pretrained(tmp_path / "llama")
+    path = tmp_path / "llama/config.json"
+    path.write_text(path.read_text().replace('"hidden_act": "silu"', '"hidden_act": "relu"'))
+    with pytest.raises(InputError, match="hidden_act is relu"):
+        open_portable(tmp_path / "llama", "latest", quiet)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from support.hf_talker import greedy, save_hf_talker, theirs
 from support.talking import POSITIONS, save_talker
 
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, shown
 from olm_train.generate.chat import Chat, main
 from olm_train.generate.engine import Request
 from olm_train.generate.loaded import LoadedModel
@@ -98,6 +99,18 @@ def test_a_template_is_read_and_a_long_line_ends_nothing(saved: Path, tmp_path: 
     assert "say it in fewer words" in result.stderr
     assert result.stdout.strip()
     assert CliRunner().invoke(main, [*words[:2], str(tmp_path / "none")]).exit_code == 4
+
+
+def test_a_model_of_transformers_answers_by_its_own_template(tmp_path: Path) -> None:
+    folder = save_hf_talker(tmp_path / "talker")
+    tokenizer = theirs(folder)[1]
+    turns = [{"role": "system", "content": "S"}, {"role": "user", "content": "cat"}]
+    given = tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+    words = [str(folder), "--temperature", "0", "--system", "S", "--max-new-tokens", "9"]
+    result = CliRunner().invoke(main, words, input="cat\n")
+    assert result.exit_code == 0, result.output
+    expected = tokenizer.decode(greedy(folder, given, 9), clean_up_tokenization_spaces=False)
+    assert result.stdout == f"{shown(expected)}\n"
 
 
 @pytest.mark.slow

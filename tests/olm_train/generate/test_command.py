@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from support.hf_talker import greedy, save_hf_talker, theirs
+from support.hub_stub import HubStub
 from support.runs import build_trainer
 
 from olm_train.checkpoint.load import open_checkpoint
@@ -128,3 +130,32 @@ def test_ranks_share_the_prompts(run_folder: Path, tmp_path: Path) -> None:
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout == alone
+
+
+def test_a_model_of_transformers_writes_what_transformers_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    folder = save_hf_talker(tmp_path / "hub/models/lab/talker")
+    ids = theirs(folder)[1]("the cat")["input_ids"]
+    plain = greedy(folder, ids, 20)
+    (sample,) = generate(str(folder), ["the cat"], max_new_tokens=20, sampling=GREEDY)
+    assert (list(sample.ids), sample.finish, sample.checkpoint) == (plain, "length", "talker")
+    ends = json.loads((folder / "generation_config.json").read_text())
+    ends["eos_token_id"] = [5, plain[4]]  # of several, one that it writes
+    (folder / "generation_config.json").write_text(json.dumps(ends))
+    expected = greedy(folder, ids, 20)
+    assert 0 < len(expected) < 20
+    with HubStub(tmp_path / "hub").running() as stub:
+        for name, value in stub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        words = ["hf://lab/talker", "--prompt", "the cat", "--temperature", "0"]
+        words += ["--max-new-tokens", "20", "--output", str(tmp_path / "sample.json")]
+        found = CliRunner().invoke(main, words)
+    assert found.exit_code == 0, found.output
+    written = json.loads((tmp_path / "sample.json").read_text())
+    assert (written["ids"], written["finish"]) == (expected, "stop")
+    assert written["checkpoint"].startswith("lab/talker@")

@@ -55,7 +55,7 @@ def model() -> Decoder:
 
 
 def test_it_ends_at_the_end_of_document_and_leaves_it_out() -> None:
-    (text,) = Engine(Chain(RING), eos=3).run([Request(prompt=(0,), sampling=GREEDY)])
+    (text,) = Engine(Chain(RING), ends=(3,)).run([Request(prompt=(0,), sampling=GREEDY)])
     assert (text.ids, text.finish) == ([1, 2], "stop")
 
 
@@ -124,7 +124,7 @@ def test_a_batch_is_its_single_texts(
     model: Decoder, asked: list[Request], rows: int, late: int
 ) -> None:
     def engine(rows: int) -> Engine:
-        return Engine(CachedRunner(model, CPU), eos=7, context=40, max_rows=rows)
+        return Engine(CachedRunner(model, CPU), ends=(7,), context=40, max_rows=rows)
 
     alone = [engine(1).run([each])[0] for each in asked]
     together = engine(rows)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.hf_talker import save_hf_talker, theirs
 from support.model_options import CONFIG, stirred
 from support.small_tokenizer import train
 from tokenizers import Tokenizer
 
 from olm_data.errors import UsageError, ValidationError
 from olm_train.generate.loaded import LoadedModel, PromptIds
+from olm_train.generate.template import Message
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +46,22 @@ def test_prompts_begin_as_documents_do(saved: Path) -> None:
         PromptIds(tokenizer, None, None, 300, "here")("")
     with pytest.raises(ValidationError, match="knows only 3"):
         PromptIds(tokenizer, None, 0, 3, "here")("cat")
+
+
+@pytest.mark.parametrize("begin", [True, False])
+def test_conversations_of_a_model_of_transformers_have_its_ids(tmp_path: Path, begin: bool) -> None:
+    folder = save_hf_talker(tmp_path / "talker", begin=begin)
+    loaded = LoadedModel.open(str(folder), "latest", print, device=torch.device("cpu"))
+    tokenizer = theirs(folder)[1]
+    assert list(loaded.ids_of("the cat")) == tokenizer("the cat")["input_ids"]
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ messages[0]['content'] }}")  # spells no token that begins it
+    for path in (None, own):
+        template = loaded.template(path)
+        said = template.prompt([Message("user", "the cat")])
+        expected = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "the cat"}],
+            add_generation_prompt=True,
+            chat_template=None if path is None else path.read_text(),
+        )["input_ids"]
+        assert list(loaded.ids_of(said, whole=template.whole)) == expected

@@ -26,11 +26,11 @@ CHATML = """\
 def template(folder: Path, text: str) -> ChatTemplate:
     path = folder / "chat_template.jinja"
     path.write_text(text)
-    return ChatTemplate.read(path, "</s>")
+    return ChatTemplate.read(path, {"eos_token": "</s>"})
 
 
 def test_without_a_template_there_are_lines_with_names() -> None:
-    plain = ChatTemplate.read(None, "")
+    plain = ChatTemplate()
     assert plain.prompt([*TURNS, Message("user", "Bye")]) == (
         "Be short.\n\nUser: Hi\nAssistant: Ho.\nUser: Bye\nAssistant:"
     )
@@ -52,6 +52,26 @@ def test_a_template_of_transformers_works_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "{{ messages | tojson }}|{{ {'a': '<é>'} | tojson(indent=2) }}",
+        "{% if tools is not none %}tools{% endif %}{{ documents is defined }}",
+        "{{ strftime_now('%Y') }}",
+        "{%- for m in messages -%}{% generation %}{{ m.content }}{% endgeneration %}{%- endfor %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}x{% endfor %}",
+    ],
+)
+def test_names_in_a_template_mean_what_they_do_in_transformers(tmp_path: Path, text: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [{"role": each.role, "content": each.content} for each in TURNS]
+    (expected,), _ = render_jinja_template(
+        [messages], chat_template=text, add_generation_prompt=True
+    )
+    assert template(tmp_path, text).prompt(TURNS) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{{ ''.__class__.__base__ }}",
         "{{ messages.append(1) }}",
@@ -68,4 +88,4 @@ def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no Jinja template"):
         template(tmp_path, "{% for %}")
     with pytest.raises(InputError, match="no such template"):
-        ChatTemplate.read(tmp_path / "nowhere", "")
+        ChatTemplate.read(tmp_path / "nowhere", {})

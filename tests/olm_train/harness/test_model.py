@@ -16,6 +16,7 @@ from support.hf_twin import POSITIONS, plain_llama, save_both, twin
 from tokenizers import Tokenizer
 
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_train.checkpoint.text_rules import TextRules
 from olm_train.harness.model import OlmLM
 
 PAIRS = [(each["context"], choice) for each in questions() for choice in each["choices"]]
@@ -151,7 +152,8 @@ def test_a_continuation_without_a_token_of_its_own_is_encoded_alone(lm: OlmLM, t
 
 
 def test_bos_stands_before_each_context_once(lm: OlmLM) -> None:
-    lm.loaded = dataclasses.replace(lm.loaded, begins=3)
+    rules = dataclasses.replace(lm.loaded.rules, begins=3)
+    lm.loaded = dataclasses.replace(lm.loaded, rules=rules)
     lm._bos = lm.loaded.text_of([3])
     assert lm.prefix_token_id == 3
     assert lm.eot_token_id == 0
@@ -161,7 +163,7 @@ def test_bos_stands_before_each_context_once(lm: OlmLM) -> None:
     context, continuation = lm._encode_pair("the quick", " fox")
     assert context[0] == 3
     assert 3 not in continuation
-    lm.loaded = dataclasses.replace(lm.loaded, begins=None, eos=None)
+    lm.loaded = dataclasses.replace(lm.loaded, rules=TextRules())
     with pytest.raises(UsageError, match="neither BOS nor EOS"):
         _ = lm.prefix_token_id
 
@@ -303,3 +305,13 @@ def test_the_twin_is_a_twin() -> None:
     ids = torch.arange(40)[None]
     model = plain_llama(50)
     torch.testing.assert_close(model(ids), twin(model)(ids).logits)
+
+
+def test_a_model_of_transformers_needs_no_export(lm: OlmLM, both: tuple[Path, Path]) -> None:
+    same = OlmLM(both[1])  # its length stands in its config.json
+    assert same.max_length == POSITIONS
+    assert same.get_model_info()["model_checkpoint"] == "theirs"
+    requests = asked("loglikelihood", *PAIRS)
+    found = same.loglikelihood(requests, disable_tqdm=True)
+    expected = lm.loglikelihood(requests, disable_tqdm=True)
+    assert [each for each, _ in found] == pytest.approx([e for e, _ in expected], rel=1e-4)
