@@ -165,7 +165,7 @@ def open_portable(
     if foreign or is_exported(text):
         if name != "latest":
             raise UsageError(
-                f"this model has no checkpoint {name}: it is no run",
+                f"there is no checkpoint {name}: this is not a run",
                 where=text,
                 fix="leave --checkpoint out, or give the save folder of the run",
             )

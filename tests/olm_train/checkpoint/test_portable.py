@@ -93,7 +93,7 @@ def test_a_model_of_transformers_in_a_folder_or_a_bucket(tmp_path: Path) -> None
         model = found.model()
         assert {each.dtype for each in model.parameters()} == {torch.float32}
         torch.testing.assert_close(model(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
-        with pytest.raises(UsageError, match="no checkpoint 7: it is no run"):
+        with pytest.raises(UsageError, match="no checkpoint 7: this is not a run"):
             open_portable(place, "7", quiet)
 
 
