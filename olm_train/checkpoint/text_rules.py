@@ -25,7 +25,7 @@ from olm_train.hf.source import (
     TOKENIZER_CONFIG,
     read_beside,
     read_fields,
-    read_text,
+    text_beside,
 )
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _template(place: str, config: JsonObject) -> str | None:
     Raises:
         InputError: there are several, by names, and none is the default.
     """
-    own = read_text(place, CHAT_TEMPLATE)
+    own = text_beside(place, CHAT_TEMPLATE)
     if own is not None:
         return own
     found = config.get("chat_template")

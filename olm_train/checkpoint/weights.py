@@ -61,7 +61,7 @@ def evaluation_model(
         ValidationError: shape and weights do not fit each other.
     """
     if isinstance(source, Opened):
-        return source.decoder(torch.float32, attention="sdpa")
+        return source.build(torch.float32, attention="sdpa")
     if isinstance(source, Exported):
         model = model_of(source, classes=classes, trust=trust, vocab_multiple=1, attention="sdpa")
         return model.float()

@@ -67,7 +67,7 @@ class Opened:
             return self.place.removeprefix(SCHEME)
         return self.place.rpartition("/")[2]
 
-    def decoder(self, dtype: torch.dtype | None = None, **changes: Any) -> Decoder:
+    def build(self, dtype: torch.dtype | None = None, **changes: Any) -> Decoder:
         """Return the model on the CPU, in eval mode.
 
         Args:

@@ -50,7 +50,7 @@ def load_model(
     if not is_transformers(place):
         return load_saved(place, classes=classes, trust=trust)
     opened = open_model(pinned(place))
-    model = opened.decoder()
+    model = opened.build()
     data = read_tokenizer(opened.place)
     if data is None:
         return model

@@ -99,7 +99,7 @@ def read_beside(place: str, name: str) -> JsonObject | None:
         ) from error
 
 
-def read_text(place: str, name: str) -> str | None:
+def text_beside(place: str, name: str) -> str | None:
     """Return the text of a file of a pinned place, None where there is none.
 
     Raises:
