@@ -104,7 +104,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         {"read_bytes": 1},
         "Checkpoint.read_bytes is bounded",
     ),
-    "olm_train/evaluate.py": ({"read_bytes": 2}, "Portable.source.read_bytes is bounded"),
     "olm_train/hf_export/job.py": ({"read_bytes": 3}, "Checkpoint.read_bytes is bounded"),
     "olm_train/hf_export/tokenizer_files.py": (
         {"read_bytes": 1},
