@@ -10,15 +10,15 @@ the lock, and hence nobody else calls msgspec with a type.
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any, TypeVar
 
 import msgspec
 
+from olm_data.process_lock import ProcessLock
+
 T = TypeVar("T")
 
-_lock = threading.RLock()
+_lock = ProcessLock()
 _seen: set[Any] = set()
 """Types whose fields msgspec has looked at."""
 
@@ -45,7 +45,7 @@ def convert(value: Any, type: type[T], *, from_attributes: bool = False) -> T:
 
 def decoder(type: type[T]) -> msgspec.json.Decoder[T]:
     """Return a decoder of JSON texts, for a type that is used often or made at run time."""
-    with _lock:
+    with _lock.held():
         return msgspec.json.Decoder(type)
 
 
@@ -53,11 +53,3 @@ def _look_at(type: Any) -> None:
     if type not in _seen:
         decoder(type)
         _seen.add(type)
-
-
-def _new_lock() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_new_lock)  # no thread that held it lives there

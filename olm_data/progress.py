@@ -124,9 +124,9 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Show a line that stays; what names files in it cannot forge another line."""
-        text = printable(text)
-        if self._live is not None:
-            self._live.console.print(text, markup=False, soft_wrap=True)
+        text, live = printable(text), self._live  # once: threads note things while it ends
+        if live is not None:
+            live.console.print(text, markup=False, soft_wrap=True)
         elif self._events is not None:
             self.event("note", text=text)
         else:

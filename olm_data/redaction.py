@@ -57,7 +57,9 @@ _FIELD = re.compile(r"(?:key|signature|password|pwd|secret|token)=([^;]+)", re.I
 """What is secret of a connection string, whose other fields are ordinary words."""
 _URL_PASSWORD = re.compile(r"://[^/\s@]*?([^:/\s@]+)@")
 
-_held: set[str] = set()  # grows by a few strings for each client that this process makes
+_held: set[str] = set()
+"""Grows by a few strings for each client that this process makes. Other threads do that at any
+moment, so whoever looks at it takes a copy, in one call."""
 
 
 def hold(*secrets: str | None) -> None:
@@ -92,7 +94,7 @@ def echoes(answer: Any) -> bool:
         answer: str, bytes, or mappings and sequences of such. In bytes above `SMALL_DATA` only the
             credential itself is looked for: they are a piece of a shard, and searched quickly.
     """
-    secrets = frozenset(secret for secret in _held if len(_flat(secret)) >= SURE)
+    secrets = frozenset(secret for secret in _held.copy() if len(_flat(secret)) >= SURE)
     if not secrets:
         return False
     if isinstance(answer, bytes) and len(answer) > SMALL_DATA:
@@ -128,7 +130,8 @@ def _by_shape(text: str) -> str:
 def _of_environment(environment: Mapping[str, str]) -> set[str]:
     """Return the values of variables that are named like a credential, and passwords in URLs."""
     found = set()
-    for name, value in environment.items():
+    for name in list(environment):
+        value = environment.get(name, "")  # another thread may take it away meanwhile
         if len(value) < PIECE:
             continue
         if _VARIABLE.search(name.upper()) and not _PLACE.search(name.upper()):

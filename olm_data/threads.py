@@ -2,15 +2,19 @@
 
 For work that waits (reads of a remote store) or leaves the interpreter (hashing, decompression,
 NumPy, Arrow). Never: a result without its error; the first one is raised, and what has not begun
-by then does not begin.
+by then does not begin. Nor a wait inside the garbage collector: that runs in whatever thread, in
+the middle of whatever it holds, so a wait there may be for that very thread.
 """
 
 from __future__ import annotations
 
+import atexit
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,14 +38,40 @@ def in_order(
             bounded memory; None for all.
     """
     begun: deque[Future[Result]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in items:
-                begun.append(pool.submit(function, item))
-                if ahead is not None and len(begun) >= ahead:
-                    yield begun.popleft().result()
-            while begun:
+    pool, wait = ThreadPoolExecutor(threads), True
+    try:
+        for item in items:
+            begun.append(pool.submit(function, item))
+            if ahead is not None and len(begun) >= ahead:
                 yield begun.popleft().result()
-        finally:
-            for future in begun:
-                future.cancel()
+        while begun:
+            yield begun.popleft().result()
+    except GeneratorExit:  # nobody asks any more; it may be the garbage collector that says so
+        wait = False
+        raise
+    finally:
+        pool.shutdown(wait, cancel_futures=True)
+
+
+_leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Told to stop by the garbage collector, and not waited for by it."""
+
+
+def end_of(threads: Sequence[threading.Thread], owner: weakref.ref[Any]) -> None:
+    """Wait for daemon threads that were told to stop; for finalizers (`weakref.finalize`).
+
+    Where their owner was collected they are waited for when the interpreter ends, and not here.
+    """
+    if owner() is None:
+        _leaving.update(threads)
+        return
+    for thread in threads:
+        thread.join()
+
+
+def _wait_for_leaving() -> None:
+    for thread in list(_leaving):
+        thread.join()
+
+
+atexit.register(_wait_for_leaving)

@@ -50,7 +50,8 @@ with needs("evaluating a model"):
     from olm_train.evaluation.tasks import TaskRequests, open_task
     from olm_train.model.decoder import Decoder
     from olm_train.model.loss_chunked import by_label_chunked
-    from olm_train.watched_run import Watch, refuse_to_watch, stopped_by_sigterm
+    from olm_train.stop import stopped_by_sigterm
+    from olm_train.watched_run import Watch, refuse_to_watch
 
 ROWS = 8
 """Rows of a batch."""

@@ -10,12 +10,9 @@ trusts a folder without a manifest; a checkpoint counts once its last file is th
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -34,6 +31,7 @@ from olm_train.checkpoint.portable import Portable, open_portable
 from olm_train.hf.source import is_transformers
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
+from olm_train.stop import Stop
 
 T = TypeVar("T")
 
@@ -82,7 +80,7 @@ class Watch:
     run: str
     open_data: Callable[[Portable], Data]
     say: Callable[[str], None]
-    stop: threading.Event
+    stop: Stop
     against: tuple[Decoder, str] | None = None
     trust: bool = False
     damaged: dict[str, str] = field(default_factory=dict)
@@ -305,17 +303,6 @@ def refuse_to_watch(place: str, checkpoint: str, *, as_json: bool) -> None:
                 where=option,
                 fix=f"leave {option} out",
             )
-
-
-@contextlib.contextmanager
-def stopped_by_sigterm() -> Iterator[threading.Event]:
-    """Give an event that SIGTERM sets, while the body runs; the main thread only."""
-    stop = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _values(results: Mapping[str, Mapping[str, float]]) -> dict[str, Values]:

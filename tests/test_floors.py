@@ -17,7 +17,7 @@ pytestmark = sources.together
 
 FLOORS = {
     "olm_data": (
-        ("redaction",),
+        ("redaction", "process_lock"),
         ("errors",),
         (
             "regular_files",
@@ -56,7 +56,7 @@ FLOORS = {
     "olm_train": (
         ("distributed", "model"),
         ("data", "metrics", "notices", "hf"),
-        ("stability", "duration"),
+        ("stability", "duration", "stop"),
         ("evaluation", "optim", "parallel", "probe"),
         ("train_module_base", "train_module_config"),
         ("estimate",),

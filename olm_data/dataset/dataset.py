@@ -7,6 +7,7 @@ Never: list a directory, guess a dtype, or find document borders by an EOS id.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -76,7 +77,8 @@ class Document(Origin):
 class Dataset(Sequence[Document]):
     """Random access to the tokens and documents of a dataset; a sequence of its documents.
 
-    Token positions and document numbers count over all shards in manifest order.
+    Token positions and document numbers count over all shards in manifest order. Several threads
+    may read at the same time.
 
         dataset = Dataset.open("./tokens/books")
         len(dataset), dataset[0].text, [document.id for document in dataset]
@@ -197,7 +199,8 @@ class Dataset(Sequence[Document]):
         """
         shard = self._open.get(index)
         if shard is not None:
-            self._open.move_to_end(index)
+            with contextlib.suppress(KeyError):  # another thread has just put it away
+                self._open.move_to_end(index)
             return shard
         shard = self._open[index] = self.open_shard(index)
         if len(self._open) > self._max_open:

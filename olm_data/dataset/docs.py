@@ -132,13 +132,14 @@ class DocumentRows:
 
     def row(self, number: int) -> DocumentRow:
         """Return where document `number` of the shard came from."""
-        group = number // ROW_GROUP
+        group, at_hand = number // ROW_GROUP, self._group
         with self._errors():
-            if self._group is None or self._group[0] != group:
+            if at_hand is None or at_hand[0] != group:
                 with self._file() as file:
                     names = [name for name in file.schema.names if name != "content_hash"]
-                    self._group = (group, file.group(group, names))
-            values = self._group[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
+                    at_hand = self._group = (group, file.group(group, names))
+            # Not `self._group`: another thread may have put another group there.
+            values = at_hand[1].slice(number % ROW_GROUP, 1).to_pylist()[0]
             own = {name: values.pop(name) for name in DocumentRow._fields[:-1]}
             return DocumentRow(**own, columns=values)
 

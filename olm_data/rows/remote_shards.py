@@ -26,6 +26,7 @@ from olm_data.dataset.shard import ENDS, Shard
 from olm_data.errors import OlmError
 from olm_data.rows.next_use import NextUses
 from olm_data.rows.shard_cache import RemoteShard, ShardCache, Stopped
+from olm_data.threads import end_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,9 @@ class RemoteShards:
                 threading.Thread(target=_fetch_ahead, args=(self._prefetch,), daemon=True)
                 for _ in range(FETCHERS)
             ]
-            self._stop = weakref.finalize(self, _stop, self._prefetch, self._threads)
+            self._stop = weakref.finalize(
+                self, _stop, self._prefetch, self._threads, weakref.ref(self)
+            )
             for thread in self._threads:
                 thread.start()
 
@@ -245,9 +248,10 @@ def _fetch_ahead(prefetch: _Prefetch) -> None:
             prefetch.put_back(number)
 
 
-def _stop(prefetch: _Prefetch, threads: Sequence[threading.Thread]) -> None:
+def _stop(
+    prefetch: _Prefetch, threads: Sequence[threading.Thread], owner: weakref.ref[RemoteShards]
+) -> None:
     with prefetch.changed:
         prefetch.closed = True
         prefetch.changed.notify_all()
-    for thread in threads:
-        thread.join()
+    end_of(threads, owner)

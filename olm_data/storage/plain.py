@@ -5,6 +5,7 @@ What a process keeps in memory ends with it, and its workers do not see it: for 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -166,33 +167,40 @@ def _written(found: Any) -> datetime:
 
 
 class Hub(Service):
-    """Repositories of the hub, as `hf://datasets/ORG/NAME/PATH`; see `Service`."""
+    """Repositories of the hub, as `hf://datasets/ORG/NAME/PATH`; see `Service`.
+
+    Its file system keeps the listings it was given, and is made for one thread. So one at a time
+    asks it what there is, which also means that a folder is listed once; bytes are read beside.
+    """
 
     settings = ("HF_",)
     address = "the network and HF_ENDPOINT"
     login = "HF_TOKEN or `hf auth login`"
 
     def __init__(self, scheme: str) -> None:
-        self._fs = hub_filesystem()
+        self._fs, self._lock = hub_filesystem(), threading.RLock()
 
     def endpoint(self) -> str:
         return str(self._fs.endpoint or "https://huggingface.co")
 
     def head(self, bucket: str, key: str) -> Object:
-        with _refusals():
+        with _refusals(), self._lock:
             return self._object(bucket, self._fs.info(f"{bucket}/{key}"))
 
     def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
         found = self.head(bucket, key)
         if etag and found.etag != etag:
             raise Refusal(412, "PreconditionFailed")
-        with _refusals(), self._fs.open(f"{bucket}/{key}", "rb", cache_type="none") as file:
-            file.seek(start)
-            return Got(file.read(min(stop, found.size) - start), found.etag, found.size)
+        with _refusals():
+            with self._lock:
+                opened = self._fs.open(f"{bucket}/{key}", "rb", cache_type="none")
+            with opened as file:
+                file.seek(start)
+                return Got(file.read(min(stop, found.size) - start), found.etag, found.size)
 
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
         folder = f"{bucket}/{prefix}".rpartition("/")[0]
-        with _refusals():
+        with _refusals(), self._lock:
             found = self._fs.find(folder, detail=True)
         objects = [self._object(bucket, info) for _, info in sorted(found.items())]
         return [item for item in objects if item.key.startswith(prefix)], None

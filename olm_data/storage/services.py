@@ -1,6 +1,8 @@
 """The service of each scheme in this process: made once for what the environment says.
 
-Made anew in each process, as clients do not outlive a fork, and closed where it was made.
+One thread makes it while the others that need it wait: it takes a tenth of a second or more, and
+what one client knows (connections, uploads that it has begun) another one does not. Made anew in
+each process, as clients do not outlive a fork, and closed where it was made.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ import os
 from functools import lru_cache
 
 from olm_data.errors import OlmError, UsageError
+from olm_data.process_lock import ProcessLock
 from olm_data.storage import service as bounds
 from olm_data.storage.service import Service
+
+_lock = ProcessLock()
 
 
 def service(scheme: str) -> Service:
@@ -23,9 +28,11 @@ def service(scheme: str) -> Service:
         UsageError: the settings are refused.
     """
     kind = _kind(scheme)
-    said = {k: v for k, v in os.environ.items() if k.startswith(kind.settings)}
+    names = sorted(name for name in list(os.environ) if name.startswith(kind.settings))
+    said = tuple((name, os.environ.get(name)) for name in names)
     timeouts = (bounds.CONNECT_TIMEOUT, bounds.READ_TIMEOUT)
-    return _made(kind, scheme, os.getpid(), tuple(sorted(said.items())), timeouts)
+    with _lock.held():
+        return _made(kind, scheme, os.getpid(), said, timeouts)
 
 
 def _kind(scheme: str) -> type[Service]:

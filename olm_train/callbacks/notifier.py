@@ -85,6 +85,7 @@ class NotifierCallback(Callback):
         self._stepped = False
         self._last = 0.0
         self._stopped = threading.Event()
+        self._looks: threading.Thread | None = None
 
     def post_attach(self) -> None:
         if not (self._events and self.trainer.world.main):
@@ -111,8 +112,10 @@ class NotifierCallback(Callback):
         self._rewinds = rewinds
         if Event.stalled in self._events and self._url:
             self._stopped = threading.Event()
-            args = (self._stopped,)
-            threading.Thread(target=self._watch, args=args, name="olm-stalled", daemon=True).start()
+            self._looks = threading.Thread(
+                target=self._watch, args=(self._stopped,), name="olm-stalled", daemon=True
+            )
+            self._looks.start()
 
     def post_step(self) -> None:
         self._last = time.monotonic()
@@ -151,6 +154,9 @@ class NotifierCallback(Callback):
 
     def close(self) -> None:
         self._stopped.set()
+        if self._looks is not None:  # what it has begun to tell goes to this sender, not another
+            self._looks.join()
+            self._looks = None
         if self._ended is not None:
             event, text = self._ended
             self._tell(event, self.trainer.step, text)

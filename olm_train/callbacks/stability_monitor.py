@@ -22,6 +22,7 @@ from msgspec import Meta
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
 from olm_data.decoding import convert
+from olm_data.errors import OlmError
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, SPIKE_SCORE, SPIKE_SCORE_TOTAL
 from olm_train.callbacks.base import Callback
 from olm_train.notices.notice import Event
@@ -132,7 +133,10 @@ class StabilityMonitorCallback(Callback):
         loss, grad_norm = (str(watched.get(name, "not logged")) for name in names)
 
         def report() -> None:
-            documents = write_report(path, step, loss, grad_norm, loader.lock, rows)
+            try:
+                documents = write_report(path, step, loss, grad_norm, loader.lock, rows)
+            except (OlmError, OSError) as error:  # the spike is told all the same
+                documents = f"its documents could not be written: {error}"
             trainer.say(f"warning: spike at step {step:,}: {values}; {documents}")
             trainer.tell(Event.spike, step, f"{values}; {documents}")
 

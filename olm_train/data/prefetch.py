@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from olm_data.threads import end_of
+
 T = TypeVar("T")
 
 
@@ -23,8 +25,9 @@ class Prefetcher(Generic[T]):
     """Iterator over `items`, computed up to `depth` items ahead.
 
     An exception raised by `items` is raised, the same object, by the `next` that would have
-    returned the item. `close` (also on `with` exit, garbage collection and interpreter exit) stops
-    the thread and waits for it; the item being computed at that moment is finished and dropped.
+    returned the item. `close` (also on `with` exit and interpreter exit) stops the thread and waits
+    for it; the item being computed at that moment is finished and dropped. Garbage collection stops
+    the thread and does not wait.
 
     Args:
         items: iterator, used from the background thread only.
@@ -41,7 +44,7 @@ class Prefetcher(Generic[T]):
         thread = threading.Thread(
             target=_produce, args=(items, self._channel), name="olm-prefetch", daemon=True
         )
-        self._finalizer = weakref.finalize(self, _stop, self._channel, thread)
+        self._finalizer = weakref.finalize(self, _stop, self._channel, thread, weakref.ref(self))
         self.wait_seconds = 0.0
         """Seconds the consumer has waited for items so far (monotonic clock)."""
         thread.start()
@@ -142,6 +145,8 @@ def _produce(items: Iterator[T], channel: _Channel[T]) -> None:
         channel.end()
 
 
-def _stop(channel: _Channel[T], thread: threading.Thread) -> None:
+def _stop(
+    channel: _Channel[T], thread: threading.Thread, owner: weakref.ref[Prefetcher[T]]
+) -> None:
     channel.close()
-    thread.join()
+    end_of([thread], owner)

@@ -109,11 +109,15 @@ class Sender:
         now = time.time()
         most = self._most if notice.event in ENDS else self._most - 1
         if self._sent.in_last_hour(now) >= most:
-            self._left_out += 1
+            with self._changed:
+                self._left_out += 1
             return
-        failure = self._tried(notice)
+        before = self._left_out
+        failure = self._tried(notice, before)
         if failure is None:
-            self._failures, self._left_out = 0, 0
+            self._failures = 0
+            with self._changed:
+                self._left_out -= before  # those that were left out meanwhile are still to be told
             try:
                 self._sent.add(notice, now)
             except (OSError, ResourceError, StorageError) as error:
@@ -123,10 +127,14 @@ class Sender:
         if not self._given_up and (self._failures == 1 or notice.event in ENDS):
             self._say(f"warning: the message {notice.event!s} could not be sent: {failure}")
 
-    def _tried(self, notice: Notice) -> str | None:
-        """Return what the last try failed with, None where one was taken."""
-        if self._left_out:
-            more = f"{notice.text}\n({self._left_out:,} messages before this one were left out)"
+    def _tried(self, notice: Notice, left_out: int) -> str | None:
+        """Return what the last try failed with, None where one was taken.
+
+        Args:
+            left_out: messages before it that were not sent.
+        """
+        if left_out:
+            more = f"{notice.text}\n({left_out:,} messages before this one were left out)"
             notice = msgspec.structs.replace(notice, text=more)
         body, failure = payload(self._url, notice), "it was not tried"
         for wait in WAITS:

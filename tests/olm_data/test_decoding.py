@@ -65,7 +65,7 @@ def test_a_process_forked_in_the_middle_of_a_look_can_decode() -> None:
     held, free = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with decoding._lock:
+        with decoding._lock.held():
             held.set()
             free.wait()
 

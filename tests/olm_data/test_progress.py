@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.live import Live
 
 from olm_data.progress import Progress, _Display, fit, shows_live
 
@@ -155,3 +156,21 @@ def test_the_share_shown_never_falls() -> None:
             clock.now = 100.0 + second
             progress.update(share, "x", left=1.0)
     assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["50%,", "50%,", "60%,"]
+
+
+def test_a_thread_may_note_something_while_the_display_ends() -> None:
+    stream = Terminal()
+
+    class Ending(Progress):
+        """Another thread ends the display as soon as this one has looked at it."""
+
+        def __getattribute__(self, name: str) -> object:
+            found = super().__getattribute__(name)
+            if name == "_live" and found is not None:
+                self._live = None
+            return found
+
+    progress = Ending("tokenize", stream=stream)
+    progress._live = Live(console=Console(file=stream))
+    progress.note("the lease was given back")
+    assert "the lease was given back" in stream.getvalue()

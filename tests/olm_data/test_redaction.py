@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command import environment
 from support.hostile_s3 import SECRETS, SPELLINGS, TOKEN, leaked
+from support.racing import race
 
 from olm_data import redaction
 from olm_data.errors import InputError, UsageError, said_by, words
@@ -222,3 +224,18 @@ def test_s3_a_long_text_is_redacted_in_linear_time(text: str) -> None:
     begun = time.process_time()
     redacted(long)
     assert time.process_time() - begun < 5  # quadratic: minutes
+
+
+def test_threads_that_make_clients_disturb_none_that_looks_for_echoes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(redaction, "_held", {f"credential {n}" for n in range(300)})
+    race(lambda n: hold(f"another {n}"), lambda _: echoes(b"x" * (1 << 17)), rounds=20_000)
+
+
+def test_threads_that_change_the_environment_disturb_none_that_redacts() -> None:
+    def change(_: int) -> None:
+        os.environ["OLM_TEST_OF_REDACTION"] = "1"
+        del os.environ["OLM_TEST_OF_REDACTION"]
+
+    race(change, lambda _: redacted("a line"), lambda _: redacted("another"), rounds=20_000)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command import environment
 
 from olm_data.threads import in_order
 
@@ -52,3 +56,64 @@ def test_the_first_error_is_raised_and_what_waits_is_not_begun() -> None:
     with pytest.raises(ValueError, match="1"):
         list(results)
     assert len(begun) <= 5
+
+
+class Circle:
+    """Keeps results until the collector runs."""
+
+    def __init__(self, results: Iterator[int]) -> None:
+        self.held, self.me = results, self
+
+
+def test_results_that_nobody_takes_may_be_collected_in_a_thread_that_works_on_them() -> None:
+    dropped, done = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        if number:
+            dropped.wait(600)
+            gc.collect()
+            done.set()
+        return number
+
+    gc.disable()
+    try:
+        circle = Circle(in_order(work, range(2), 2))
+        assert next(circle.held) == 0
+        del circle
+        dropped.set()
+        assert done.wait(600)
+    finally:
+        gc.enable()
+    gc.collect()  # what the collector met in that thread is an error of this test
+
+
+EXIT = """
+import threading, weakref
+from olm_data.threads import end_of
+
+class Owner: pass
+
+def work():
+    begun.set()
+    sum(range(10_000_000))
+    print("whole", flush=True)
+
+owner, begun = Owner(), threading.Event()
+known, thread = weakref.ref(owner), threading.Thread(target=work, daemon=True)
+thread.start()
+begun.wait()
+del owner
+end_of([thread], known)
+print("not waited for", flush=True)
+"""
+
+
+def test_the_interpreter_waits_for_threads_that_the_collector_did_not_wait_for() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=environment(),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "not waited for\nwhole\n", "")

@@ -27,6 +27,7 @@ from olm_train import watched_run
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.portable import Portable
 from olm_train.evaluate import Evaluation, main
+from olm_train.stop import Stop
 from olm_train.watched_run import Watch, names_of
 
 EVERY = "eval_interval: 2"
@@ -161,7 +162,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_said_and_skipped(
     assert found == ["step00000002", "step00000004-merged", "step00000006"]
 
 
-def watcher(run: Path, place: str, say: Callable[[str], None], stop: threading.Event) -> Watch:
+def watcher(run: Path, place: str, say: Callable[[str], None], stop: Stop) -> Watch:
     return Watch(str(run), lambda found: Evaluation(found, [place]), say, stop)
 
 
@@ -172,7 +173,7 @@ def test_two_watchers_share_the_checkpoints_and_do_none_twice(
 
     def follow() -> None:
         both.wait(600)
-        watcher(run, held, said.append, threading.Event()).follow()
+        watcher(run, held, said.append, Stop()).follow()
 
     threads = [threading.Thread(target=follow) for _ in range(2)]
     for thread in threads:
@@ -187,7 +188,7 @@ def test_it_waits_for_a_run_that_goes_on_and_leaves_off_where_it_is_told_to(
     run: Path, tiny_mixture: Path
 ) -> None:
     (run / "ends.jsonl").unlink()
-    said, stop, held = list[str](), threading.Event(), str(tiny_mixture.parent / "held")
+    said, stop, held = list[str](), Stop(), str(tiny_mixture.parent / "held")
 
     def say(text: str) -> None:
         said.append(text)
@@ -196,8 +197,8 @@ def test_it_waits_for_a_run_that_goes_on_and_leaves_off_where_it_is_told_to(
 
     watcher(run, held, say, stop).follow()
     assert sum("evaluated in" in text for text in said) == 4
-    empty = watcher(run.parent / "not-there", held, lambda text: stop.set(), stop)
-    stop.clear()
+    again = Stop()
+    empty = watcher(run.parent / "not-there", held, lambda text: again.set(), again)
     empty.follow()
     assert not (run.parent / "not-there").exists()
 
@@ -351,7 +352,7 @@ def test_a_trainer_that_is_killed_at_a_save_leaves_nothing_that_is_evaluated(
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [path for path in run.iterdir() if path.name.startswith("step00000004")]
-    stop, said = threading.Event(), list[str]()
+    stop, said = Stop(), list[str]()
     watching = threading.Thread(
         target=watcher(run, str(tiny_mixture.parent / "held"), said.append, stop).follow
     )
@@ -367,7 +368,7 @@ def test_a_trainer_that_is_killed_at_a_save_leaves_nothing_that_is_evaluated(
 def test_a_run_that_is_moved_away_while_it_is_read_gets_no_folder_in_its_place(
     run: Path, source: Path, tiny_mixture: Path
 ) -> None:
-    said, stop = list[str](), threading.Event()
+    said, stop = list[str](), Stop()
     (run / "ends.jsonl").unlink()
 
     def say(text: str) -> None:

@@ -19,8 +19,10 @@ class Webhook:
     """The address, and the bodies that came.
 
     Attributes:
-        how: `ok`, `hang` (no answer for 60 s), `500`, `404`, `close` (half an answer), `drip`.
+        how: `ok`, `hang` (no answer for 60 s), `500`, `404`, `close` (half an answer), `drip`,
+            `wait` (taken once `stop` is set).
         fails: so many requests are answered like that, then all are taken; None: all.
+        asked: set by the first request.
     """
 
     url: str = ""
@@ -28,6 +30,7 @@ class Webhook:
     fails: int | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
+    asked: threading.Event = field(default_factory=threading.Event)
 
     @property
     def events(self) -> list[tuple[str, int]]:
@@ -47,6 +50,10 @@ def webhook(how: str = "ok", fails: int | None = None) -> Iterator[Webhook]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             how = hook.how
+            hook.asked.set()
+            if how == "wait":
+                hook.stop.wait(60)
+                how = "ok"
             if hook.fails is not None:
                 how, hook.fails = (how, hook.fails - 1) if hook.fails else ("ok", 0)
             if how == "hang":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from support.small_datasets import write_dataset
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.shard import Shard
 
 SHARDS = [
     [[1, 2, 3], [4], [5, 6]],
@@ -91,3 +93,17 @@ def test_least_recently_used_shards_are_closed_beyond_the_limit(path: Path) -> N
     assert dataset.shard(0) is first
     dataset.shard(1)
     assert dataset.shard(0) is not first
+
+
+class Shared(OrderedDict[int, Shard]):
+    """Another thread puts a shard away as soon as this one has found it."""
+
+    def get(self, key: int, default: Shard | None = None) -> Shard | None:
+        return self.pop(key, default)
+
+
+def test_a_shard_that_another_thread_puts_away_meanwhile_is_read(path: Path) -> None:
+    dataset = Dataset.open(str(path))
+    dataset._open = Shared()
+    for _ in range(2):
+        assert dataset.read(0, 3).tolist() == FLAT[:3]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from olm_data.dataset.docs import DOCS, DocsWriter, DocumentRows, docs_schema
+from olm_data.dataset.docs_file import DocsFile
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
 
@@ -118,3 +120,26 @@ def test_an_unfinished_file_is_no_file_of_rows(tmp_path: Path) -> None:
     writer.__exit__(RuntimeError)
     with pytest.raises(ValidationError):
         DocumentRows(Store(str(tmp_path)), "a", 5).row(0)
+
+
+class Shared(DocumentRows):
+    """Another thread asks for a row of another group while this one closes the file."""
+
+    asked = False
+
+    @contextlib.contextmanager
+    def _file(self) -> Iterator[DocsFile]:
+        with super()._file() as file:
+            yield file
+        if not self.asked:
+            self.asked = True
+            assert self.row(70).position == 70
+
+
+def test_threads_that_ask_for_rows_of_different_groups_get_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_data.dataset.docs.ROW_GROUP", 32)
+    monkeypatch.setattr("olm_data.dataset.docs_file.ROW_GROUP", 32)
+    write(tmp_path, [rows(96)])
+    assert Shared(Store(tmp_path), "shard-00000", 96).row(5).position == 5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from support.racing import restless
 
 from olm_data.errors import UsageError
 from olm_data.storage.services import service
@@ -25,3 +28,22 @@ def test_settings_that_a_client_refuses_are_named(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="refuses its settings: ProfileNotFound") as caught:
         service("s3")
     assert "AWS_ENDPOINT_URL" in str(caught.value.fix)
+
+
+def test_threads_that_ask_first_get_the_same_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client does not know the uploads in parts that this one has begun."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:3")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    made, begin = set[object](), threading.Barrier(4)
+
+    def ask() -> None:
+        begin.wait()
+        made.add(service("s3"))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    with restless():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert made == {service("s3")}

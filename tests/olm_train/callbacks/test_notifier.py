@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,6 +262,7 @@ def test_a_run_that_stands_still_is_told_while_it_does(
     run.add_callback("stands", Stands())
     run.fit()
     assert ("stalled", 2) in hook.events
+    assert "olm-stalled" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_only_the_events_of_on_are_told_under_the_name_that_is_given(

@@ -93,13 +93,15 @@ def test_each_spike_names_its_documents_and_nothing_of_the_run_changes(
         priority = 9
 
         def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
-            metrics["watched"] = 100.0 if step == 13 else 1.0 + step % 2 / 10
+            metrics["watched"] = 100.0 if step in (12, 13) else 1.0 + step % 2 / 10
 
+    (tmp_path / "with/spike-step00000012.json").mkdir(parents=True)  # it cannot be a file then
     monitor = StabilityMonitorCallback(window_size=10, loss_metric_name="watched")
     callbacks = {"raise": Raise(), "stability_monitor": monitor}
     build_trainer(tiny_mixture, tmp_path / "with", callbacks=callbacks).fit()
     said = capsys.readouterr().err
     assert "warning: spike at step 13: watched 100; documents: " in said
+    assert "warning: spike at step 12: watched 100; its documents could not be written: " in said
     report = json.loads((tmp_path / "with/spike-step00000013.json").read_text())
     assert report["step"] == 13
     assert all(piece["input"] for row in report["rows"] for piece in row["documents"])

@@ -83,10 +83,67 @@ def test_a_prefetcher_nobody_holds_ends_its_thread():
     before = threads()
     items = Prefetcher(iter(range(1000)), 2)
     assert next(items) == 0
-    assert len(threads() - before) == 1
+    (thread,) = threads() - before
     del items
     gc.collect()
-    assert threads() <= before
+    thread.join(600)
+    assert not thread.is_alive()
+
+
+class Circle:
+    """Keeps a prefetcher until the collector runs."""
+
+    def __init__(self, items: Iterator[int]) -> None:
+        self.held, self.me = Prefetcher(items, 1), self
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """The garbage collector runs where a test says so."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_prefetcher_may_be_collected_in_its_own_thread():
+    begun, dropped = threading.Event(), threading.Event()
+
+    def produce() -> Iterator[int]:
+        begun.set()
+        dropped.wait(600)
+        gc.collect()
+        yield 1
+
+    before = threads()
+    circle = Circle(produce())
+    begun.wait(600)
+    (thread,) = threads() - before
+    del circle
+    dropped.set()
+    thread.join(600)
+    assert not thread.is_alive()
+    gc.collect()  # what a finalizer raised is an error of this test
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_a_prefetcher_is_collected_while_its_thread_waits_for_the_same_thread():
+    begun, lock, got = threading.Event(), threading.Lock(), list[bool]()
+
+    def produce() -> Iterator[int]:
+        begun.set()
+        got.append(lock.acquire(timeout=10))
+        yield 1
+
+    before = threads()
+    with lock:
+        circle = Circle(produce())
+        begun.wait(600)
+        (thread,) = threads() - before
+        del circle
+        gc.collect()
+    thread.join(600)
+    assert got == [True]
 
 
 @pytest.mark.slow

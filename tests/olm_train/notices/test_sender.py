@@ -107,6 +107,25 @@ def test_how_a_run_ended_is_sent_before_what_else_waits(tmp_path: Path) -> None:
     assert [event for event, _ in hook.events].index("failed") <= 1
 
 
+def test_messages_left_out_while_one_is_being_sent_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_train.notices.sender.MOST_WAITING", 1)
+    with webhook("wait") as hook:
+        said: list[str] = []
+        sender = Sender(hook.url, SentLog(tmp_path / NOTIFIED), said.append, max_per_hour=20)
+        sender.put(notice(step=1))
+        assert hook.asked.wait(600)
+        for step in range(2, 6):
+            sender.put(notice(step=step))
+        hook.how = "ok"
+        hook.stop.set()
+        sender.close()
+    assert hook.events == [("spike", 1), ("spike", 2)]
+    assert "(3 messages before this one were left out)" in hook.bodies[1]["text"]
+    assert said == []
+
+
 def test_no_more_than_so_many_an_hour_and_the_last_one_is_for_the_end(tmp_path: Path) -> None:
     with webhook() as hook:
         said = send(hook.url, tmp_path, *(notice(step=n) for n in range(9)), most=3)
