@@ -4,17 +4,20 @@
 
 Byte-level, so that every text has ids and decodes back exactly. The same input gives the same
 file: the trainer breaks ties by id, and documents are fed in input order. The file is written in
-one step, or not at all.
+one step, or not at all. Never: another file there replaced unasked, or a record left out unnamed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import ConflictError, InputError, UsageError
+from olm_data.regular_files import open_regular
 from olm_data.sources import SourcePlan, plan_units, read_units
+from olm_data.storage.disk import io_errors
 from olm_data.storage.places import refuse_no_file
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
@@ -37,14 +40,16 @@ class TrainedTokenizer:
         path: the file.
         tokenizer: the tokenizer in it.
         documents, text_bytes: what it was trained on.
-        dropped: records that held no text.
+        dropped: records that were not read, by reason (`DROP_REASONS`).
+        first: the first one of each reason: path of its input, and its place there.
     """
 
     path: Path
     tokenizer: TokenizerSpec
     documents: int
     text_bytes: int
-    dropped: int
+    dropped: dict[str, int]
+    first: dict[str, str]
 
 
 def train_tokenizer(
@@ -53,17 +58,20 @@ def train_tokenizer(
     *,
     vocab_size: int,
     special: Sequence[str] = DEFAULT_SPECIAL,
+    overwrite: bool = False,
     report: Callable[[int], None] = lambda text_bytes: None,
 ) -> TrainedTokenizer:
     """Train a tokenizer on a source and write it.
 
     Args:
-        output: the `tokenizer.json` to write; replaced if it is there.
+        output: the `tokenizer.json` to write.
         vocab_size: entries wanted, special tokens included.
         special: special tokens; they get the first ids. The first one ends documents.
+        overwrite: replace another file at the output.
         report: called with the bytes of text of each batch.
 
     Raises:
+        ConflictError: another file is at the output, and `overwrite` is not set.
         UsageError: a vocabulary too small for the bytes and special tokens, or an output that is
             no file's name.
         InputError: there is no text.
@@ -100,25 +108,40 @@ def train_tokenizer(
         raise InputError(
             "the input holds no text to learn from",
             where=source.name,
-            why=f"{counts.dropped} records were dropped",
+            why=f"{sum(counts.dropped.values())} records were dropped",
         )
     data = tokenizer.to_str(pretty=True).encode()
     path = Path(output)
-    Store(path.parent).put(path.name, data)
+    store = Store(path.parent)
+    if store.exists(path.name) and not overwrite and not _holds(path, data):
+        raise ConflictError(
+            "another file is here",
+            where=str(path),
+            why="datasets and models may depend on it, if it is a tokenizer",
+            fix="choose another --output, or replace it with --overwrite",
+        )
+    store.put(path.name, data)
     return TrainedTokenizer(
         path=path,
         tokenizer=spec_from_bytes(data, name=path.stem, eos=special[0]),
         documents=counts.documents,
         text_bytes=counts.text_bytes,
-        dropped=counts.dropped,
+        dropped=dict(sorted(counts.dropped.items())),
+        first=counts.first,
     )
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    with io_errors(str(path)), open_regular(path) as file:
+        return file.read(len(data) + 1) == data
 
 
 @dataclass
 class _Counts:
     documents: int = 0
     text_bytes: int = 0
-    dropped: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)
 
 
 def _pieces(
@@ -133,7 +156,10 @@ def _pieces(
     for batch in read_units(source.inputs, units, source.options):
         counts.documents += batch.documents
         counts.text_bytes += len(batch.data)
-        counts.dropped += len(batch.dropped)
+        for drop in batch.dropped:
+            counts.dropped[drop.reason] += 1
+            input = source.inputs[drop.input]
+            counts.first.setdefault(drop.reason, f"{input.path}, {input.position} {drop.position}")
         report(len(batch.data))
         for k in range(batch.documents):
             yield from _cut(batch.text(k))

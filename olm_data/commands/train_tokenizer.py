@@ -38,12 +38,14 @@ MOST_ENTRIES = 1 << 31
     multiple=True,
     help="Special token; the first ends documents.  [default: <|endoftext|>]",
 )
+@click.option("--overwrite", is_flag=True, help="Replace another file at the output.")
 @click.option("--dry-run", is_flag=True, help="Print what would be read; write nothing.")
 def train_tokenizer(
     inputs: tuple[str, ...],
     vocab_size: int,
     output: str,
     special: tuple[str, ...],
+    overwrite: bool,
     dry_run: bool,
     **reading: Any,
 ) -> None:
@@ -54,6 +56,7 @@ def train_tokenizer(
     olm-data train-tokenizer --source pylib --vocab-size 8192
     """
     from olm_data import train_tokenizer as verb
+    from olm_data.dataset.account import DROP_REASONS
     from olm_data.sources import resolve_source
     from olm_data.sources.passed import passed_lines, tally
 
@@ -66,12 +69,20 @@ def train_tokenizer(
         click.echo(f" ({len(source.inputs):,} inputs, {size:,} bytes) and write {output}")
         return
     done = verb.train_tokenizer(
-        source, output, vocab_size=vocab_size, special=special or verb.DEFAULT_SPECIAL
+        source,
+        output,
+        vocab_size=vocab_size,
+        special=special or verb.DEFAULT_SPECIAL,
+        overwrite=overwrite,
     )
+    dropped = sum(done.dropped.values())
     click.echo(
         f"{done.path}: {done.tokenizer.vocab_size:,} entries from {done.documents:,} documents, "
-        f"{done.text_bytes / 1e6:,.1f} MB of text ({done.dropped:,} records dropped)"
+        f"{done.text_bytes / 1e6:,.1f} MB of text ({dropped:,} records dropped)"
     )
+    for reason, count in done.dropped.items():
+        place = printable(done.first[reason])
+        warn(f"{count:,} records {reason} ({DROP_REASONS[reason]}), the first: {place}")
     if done.tokenizer.vocab_size < vocab_size:
         warn(f"the text gave no more entries than that ({vocab_size:,} asked)")
     again = list(inputs)

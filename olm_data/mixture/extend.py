@@ -43,7 +43,7 @@ def extend(
     older = name + ".lock.json" if ending in MANIFESTS else path
     lock = longer(Lock.read(older), tokens, older)
     if output is not None:
-        refuse_no_file(output, "--output")
+        refuse_no_file(output, "--output", remote=True)
     output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
     if split(output)[0] != lock.folder or not output.endswith(".json"):
         raise UsageError(

@@ -57,7 +57,7 @@ def mix(
         ConflictError: another lock is at `output` and `overwrite` is not set.
     """
     if output is not None:
-        refuse_no_file(output, "--output")
+        refuse_no_file(output, "--output", remote=True)
     path = output or os.path.splitext(manifest)[0] + ".lock.json"
     if not path.endswith(".json"):
         raise UsageError(

@@ -58,12 +58,7 @@ def refuse_output(name: str) -> None:
             fix="choose another name",
         )
     _refuse_unexpanded(name)
-    if scheme_of(name) in READ_ONLY:
-        raise UsageError(
-            f"storage at {scheme_of(name)}:// can only be read",
-            where=printable(name),
-            fix=f"write to a local folder or one of {_URLS}",
-        )
+    _refuse_read_only(name)
     local = name.removeprefix("file://")
     if "://" in local:
         return
@@ -77,8 +72,11 @@ def refuse_output(name: str) -> None:
         )
 
 
-def refuse_no_file(name: str, option: str) -> None:
-    """Refuse an output file's name that is empty or is a folder's.
+def refuse_no_file(name: str, option: str, *, remote: bool = False) -> None:
+    """Refuse an output file's name that is empty, is a folder's, or is where none can be written.
+
+    Args:
+        remote: a URL will do, too; else the file is one of this machine.
 
     Raises:
         UsageError: it is.
@@ -94,24 +92,43 @@ def refuse_no_file(name: str, option: str) -> None:
             where=printable(name),
             fix=f"name a file in it: {option} {printable(os.path.join(name, 'NAME'))}",
         )
+    _refuse_unexpanded(name, option)
+    if "://" in name and not remote:
+        raise UsageError(
+            f"{option} is a URL, and this file is written on this machine",
+            where=printable(redacted(name)),
+            fix="give a path, without file://"
+            if name.startswith("file://")
+            else f"write it here and copy it there: {option} {printable(os.path.basename(name))}",
+        )
+    _refuse_read_only(name)
 
 
-def _refuse_unexpanded(name: str) -> None:
+def _refuse_read_only(name: str) -> None:
+    if scheme_of(name) in READ_ONLY:
+        raise UsageError(
+            f"storage at {scheme_of(name)}:// can only be read",
+            where=printable(name),
+            fix=f"write to a local folder or one of {_URLS}",
+        )
+
+
+def _refuse_unexpanded(name: str, option: str = "--output") -> None:
     """Refuse what a shell leaves of `--output=~/x` and what misspells a URL: `s3:/bucket/x`."""
     scheme = re.match(rf"({'|'.join(SCHEMES)}|gcs|file):(?!//)/*", name, re.IGNORECASE)
     if scheme:
         raise UsageError(
             "the output looks like a URL, and is none",
             where=printable(name),
-            why="a folder of that name would be made here",
+            why="a folder of that name would be used here",
             fix=f"write {scheme[1].lower()}://{printable(name[scheme.end() :])}",
         )
     if name == "~" or name.startswith("~/"):
         raise UsageError(
             "the shell left ~ as it is",
             where=printable(name),
-            why="a folder named ~ would be made here",
-            fix=f"write --output {printable(os.path.expanduser(name))}",
+            why="a folder named ~ would be used here",
+            fix=f"write {option} {printable(os.path.expanduser(name))}",
         )
 
 

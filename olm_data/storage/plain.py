@@ -174,7 +174,7 @@ class Hub(Service):
     """
 
     settings = ("HF_",)
-    address = "the network and HF_ENDPOINT"
+    address = "HF_ENDPOINT, if it is set"
     login = "HF_TOKEN or `hf auth login`"
 
     def __init__(self, scheme: str) -> None:

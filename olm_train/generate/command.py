@@ -8,6 +8,7 @@ In fp32, on a CUDA device if there is one. Never: wait for one text to begin the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from olm_data.extras import needs
 from olm_data.regular_files import MAX_WHOLE, read_regular
 from olm_data.run_log.run_folder import Sample
 from olm_data.storage.names import is_unicode
+from olm_data.storage.places import refuse_no_file
 from olm_data.storage.store import Store
 
 with needs("generating text"):
@@ -244,12 +246,12 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
     help="Texts at a time.",
 )
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
-@click.option("--output", type=click.Path(path_type=Path), help="Also write a JSON file.")
+@click.option("--output", help="Also write a JSON file.")
 def main(
     model: str,
     prompt: str | None,
     prompts: Path | None,
-    output: Path | None,
+    output: str | None,
     **options: Any,
 ) -> None:
     """Sample text from a model: of a run's newest checkpoint, a checkpoint, an exported or saved
@@ -265,6 +267,8 @@ def main(
     """
     if prompt is not None and prompts is not None:
         raise UsageError("--prompt and --prompts exclude each other", fix="leave one out")
+    if output is not None:
+        refuse_no_file(output, "--output")
     sampling = sampling_of(options)
     others = {name: value for name, value in options.items() if not hasattr(sampling, name)}
     texts = [Prompt(prompt or "")] if prompts is None else read_prompts(prompts)
@@ -279,7 +283,7 @@ def main(
     lines = prompts is not None or len(results) > 1
     if output is not None:
         data = b"".join(map(Sample.line, results)) if lines else results[0].encode()
-        Store(str(output.parent)).put(output.name, data)
+        Store(os.path.dirname(output) or ".").put(os.path.basename(output), data)
     for result in results:
         if prompts is None:
             click.echo(shown(result.prompt + result.text))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.command import inside
 
-from olm_data.errors import InputError, UsageError
+from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.sources import resolve_source
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
@@ -34,7 +34,8 @@ def test_the_tokenizer_has_the_size_asked_for_and_loses_nothing(text: Path, tmp_
     assert spec.lossless
     assert all(spec.decode(spec.encode(t)) == t for t in PROBE_TEXTS)
     assert len(spec.encode("def dumps(obj, skipkeys=False):")) < 25
-    assert done.dropped == 1
+    assert done.dropped == {"malformed": 1}
+    assert done.first == {"malformed": f"a.jsonl, byte {text.stat().st_size - 5}"}
     assert done.documents == text.read_text().count("\n") - 1
 
 
@@ -56,6 +57,18 @@ def test_the_same_text_gives_the_same_file_in_any_process(text: Path, tmp_path: 
         )
     files = {path.read_bytes() for path in tmp_path.glob("*.json")}
     assert len(files) == 1
+
+
+def test_another_file_is_replaced_only_if_asked(text: Path, tmp_path: Path) -> None:
+    source, output = resolve_source([str(text)]), tmp_path / "t.json"
+    for _ in range(2):  # the same again is nothing new
+        train_tokenizer(source, output, vocab_size=300)
+    before = output.read_bytes()
+    with pytest.raises(ConflictError, match="another file is here"):
+        train_tokenizer(source, output, vocab_size=301)
+    assert output.read_bytes() == before
+    train_tokenizer(source, output, vocab_size=301, overwrite=True)
+    assert load_tokenizer(output).vocab_size == 301
 
 
 def test_special_tokens_come_first_and_the_first_ends_documents(text: Path, tmp_path: Path) -> None:

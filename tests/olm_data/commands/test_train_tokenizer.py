@@ -31,4 +31,11 @@ def test_the_command_prints_what_it_made_and_what_to_type_next(text: Path, tmp_p
     assert done.exit_code == 0
     assert "600 entries" in done.stdout
     assert "(1 records dropped)" in done.stdout
+    assert "warning: 1 records malformed (the line is not a JSON object)" in done.stderr
+    assert "the first: a.jsonl, byte " in done.stderr
+    other = [*arguments[:2], "--vocab-size", "601", "--output", str(output)]
+    assert (
+        CliRunner().invoke(cli, other).exit_code == 1
+    )  # an OlmError, which `entry` gives its code
+    assert CliRunner().invoke(cli, [*other, "--overwrite"]).exit_code == 0
     assert f"olm-data tokenize {text} --tokenizer {output}" in done.stderr

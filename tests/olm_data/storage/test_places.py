@@ -65,6 +65,36 @@ def test_no_command_acts_on_nowhere_or_the_root(
     assert (sorted(os.listdir("/")), sorted(os.listdir(tmp_path))) == before
 
 
+@pytest.mark.parametrize("name", ["s3:/b/x.json", "GS:b/x.json", "file:x.json", "~/x.json"])
+def test_a_file_is_not_written_to_a_folder_that_a_shell_or_a_typo_names(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for remote in (True, False):
+        with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
+            refuse_no_file(name, "--html", remote=remote)
+    before = sorted(os.listdir(tmp_path))
+    for words in (["train-tokenizer", str(text)], ["mix", "m.yaml"], ["import", "blend.txt"]):
+        assert isinstance(run([*words, "--output", name]), OlmError)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("name", ["s3://b/x.json", "file:///b/x.json", "https://b/x.json"])
+def test_a_file_of_this_machine_has_no_url(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = run(["train-tokenizer", str(text), "--vocab-size", "300", "--output", name])
+    assert isinstance(error, UsageError)
+    assert "this file is written on this machine" in error.what
+    assert os.listdir(tmp_path) == [text.name]
+    if name.startswith("https"):
+        with pytest.raises(UsageError, match="can only be read"):
+            refuse_no_file(name, "--output", remote=True)
+    else:
+        refuse_no_file(name, "--output", remote=True)
+
+
 def test_the_home_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "work").mkdir()
