@@ -96,13 +96,20 @@ def _rebuild(
     return kind(what, where=where, why=why, fix=fix)
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence naming the nearest of `known` to `name`, or listing them all."""
+def nearest_of(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that is probably meant by `name`, if any is."""
     choices = sorted(known)
     same = [choice for choice in choices if choice.casefold() == name.casefold()]
     near = same or difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    return near[0] if near else None
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence naming the nearest of `known` to `name`, or listing them all."""
+    choices = sorted(known)
+    near = nearest_of(name, choices)
+    if near is not None:
+        return f"did you mean {near!r}?"
     return f"known: {', '.join(choices)}" if choices else "nothing is known here"
 
 

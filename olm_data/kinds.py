@@ -2,6 +2,7 @@
 
     path -> kind_of: dataset | unfinished dataset | lock | mixture | text | text folder | run | ...
          -> require: an error that says "X is a mixture lock, not a dataset" and the command for it
+    path that is not there -> nearest: "did you mean 'tokens/web'?"
 
 Looks at names and at the first bytes of a file only. What it does not know it lets pass: whoever
 reads it says what is wrong.
@@ -15,7 +16,7 @@ import stat
 from contextlib import suppress
 from itertools import islice
 
-from olm_data.errors import InputError, OlmError, printable, typed
+from olm_data.errors import InputError, OlmError, nearest_of, printable, typed
 from olm_data.regular_files import open_regular
 
 WORDS = {
@@ -77,6 +78,31 @@ def require(path: str, *wanted: str) -> None:
     found = kind_of(path)
     if found is not None and found not in wanted:
         raise wrong_kind(path, found, wanted[0])
+
+
+def nearest(path: str | os.PathLike[str], otherwise: str) -> str:
+    """Return what to say of a path that leads nowhere: the name beside it that is probably meant.
+
+    Args:
+        otherwise: the advice where no name comes near, where something is there, or where the
+            path is not local.
+    """
+    text = os.fspath(path).removeprefix("file://").rstrip("/")
+    if "://" in text or not text or os.path.lexists(text):
+        return otherwise
+    folder, name = os.path.split(text)
+    while folder and not os.path.lexists(folder):
+        folder, name = os.path.split(folder)
+    try:
+        with os.scandir(folder or ".") as entries:
+            near = nearest_of(name, [entry.name for entry in islice(entries, _ENTRIES)])
+    except (OSError, ValueError):
+        return otherwise
+    if near is None:
+        return otherwise
+    found = os.path.join(folder, near)
+    whole = found + text[len(os.path.join(folder, name)) :]
+    return f"did you mean '{printable(whole if os.path.lexists(whole) else found)}'?"
 
 
 def wrong_kind(path: str, found: str, wanted: str) -> OlmError:

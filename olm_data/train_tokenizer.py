@@ -59,7 +59,7 @@ def train_tokenizer(
     vocab_size: int,
     special: Sequence[str] = DEFAULT_SPECIAL,
     overwrite: bool = False,
-    report: Callable[[int], None] = lambda text_bytes: None,
+    report: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrainedTokenizer:
     """Train a tokenizer on a source and write it.
 
@@ -68,7 +68,7 @@ def train_tokenizer(
         vocab_size: entries wanted, special tokens included.
         special: special tokens; they get the first ids. The first one ends documents.
         overwrite: replace another file at the output.
-        report: called with the bytes of text of each batch.
+        report: called after each batch with the bytes of text read so far, and those expected.
 
     Raises:
         ConflictError: another file is at the output, and `overwrite` is not set.
@@ -145,7 +145,7 @@ class _Counts:
 
 
 def _pieces(
-    source: SourcePlan, counts: _Counts, report: Callable[[int], None]
+    source: SourcePlan, counts: _Counts, report: Callable[[int, int], None]
 ) -> Iterator[str | list[str]]:
     """Yield the text of a source in pieces of bounded size, counting what goes by."""
     units = [
@@ -153,6 +153,7 @@ def _pieces(
         for index, input in enumerate(source.inputs)
         for unit in plan_units(index, input, source.options, target_bytes=1 << 40)
     ]
+    expected = sum(unit.bytes for unit in units)
     for batch in read_units(source.inputs, units, source.options):
         counts.documents += batch.documents
         counts.text_bytes += len(batch.data)
@@ -160,7 +161,7 @@ def _pieces(
             counts.dropped[drop.reason] += 1
             input = source.inputs[drop.input]
             counts.first.setdefault(drop.reason, f"{input.path}, {input.position} {drop.position}")
-        report(len(batch.data))
+        report(counts.text_bytes, expected)
         for k in range(batch.documents):
             yield from _cut(batch.text(k))
 

@@ -45,7 +45,10 @@ __all__ = [*_HOMES]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        from olm_data.extras import needs
+
+        with needs(f"olm_train.{name}"):
+            return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'olm_train' has no attribute {name!r}")
 
 

@@ -20,6 +20,7 @@ import click
 from olm_data.command import Command
 from olm_data.counts import duration
 from olm_data.errors import InputError, UsageError, printable, shown
+from olm_data.kinds import nearest
 from olm_data.run_log.ends import End, read_ends
 from olm_data.run_log.log import Step, read_metrics
 from olm_data.run_log.run_folder import LEASE
@@ -126,7 +127,9 @@ def main(run: str, url: str | None, after: float) -> None:
             fix="give the trainer.work_dir of the run",
         )
     if not Path(run).is_dir():
-        raise InputError("there is no folder of a run", where=run, fix="check the path")
+        raise InputError(
+            "there is no folder of a run", where=run, fix=nearest(run, "check the path")
+        )
     if not after > 0:
         raise UsageError(f"--after is above 0 seconds, not {after:g}", where="--after")
     found = address(url, "--url")

@@ -29,6 +29,7 @@ from olm_data.errors import (
     suggest,
 )
 from olm_data.extras import needs
+from olm_data.kinds import nearest
 from olm_data.redaction import redacted
 from olm_data.run_log.follow import last_step
 from olm_data.run_log.log import METRICS, read_starts
@@ -129,7 +130,7 @@ def main(run: Path, to: str, name: str | None, project: str | None, dry_run: boo
         raise InputError(
             f"this is not a run folder: it has no {METRICS}",
             where=str(run),
-            fix="give the trainer.save_folder of a run, or its work_dir",
+            fix=nearest(run, "give the trainer.save_folder of a run, or its work_dir"),
         )
     run = run.resolve()
     starts = read_starts(run)

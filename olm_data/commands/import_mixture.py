@@ -34,6 +34,7 @@ def import_mixture(
     """
     from olm_data.counts import parse_count
     from olm_data.errors import ConflictError, InputError, printable
+    from olm_data.kinds import nearest
     from olm_data.mixture.import_mixture import (
         import_command,
         manifest_text,
@@ -47,7 +48,9 @@ def import_mixture(
         raw = read_regular(file, MAX_SMALL)
     except OSError as error:
         raise InputError(
-            f"cannot read the file: {error.strerror}", where=file, fix="check the path"
+            f"cannot read the file: {error.strerror}",
+            where=file,
+            fix=nearest(file, "check the path"),
         ) from None
     found = read_mixture_file(raw, file)
     text = manifest_text(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import Any
 
 import click
 
-from olm_data.commands.said import note, warn
+from olm_data.commands.said import note, show_bytes, show_progress, warn
 from olm_data.errors import printable
 
 MOST_ENTRIES = 1 << 31
@@ -68,13 +69,15 @@ def train_tokenizer(
         click.echo(f"would train {vocab_size:,} entries on {source.name}", nl=False)
         click.echo(f" ({len(source.inputs):,} inputs, {size:,} bytes) and write {output}")
         return
-    done = verb.train_tokenizer(
-        source,
-        output,
-        vocab_size=vocab_size,
-        special=special or verb.DEFAULT_SPECIAL,
-        overwrite=overwrite,
-    )
+    with show_progress("reading") as progress:
+        done = verb.train_tokenizer(
+            source,
+            output,
+            vocab_size=vocab_size,
+            special=special or verb.DEFAULT_SPECIAL,
+            overwrite=overwrite,
+            report=partial(show_bytes, progress, "text; then pairs are merged"),
+        )
     dropped = sum(done.dropped.values())
     click.echo(
         f"{done.path}: {done.tokenizer.vocab_size:,} entries from {done.documents:,} documents, "

@@ -229,6 +229,23 @@ def example_of(hint: Any) -> str | None:
     return next((note.examples[0] for note in _metas(hint) if note.examples), None)
 
 
+def mapping_of(hint: Any, value: Any) -> str | None:
+    """Return the section that a lone number may stand for, its first field; None: it is none.
+
+    Shown are the fields without a default; a choice is the first one.
+    """
+    kind = next((kind for kind in kinds_of(hint) if is_section(kind)), None)
+    if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    first, *others = [field.name for field in fields_of(kind) if field.default is None] or [""]
+    shown = [f"{first}: {value}"]
+    for name in others:
+        if not (known := choices(hints_of(kind)[name])):
+            return None
+        shown.append(f"{name}: {known[0]}")
+    return f"{{{', '.join(shown)}}}" if first else None
+
+
 def reason_of(hint: Any) -> str | None:
     """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
     said = (note.description for note in _metas(hint) if note.pattern is None)

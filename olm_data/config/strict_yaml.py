@@ -25,6 +25,7 @@ from typing import Any, Literal
 import yaml
 
 from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.kinds import nearest
 from olm_data.regular_files import open_regular
 
 MAX_BYTES = 1 << 20
@@ -109,7 +110,7 @@ def load_file(path: str | Path, *, numbers: Numbers = "exact") -> Document:
         raise InputError(
             f"cannot read the file: {why}",
             where=printable(str(path)),
-            fix="check the path; `ls` shows what is there",
+            fix=nearest(path, "check the path; `ls` shows what is there"),
         ) from None
     return load(raw, path, numbers=numbers)
 

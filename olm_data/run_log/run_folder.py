@@ -23,6 +23,7 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import InputError, UsageError, printable
+from olm_data.kinds import nearest
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.order.steps import StepSizes
 from olm_data.regular_files import MAX_CONFIG, read_regular
@@ -161,7 +162,7 @@ class Run:
             raise InputError(
                 f"this is not a run folder: it has no {CONFIG} and no {METRICS}",
                 where=path,
-                fix="give the trainer.save_folder of a run",
+                fix=nearest(path, "give the trainer.save_folder of a run"),
             )
         refuse_without_lock(log)
         loader = (config and config.data_loader) or _DataLoader()

@@ -21,7 +21,7 @@ from olm_data.sources.decompress import ByteStream, DecompressionError, decompre
 from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import Bounded
 from olm_data.storage.failures import is_connection
-from olm_data.storage.hub import hub_filesystem
+from olm_data.storage.hub import hub_filesystem, unreachable
 
 _DAMAGE = (
     pa.ArrowInvalid,
@@ -109,7 +109,7 @@ def reading(input: InputFile, file: IO[bytes] | None = None) -> Iterator[None]:
         raise InputError("the file is not there", where=input.path) from error
     except (PermissionError, IsADirectoryError) as error:
         if "://" in input.url:
-            raise _remote_failure(input.path, error) from error
+            raise _remote_failure(input, error) from error
         raise InputError("the file may not be read", where=input.path) from error
     except (
         pa.ArrowInvalid,
@@ -124,10 +124,10 @@ def reading(input: InputFile, file: IO[bytes] | None = None) -> Iterator[None]:
             raise _damaged(input, file, error) from error
         if "://" not in input.url:
             raise InputError("the file cannot be read", where=input.path, why=str(error)) from error
-        raise _remote_failure(input.path, error) from error
+        raise _remote_failure(input, error) from error
     except Exception as error:
         if "://" in input.url and is_connection(error):
-            raise _remote_failure(input.path, error) from error
+            raise _remote_failure(input, error) from error
         raise
 
 
@@ -143,10 +143,12 @@ def _damaged(input: InputFile, file: IO[bytes] | None, error: BaseException) -> 
     )
 
 
-def _remote_failure(path: str, error: BaseException) -> StorageError:
+def _remote_failure(input: InputFile, error: BaseException) -> StorageError:
+    if input.url.startswith("hf://") and is_connection(error):
+        return unreachable(input.path, error)
     return StorageError(
         f"remote storage fails ({type(error).__name__})",
-        where=path,
+        where=input.path,
         fix="check the address, the credentials and the network, then run the same command again",
     )
 

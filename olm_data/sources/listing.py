@@ -28,9 +28,8 @@ from olm_data.errors import (
     UsageError,
     printable,
     refuse_secrets,
-    suggest,
 )
-from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
+from olm_data.kinds import NO_TEXT, kind_of, nearest, wrong_kind
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.sources import hub_files, remote_files
 from olm_data.sources.files import local_revision
@@ -139,13 +138,10 @@ def _missing(argument: str, path: str) -> OlmError:
             where=printable(argument),
             fix=f"--source {printable(argument)}",
         )
-    parent = os.path.dirname(path) or "."
-    siblings = os.listdir(parent) if os.path.isdir(parent) else []
-    near = suggest(os.path.basename(path), map(printable, siblings)) if siblings else ""
     return InputError(
         "there is no such file or folder",
         where=printable(argument),
-        fix=near if near.startswith("did") else "check the path",
+        fix=nearest(path, "check the path"),
     )
 
 
@@ -335,7 +331,12 @@ def _remote_files(argument: str) -> Listing:
     elif chosen and chosen != [argument.rstrip("/")]:  # a folder
         chosen = _remote_folder(chosen, passed, argument)
     if not chosen:
-        raise InputError("there is no such file", where=printable(argument))
+        raise InputError(
+            "there is no such file",
+            where=printable(argument),
+            why="nothing there matches" if glob.has_magic(argument) else None,
+            fix="check the address; a folder's files of text are read, and those a pattern matches",
+        )
     above = posixpath.dirname(above.rstrip("/"))
 
     def shown(url: str) -> str:

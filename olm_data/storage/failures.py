@@ -132,7 +132,7 @@ def _refused(
         fix = service.own_address
     elif code == "NoSuchBucket" or (status == 404 and not code):
         what = f"the bucket does not exist: {refusal}"
-        fix = "create it first, or choose another output"
+        fix = "check its name, or create it first"
     elif code == "RequestTimeTooSkewed":
         fix = "set this machine's clock; the store accepts 15 minutes of difference"
     elif code in _CREDENTIALS or status in (401, 403):

@@ -123,5 +123,6 @@ def unreachable(repository: str, error: BaseException) -> StorageError:
         f"the hub cannot be reached ({type(error).__name__})",
         where=repository,
         why=f"host {urlsplit(os.environ.get('HF_ENDPOINT', '//huggingface.co')).hostname}",
-        fix="check the network, or give a local path (--tokenizer FILE, --root PATH)",
+        fix="check the network, name a mirror in HF_ENDPOINT, or give a local path "
+        "(--tokenizer FILE, --root PATH)",
     )

@@ -85,11 +85,18 @@ def check_budget(
             + ", ".join(f"{reason} {n:,}" for reason, n in sorted(reasons.items())),
             where=first_places(plan, bad_records(accounts)),
             why="a source with many bad records is usually read in a wrong way",
-            fix=f"see them all in {output}/{FOLDER}; fix the input, or accept the loss: "
+            fix=f"see them all in {output}/{FOLDER}; {_mend(reasons)}, or accept the loss: "
             f"--max-bad {bad} (the finished shards are kept, so this takes seconds)",
         )
     if not any(account.documents for account in accounts):
         raise _nothing_left(accounts, records, plan)
+
+
+def _mend(reasons: Mapping[str, int]) -> str:
+    """Return what to do about bad records: text in another encoding is what people meet most."""
+    if set(reasons) == {INVALID}:
+        return "write text of another encoding as UTF-8 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
+    return "fix the input"
 
 
 def _nothing_left(accounts: Sequence[InputAccount], records: int, plan: Plan) -> InputError:

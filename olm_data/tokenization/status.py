@@ -25,7 +25,7 @@ from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
-from olm_data.kinds import kind_of, require
+from olm_data.kinds import kind_of, nearest, require
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.store import Store
@@ -125,7 +125,7 @@ def read_status(output: str) -> Status:
         raise InputError(
             "no run has begun here",
             where=output,
-            fix=f"olm-data tokenize ... --output {typed(output)} begins one",
+            fix=nearest(output, f"olm-data tokenize ... --output {typed(output)} begins one"),
         ) from error
     except MalformedJson as error:
         raise _damaged(store, plan_file) from error

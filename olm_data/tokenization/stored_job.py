@@ -21,7 +21,7 @@ from olm_data.dataset.manifest import JOB
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
-from olm_data.kinds import kind_of, wrong_kind
+from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.sources.own import refuse_untrusted, untrusted
 from olm_data.storage.store import Store
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob
@@ -116,7 +116,7 @@ def no_run(output: str) -> OlmError:
     return InputError(
         "there is no run here",
         where=output,
-        fix=f"olm-data tokenize ... --output {typed(output)} begins one",
+        fix=nearest(output, f"olm-data tokenize ... --output {typed(output)} begins one"),
     )
 
 

@@ -41,13 +41,13 @@ def plan_lines(request: Request, plan: Plan, sample: DocumentBatch | None) -> li
     """Return what a run would do, and its first documents."""
     inputs, tokenizer = request.source.inputs, request.tokenizer
     shuffle = request.recipe.shuffle
-    text = plan.all_text_bytes
+    each = plan.all_text_bytes // max(len(plan.tasks), 1)
     lines = [
         f"would write {printable(request.output)}",
         f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "
         f"{printable(inputs[0].path)}"
         + (f" to {printable(inputs[-1].path)}" if len(inputs) > 1 else ""),
-        f"  shards     {len(plan.tasks):,}, about {text // max(len(plan.tasks), 1):,} bytes each",
+        f"  shards     {len(plan.tasks):,}, about {each:,} bytes of text each",
         f"  tokenizer  {printable(tokenizer.name)}, {tokenizer.vocab_size:,} entries, "
         f"{tokenizer.dtype.name} on disk",
         f"  ends       {rules(tokenizer)}",
@@ -80,16 +80,22 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
             f"  validation  {_size(held.totals.tokens, held.totals.documents, len(held.shards))}, "
             f"digest {str(held.digest)[:16]}, in {printable(summary.output)}/validation"
         )
+        if not held.totals.documents:
+            share = f"{request.recipe.holdout} of {totals.documents:,} documents"
+            lines.append(
+                f"    nothing is held out: {share} came to none; give a larger --holdout, "
+                "or cut .txt files into shorter documents with --separator"
+            )
     lines += version_lines(manifest)
     lines.append(f"  tokenizer   {printable(request.tokenizer.name)}: {rules(request.tokenizer)}")
     lines += dropped_lines(manifest.dropped, totals.documents_in)
+    lines += input_lines(summary)
     lines += not_read_lines(request.source)
     lines += chosen_lines(request.source, summary)
     lines += duplicate_lines(manifest, summary.validation)
     if summary.replaced:
         count = f"{summary.replaced:,} documents"
         lines.append(f"  replaced    {count} have U+FFFD for what was not UTF-8")
-    lines += input_lines(summary)
     if bad_records(manifest.dropped):
         lines.append(
             f"  quarantine  {bad_records(manifest.dropped):,} records as they were read, in "

@@ -25,6 +25,7 @@ import numpy as np
 
 from olm_data.canonical import digest
 from olm_data.errors import InputError, UsageError, printable, said_by, suggest
+from olm_data.kinds import nearest
 from olm_data.storage.hub import hub_file
 from olm_data.tokenizer.definition import Definition, Form
 from olm_data.tokenizer.ends import configured_eos, end_token
@@ -216,7 +217,9 @@ def load_tokenizer(reference: str | Path, *, eos: str = "auto", bos: str = "none
         raise UsageError(
             "no tokenizer here",
             where=text,
-            fix="give a tokenizer.json, a folder that holds one, or a hub id such as gpt2",
+            fix=nearest(
+                text, "give a tokenizer.json, a folder that holds one, or a hub id such as gpt2"
+            ),
         )
     repository = HUB_ALIASES.get(text, text)
     found = hub_file(repository, "tokenizer.json")

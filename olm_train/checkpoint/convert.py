@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, decode_object
-from olm_data.errors import ConflictError, InputError, OlmError, ValidationError, printable
+from olm_data.errors import ConflictError, OlmError, ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
 from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import LOGS, encoded, tokenizer_of_data
-from olm_train.checkpoint.folders import candidates
+from olm_train.checkpoint.folders import candidates, no_checkpoint
 from olm_train.checkpoint.index import DTYPES, MAX_BYTES, Chunk, Index, TensorEntry
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -276,11 +276,7 @@ def _find(old: str, say: Callable[[str], None]) -> PickledCheckpoint:
             return PickledCheckpoint(Store(old).child(name))
         except ValidationError as error:
             say(f"warning: {error}")
-    raise InputError(
-        "there is no checkpoint that verifies",
-        where=old,
-        fix="give the folder of a checkpoint, or the trainer.save_folder of a run that saved one",
-    )
+    raise no_checkpoint(old)
 
 
 def _write_tensors(found: PickledCheckpoint, folder: Path) -> None:

@@ -15,6 +15,8 @@ import re
 import shutil
 from pathlib import Path
 
+from olm_data.errors import InputError, typed
+from olm_data.kinds import nearest
 from olm_data.storage.disk import io_errors
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
@@ -40,6 +42,22 @@ def candidates(save_folder: str | os.PathLike[str]) -> list[str]:
         (name for name in _folders(Store(save_folder)) if step_of(name) is not None),
         key=lambda name: -(step_of(name) or 0),
     )
+
+
+def no_checkpoint(place: str) -> InputError:
+    """Return the error that there is no checkpoint to read at `place`: a typing error, a folder
+    of runs, a run that saved none, or one whose checkpoints are all damaged."""
+    fix = "give the folder of a checkpoint, or the trainer.save_folder of a run that saved one"
+    store = Store(place)
+    if not store.remote and not os.path.lexists(store.root):
+        return InputError("there is no such folder", where=place, fix=nearest(store.root, fix))
+    if candidates(place):
+        return InputError("there is no checkpoint that verifies", where=place, fix=fix)
+    runs = [] if store.remote else sorted(path.parent for path in Path(store.root).glob("*/step*/"))
+    if runs:
+        names = ", ".join(typed(str(run)) for run in dict.fromkeys(runs))
+        fix = f"name one of the runs in it: {names}"
+    return InputError("there is no checkpoint in this folder", where=place, fix=fix)
 
 
 def complete_folders(save_folder: str | os.PathLike[str]) -> list[str]:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
-from olm_data.errors import InputError, OlmError, ValidationError, printable
+from olm_data.errors import OlmError, ValidationError, printable
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState
-from olm_train.checkpoint.folders import candidates
+from olm_train.checkpoint.folders import candidates, no_checkpoint
 from olm_train.checkpoint.index import MAX_BYTES, Index
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -278,8 +278,4 @@ def find_checkpoint(
     found = newest_checkpoint(text, world, on_damage)
     if found is not None:
         return found
-    raise InputError(
-        "there is no checkpoint that verifies",
-        where=text,
-        fix="give the folder of a checkpoint, or the trainer.save_folder of a run that saved one",
-    )
+    raise no_checkpoint(text)

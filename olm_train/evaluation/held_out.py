@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.rows.label_groups import LabelGroups, Segments
 from olm_data.run_log.metric_names import (
@@ -190,10 +190,17 @@ def open_held_out(name: str, folder: str, lock: Lock | None) -> Dataset:
         lock: of the training; None: there is none, and the caller checks.
 
     Raises:
-        InputError: there is no data set in `folder`.
+        InputError: there is no data set in `folder`, or no document in it.
         ValidationError: it was made with another tokenizer than the mixture.
     """
     dataset = Dataset.open(folder)
+    if not dataset.documents:
+        raise InputError(
+            f"the held-out data set {name!r} holds no document",
+            where=folder,
+            why="there would be no loss to measure",
+            fix="hold out more (olm-data tokenize --holdout), or leave it out",
+        )
     if lock is None:
         return dataset
     theirs, ours = dataset.manifest.tokenizer, lock.tokenizer

@@ -21,6 +21,7 @@ from olm_data.bounded_json import MalformedJson, decode
 from olm_data.command import Command
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
+from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_WHOLE, read_regular
 from olm_data.run_log.run_folder import Sample
 from olm_data.storage.names import is_unicode
@@ -165,7 +166,9 @@ def read_prompts(path: Path) -> list[Prompt]:
     try:
         data = read_regular(path, MAX_WHOLE)
     except FileNotFoundError as error:
-        raise InputError("there is no such file of prompts", where=str(path)) from error
+        raise InputError(
+            "there is no such file of prompts", where=str(path), fix=nearest(path, "check the path")
+        ) from error
     found = []
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():

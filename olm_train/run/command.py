@@ -161,8 +161,9 @@ def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> in
 def _resolve(arguments: Arguments) -> RunConfig:
     """Return the configuration of the file, the preset and the options."""
     from olm_data.config.values import Values
+    from olm_train.run.no_config import config_file
 
-    values = Values.read(arguments.config or _default_config())
+    values = Values.read(config_file(arguments.config))
     if "--preset" in arguments.options:
         values.override("--model=null")  # whatever the file's model says
         values.override(f"--model.preset={arguments.options['--preset']}")
@@ -286,28 +287,6 @@ def _plan(arguments: Arguments) -> Plan:
     if not 0 < mfu <= 1:
         raise UsageError(f"--mfu is a number above 0, at most 1, not {text}", where="--mfu")
     return Plan(gpu=gpu_named(arguments.options.get("--gpu", "h100")), mfu=mfu)
-
-
-def _default_config() -> str:
-    """Return ./train.yaml, or say which recipes there are.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if Path("train.yaml").is_file():
-        return "train.yaml"
-    recipes = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*/train.yaml"))
-    if not recipes:
-        raise UsageError(
-            "no configuration file given, and there is no train.yaml here",
-            fix="python -m olm_train.run path/to/train.yaml",
-        )
-    shown = [os.path.relpath(recipe) for recipe in recipes]
-    raise UsageError(
-        "no configuration file given, and there is no train.yaml here; there are these recipes:\n"
-        + "\n".join(f"    {path}" for path in shown),
-        fix=f"torchrun --nproc-per-node=2 -m olm_train.run {shown[0]}",
-    )
 
 
 def _rank() -> int:

@@ -132,7 +132,8 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
     loader.check_sizes(0)
     of_one_size = list(loader.batch_sizes.of_one_size(range(stop_step)))
     sizes = ", then ".join(f"{size:,}" for _, size in of_one_size)
-    yield f"{stop_step:,} steps of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
+    steps = f"{stop_step:,} step{'s' * (stop_step != 1)}"
+    yield f"{steps} of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
     for steps, size in of_one_size:
         when = "each step"
         if len(of_one_size) > 1:
@@ -235,8 +236,10 @@ def _memory(
     yield f"{'total':<12} {total}: {share:.1%} of the {plan.gpu.name}'s"
     if memory.total > plan.gpu.budget:
         yield (
-            f"more than the {plan.gpu.budget / 1e9:.0f} GB to plan with: lower "
-            "train_module.rank_microbatch_size, or use more ranks with dp_config.name: fsdp"
+            f"too much: {plan.gpu.budget / 1e9:.0f} GB are left beside what the estimate does not "
+            "know; lower train_module.rank_microbatch_size, compute activations twice "
+            "(train_module.ac_config.mode: full), or use more ranks with dp_config.name: fsdp; "
+            "olm-train presets says what fits shapes of that size"
         )
 
 

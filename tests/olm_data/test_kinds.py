@@ -12,7 +12,7 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
 from olm_data.errors import OlmError
-from olm_data.kinds import kind_of, require
+from olm_data.kinds import kind_of, nearest, require
 from olm_data.mixture.mix import mix
 from olm_data.sources.formats import CODECS, FORMATS, format_of
 
@@ -162,3 +162,51 @@ def test_a_text_that_speaks_of_a_thing_is_a_text(
 ) -> None:
     (here / name).write_text(content)
     assert kind_of(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("mix.yml", "mix.yaml"),
+        ("texte", "texts"),
+        ("datset/", "dataset"),
+        ("datset/validation", "dataset"),
+        ("txts/a.txt", "texts/a.txt"),
+        ("run/step01", "run/step10"),
+        ("quite another thing", None),
+        ("mix.yaml", None),  # it is there: what is wrong with it is another matter
+        ("s3://bucket/datset", None),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_answered_by_what_lies_beside_it(
+    things: Path, monkeypatch: pytest.MonkeyPatch, typed: str, meant: str | None
+) -> None:
+    monkeypatch.chdir(things)
+    for place in (typed, str(things / typed) if "://" not in typed else typed):
+        base = f"{things}/" if place != typed else ""
+        said = f"did you mean '{base}{meant}'?" if meant else "look"
+        assert nearest(place, "look") == said
+
+
+_MAKE = ["--tokenizer", "{}/tokenizer.json", "--output", "{}/new"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", "{}/datset"],
+        ["stats", "{}/datset"],
+        ["status", "{}/datset"],
+        ["mix", "{}/mixx.yaml"],
+        ["report", "{}/mixx.lock.json"],
+        ["show", "row", "{}/mixx.lock.json", "0"],
+        ["tokenize", "{}/text.json", *_MAKE],
+        ["tokenize", "{}/text.jsonl", *_MAKE, "--tokenizer", "{}/tokeniser.json"],
+        ["tokenize", "{}/text.jsonl", *_MAKE, "--exclude-ids", "{}/texts/b.txt"],
+    ],
+    ids=lambda command: " ".join(command[::4]),
+)
+def test_every_command_names_what_was_probably_meant(things: Path, command: list[str]) -> None:
+    done = CliRunner().invoke(cli, [word.format(things) for word in command])
+    assert isinstance(done.exception, OlmError)
+    assert f"fix: did you mean '{things}/" in str(done.exception)

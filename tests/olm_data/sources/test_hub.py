@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.hub_stub import HubStub
 from support.reading import read_source
 
-from olm_data.errors import UsageError
+from olm_data.cli import cli
+from olm_data.errors import StorageError, UsageError
 from olm_data.sources import named, resolve_source
 
 
@@ -72,6 +74,19 @@ def test_offline_the_command_says_at_once_that_the_hub_is_needed(
     assert "the hub cannot be reached" in done.stderr
     assert "--tokenizer FILE" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--source", "fineweb-edu"], ["hf://datasets/a/b/*.parquet"]])
+def test_a_hub_that_cannot_be_reached_is_called_by_its_name(
+    endpoint: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # the discard port: nobody listens
+    done = CliRunner().invoke(cli, ["tokenize", *words, "--tokenizer", "t", "--output", "o"])
+    assert isinstance(done.exception, StorageError)
+    assert "the hub cannot be reached" in str(done.exception)
+    assert "why: host 127.0.0.1" in str(done.exception)
+    assert "HF_ENDPOINT" in str(done.exception)
+    assert "--root PATH" in str(done.exception)
 
 
 def test_the_bare_command_tokenises_a_named_source_with_the_hubs_tokenizer(

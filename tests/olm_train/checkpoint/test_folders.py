@@ -7,6 +7,7 @@ from pathlib import Path
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import (
     candidates,
+    no_checkpoint,
     partial_folders,
     remove_checkpoint,
     remove_partial,
@@ -60,3 +61,18 @@ def test_the_pointer_names_a_folder(tmp_path: Path) -> None:
     write_pointer(Store(tmp_path), 5)
     write_pointer(Store(tmp_path), 12)
     assert (tmp_path / "latest").read_text() == folder_name(12) + "\n" == "step00000012\n"
+
+
+def test_a_place_without_a_checkpoint_is_told_by_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "first" / "step00000010").mkdir(parents=True)
+    (tmp_path / "runs" / "new").mkdir()
+    found = [no_checkpoint(str(tmp_path / "runs" / name)) for name in ("firts", "", "new", "first")]
+    assert [each.what for each in found] == [
+        "there is no such folder",
+        "there is no checkpoint in this folder",
+        "there is no checkpoint in this folder",
+        "there is no checkpoint that verifies",
+    ]
+    assert found[0].fix == f"did you mean '{tmp_path}/runs/first'?"
+    assert found[1].fix == f"name one of the runs in it: {tmp_path}/runs/first"
+    assert found[2].fix == found[3].fix

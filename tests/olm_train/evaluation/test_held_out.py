@@ -12,13 +12,15 @@ import torch
 from click.testing import CliRunner
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics
+from support.tokenizing import texts, write_jsonl
 
+from olm_data.cli import cli
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError
+from olm_data.errors import InputError, UsageError
 from olm_data.run_log.metric_names import group_of, of_group
 from olm_train.data.batch import Batch
 from olm_train.evaluate import main
-from olm_train.evaluation.held_out import HeldOut, lines_of_groups, metrics_of
+from olm_train.evaluation.held_out import HeldOut, lines_of_groups, metrics_of, open_held_out
 
 BY = ["input", "document_length", "position", "context"]
 STOP = "--trainer.hard_stop={value: 2, unit: steps}"
@@ -156,3 +158,15 @@ def test_a_line_a_way_says_what_the_groups_are() -> None:
     results = metrics_of(2.0, 1.0, 4.0) | {"BPB/language=de": 1.5, "CE loss/language=de": 2.0}
     assert lines_of_groups(results) == ["language: BPB de 1.500"]
     assert lines_of_groups({"CE loss": 1.0, "CE loss/a=b": 2.0}) == ["a: CE loss b 2.000"]
+
+
+def test_a_set_without_documents_is_refused_instead_of_measured_as_nan(
+    tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    text = str(write_jsonl(tmp_path / "a.jsonl", texts(3)))
+    words = ["--tokenizer", str(tiny_tokenizer), "--output", str(tmp_path / "tokens")]
+    made = CliRunner().invoke(cli, ["tokenize", text, *words, "--holdout", "1/1000000"])
+    assert "nothing is held out: 1/1000000 of 3 documents came to none" in made.stdout
+    empty = str(tmp_path / "tokens" / "validation")
+    with pytest.raises(InputError, match="the held-out data set 'x' holds no document"):
+        open_held_out("x", empty, None)

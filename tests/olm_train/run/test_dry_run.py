@@ -110,7 +110,7 @@ def test_a_70b_model_is_described_without_allocating_it(
     assert main([str(config), "--dry-run", "--preset=llama3-70b", "--gpu", "h200"]) == 0
     out = capsys.readouterr().out
     assert "n_layers: 80" in out
-    assert "more than the 127 GB to plan with" in out  # 70B on 4 ranks
+    assert "too much: 127 GB are left" in out  # 70B on 4 ranks
 
 
 def test_preset_replaces_the_files_model_and_fields_after_it_count(
