@@ -132,8 +132,8 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
     loader.check_sizes(0)
     of_one_size = list(loader.batch_sizes.of_one_size(range(stop_step)))
     sizes = ", then ".join(f"{size:,}" for _, size in of_one_size)
-    steps = f"{stop_step:,} step{'s' * (stop_step != 1)}"
-    yield f"{steps} of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
+    said = f"{stop_step:,} step{'s' * (stop_step != 1)}"
+    yield f"{said} of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
     for steps, size in of_one_size:
         when = "each step"
         if len(of_one_size) > 1:
