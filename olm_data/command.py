@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ def usage_error(error: click.ClickException, program: str) -> UsageError:
     path = context.command_path if context else program
     text = error.format_message().strip()
     sentence = text[:1].lower() + text[1:].removesuffix(".")
+    sentence = re.sub(r"(?<=is not a valid )(integer|float) range", r"\1", sentence)
     return UsageError(sentence, fix=f"{path} --help")
 
 

@@ -28,10 +28,11 @@ FAST_MODULES = ("awkward", "gigatoken")
 
 
 class Planned(NamedTuple):
-    """What a dry run found."""
+    """What a dry run found; `runner` says in words where it would run."""
 
     request: Request
     plan: Plan
+    runner: str
 
 
 class Done(NamedTuple):
@@ -102,12 +103,13 @@ def run(
         name = printable(request.tokenizer.name)
         note(f"tokenizer {name}, output {printable(request.output)}")
     if dry_run:
+        runner = make_runner(recipe)
         if base is None:
             refuse_place(Store(request.output, single_writer=single))
         plan = request.plan()
         if not recipe.allow_duplicates:
             refuse_identical(request.source)
-        return Planned(request, plan)
+        return Planned(request, plan, runner.planned(len(plan.tasks)))
     from olm_data.tokenization.tokenize import tokenize
 
     runner = make_runner(recipe)
@@ -145,13 +147,13 @@ def _print_plan(planned: Planned, *, as_json: bool) -> None:
     from olm_data.tokenization.shards import first_documents
     from olm_data.tokenization.summary_text import plan_lines
 
-    request, plan = planned
+    request, plan, runner = planned
     if as_json:
         import msgspec
 
         click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(plan)}))
     else:
-        click.echo("\n".join(plan_lines(request, plan, first_documents(request, plan))))
+        click.echo("\n".join(plan_lines(request, plan, first_documents(request, plan), runner)))
 
 
 def _print_done(done: Done, *, as_json: bool) -> None:

@@ -54,6 +54,10 @@ class LocalRunner(Runner):
         self.workers, self.retries = workers, retries
         self._crew: _Crew | None = None
 
+    def planned(self, tasks: int) -> str:
+        """Return where `tasks` would run, in words."""
+        return f"local: {min(self.workers, max(tasks, 1)):,} of {self.workers:,} processes at work"
+
     @contextmanager
     def ready(self, job: Job, workers: int, total: int) -> Iterator[None]:
         """See `base.Runner.ready`."""

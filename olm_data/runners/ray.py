@@ -57,6 +57,11 @@ class RayRunner(Runner):
         self._wanted = workers
         self.workers = workers or 1
 
+    def planned(self, tasks: int) -> str:
+        """Return where `tasks` would run, in words; Ray is not asked."""
+        most = "all CPUs of the cluster" if self._wanted is None else f"{self._wanted:,} at a time"
+        return f"ray: {tasks:,} tasks, {most}"
+
     def run(
         self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
     ) -> None:

@@ -77,6 +77,15 @@ class SlurmRunner(Runner):
         self.options, self.retries = slurm.sbatch_options(options), retries
         self.logs = logs.absolute()
 
+    def planned(self, tasks: int) -> str:
+        """Return where `tasks` would run, in words; Slurm, which has limits, is not asked."""
+        elements = array_elements(tasks, self.workers, tasks)
+        return (
+            f"slurm: an array of {elements:,}, {min(self.workers, elements):,} at a time"
+            + "".join(f", {option}" for option in self.options)
+            + f"; logs in {self.logs}"
+        )
+
     def run(
         self, job: Job, tasks: Sequence[int], total: int, *, done: Done, watch: Watch, note: Note
     ) -> None:

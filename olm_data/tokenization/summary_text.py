@@ -37,8 +37,10 @@ def rules(tokenizer: TokenizerSpec) -> str:
     return f"{printable(eos)}, {printable(bos)}"
 
 
-def plan_lines(request: Request, plan: Plan, sample: DocumentBatch | None) -> list[str]:
-    """Return what a run would do, and its first documents."""
+def plan_lines(
+    request: Request, plan: Plan, sample: DocumentBatch | None, runner: str
+) -> list[str]:
+    """Return what a run would do, where (`runner`, in words), and its first documents."""
     inputs, tokenizer = request.source.inputs, request.tokenizer
     shuffle = request.recipe.shuffle
     each = plan.all_text_bytes // max(len(plan.tasks), 1)
@@ -55,13 +57,23 @@ def plan_lines(request: Request, plan: Plan, sample: DocumentBatch | None) -> li
         *not_read_lines(request.source),
         *selection_lines(request.source),
         *([] if shuffle is None else [f"  shuffle    documents, seed {shuffle}"]),
+        f"  runner     {printable(runner)}",
         f"  plan       {plan.digest}",
     ]
     if sample is not None:
+        taken = size = 0
         for k in range(min(3, sample.documents)):
-            start = printable(sample.text(k)[:SAMPLE_TEXT])
-            ids = len(tokenizer.encode(sample.text(k)[:100_000]))
+            text = sample.text(k)[:100_000]
+            ids = len(tokenizer.encode(text))
+            taken, size = taken + ids, size + len(text.encode())
+            start = printable(text[:SAMPLE_TEXT])
             lines.append(f"  document {k}: {sample.text_bytes[k]:,} bytes, {ids:,} tokens: {start}")
+        likely = plan.all_text_bytes * taken // size
+        if likely and not selection_lines(request.source):
+            stored = f"{likely * tokenizer.dtype.itemsize:,} bytes on disk"
+            lines.append(
+                f"  tokens     some {likely:,}, {stored}, if all text is as these documents"
+            )
     return lines
 
 

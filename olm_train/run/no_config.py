@@ -29,21 +29,22 @@ def config_file(given: str | None) -> str:
     name = given or NAME
     if os.path.lexists(name):
         return name
+    meant = nearest(name, "")
     raise UsageError(
         f"there is no configuration {printable(name)}"
         if given
         else f"no configuration file given, and there is no {NAME} here",
         where=printable(os.path.abspath(name)),
-        why=_recipes() or None,
-        fix=nearest(name, f"write it into {printable(name)}; this is enough:\n{_least()}"),
+        why=None if meant else _recipes(),
+        fix=meant or f"write it into {printable(name)}; this is enough:\n{_least()}",
     )
 
 
-def _recipes() -> str:
+def _recipes() -> str | None:
     """Return the configurations that a clone of the repository has; an installed package, none."""
     found = sorted((Path(__file__).resolve().parents[2] / "pipelines").glob("*/train.yaml"))
-    names = ", ".join(printable(os.path.relpath(path)) for path in found)
-    return f"longer ones to read: {names}" if names else ""
+    names = ", ".join(printable(min(os.path.relpath(path), str(path), key=len)) for path in found)
+    return f"longer ones to read: {names}" if names else None
 
 
 def _least() -> str:

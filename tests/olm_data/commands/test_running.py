@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     assert shown.returncode == 0
     assert "would write" in shown.stdout
     assert "document 0: " in shown.stdout
+    assert "  runner     local: 1 of " in shown.stdout
+    assert re.search(r"  tokens     some [\d,]+, [\d,]+ bytes on disk", shown.stdout)
+    slurm = ["--runner", "slurm", "--slurm", "time=1:00:00", "--workers", "8"]
+    assert (
+        "  runner     slurm: an array of 1, 1 at a time, --time=1:00:00; logs in "
+        in olm_data(*words, "--dry-run", *slurm).stdout
+    )
+    refused = olm_data(*words, "--dry-run", "--slurm", "time=1:00:00")
+    assert "--slurm is for --runner slurm" in refused.stderr  # as without --dry-run
     as_json = json.loads(olm_data(*words, "--dry-run", "--json").stdout)
     assert as_json["format"] == "olm-plan"
     assert as_json["tasks"] == [[0, 1]]

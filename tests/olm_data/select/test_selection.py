@@ -334,7 +334,7 @@ def test_the_plan_and_the_summary_say_what_was_chosen(
 ) -> None:
     options = everything(tmp_path)
     request = make_request(sources["gz"], tiny_tokenizer, **options)
-    said = "\n".join(plan_lines(request, request.plan(), None))
+    said = "\n".join(plan_lines(request, request.plan(), None, "here"))
     for line in (
         "where      n > 3",
         "exclude    4 ids",
