@@ -111,9 +111,11 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if args and not args[0].startswith("-") and args[0] not in known:
+            near = self.nearest(args[0], known)
+            near += "" if near.endswith("?") else ";"
             raise UsageError(
                 f"there is no command {printable(args[0])!r}",
-                fix=f"{self.nearest(args[0], known)} {ctx.command_path} --help lists them",
+                fix=f"{near} {ctx.command_path} --help lists them",
             )
         return super().resolve_command(ctx, args)
 

@@ -95,9 +95,13 @@ def nearest(path: str | os.PathLike[str], otherwise: str) -> str:
         folder, name = os.path.split(folder)
     try:
         with os.scandir(folder or ".") as entries:
-            near = nearest_of(name, [entry.name for entry in islice(entries, _ENTRIES)])
+            beside = [entry.name for entry in islice(entries, _ENTRIES)]
     except (OSError, ValueError):
         return otherwise
+    stem, ending = os.path.splitext(name)
+    alike = {os.path.splitext(each)[0]: each for each in beside if each.endswith(ending or "/")}
+    near = alike.get(nearest_of(stem, alike) or "")  # the ending makes no two names alike
+    near = near or nearest_of(name, [each for each in beside if each not in alike.values()])
     if near is None:
         return otherwise
     found = os.path.join(folder, near)

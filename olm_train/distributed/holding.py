@@ -19,6 +19,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from olm_data.config.convert import Config
+from olm_data.errors import ConflictError
+from olm_data.kinds import WORDS, kind_of
 from olm_data.run_log.run_folder import LEASE
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import (
@@ -52,6 +54,22 @@ class LeasePolicy(Config):
 
     takeover_seconds: Takeover = TAKEOVER_SECONDS
     single_writer: bool = False
+
+
+def refuse_taken(save_folder: str) -> None:
+    """Refuse a local save folder that holds something else, whose files a run would write over.
+
+    Raises:
+        ConflictError: it is a dataset, a checkpoint, or a model.
+    """
+    found = kind_of(save_folder)
+    if found in ("dataset", "unfinished dataset", "checkpoint", "model"):
+        raise ConflictError(
+            f"the save folder is {WORDS[found]}, not one of a run",
+            where=save_folder,
+            why="both have files of the same names, such as config.json",
+            fix="give trainer.save_folder a new folder",
+        )
 
 
 class Holding:
@@ -114,6 +132,7 @@ class Holding:
 
     def _take(self) -> Fence:
         policy, self._leases = self._policy, []
+        refuse_taken(self._save_folder)
         with self._stack:  # gives the first back where the second is refused
             for store, prefix in self._places():
                 self._leases.append(

@@ -31,7 +31,7 @@ from olm_data.canonical import sha256_file
 from olm_data.config.convert import as_dict
 from olm_data.config.import_path import import_path
 from olm_data.dataset.tokenizer import TOKENIZER
-from olm_data.errors import InputError, UsageError, ValidationError, printable
+from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.exporting.model_folder import CONFIG, About, ExportedFile, aside, read_about
 from olm_data.storage.disk import io_errors, write_durable
 from olm_data.storage.store import Store, absolute
@@ -134,7 +134,7 @@ def write_folder(
     step: int | None = None,
     lock_digest: str | None = None,
 ) -> About:
-    """Write weights and what belongs to them; in place of what the folder holds, if it does.
+    """Write weights and what belongs to them; in place of such a model that the folder holds.
 
     Args:
         store: the folder.
@@ -146,8 +146,11 @@ def write_folder(
         step, lock_digest: of the checkpoint they are from.
 
     Raises:
+        ConflictError: something else in the folder would be written over, such as the
+            configuration of a run.
         ResourceError, StorageError: it cannot be written.
     """
+    _refuse_others(store, carried)
     values = {
         key: (value[: config.vocab_size] if key in VOCABULARY_TABLES else value).contiguous()
         for key, value in tensors.items()
@@ -173,6 +176,22 @@ def write_folder(
         )
         _publish(store, staging, about)
     return about
+
+
+def _refuse_others(store: Store, carried: Mapping[str, bytes]) -> None:
+    """Refuse a folder that holds files of these names which no earlier such model brought."""
+    held = {entry.file for entry in _held(store)}
+    others = [CONFIG] if not held and store.exists(CONFIG) else []
+    for name, data in carried.items():
+        if name not in held and store.exists(name) and store.read(name) != data:
+            others.append(name)
+    if others:
+        raise ConflictError(
+            f"the folder holds {' and '.join(others)} of something else",
+            where=store.root,
+            why="the model's would be written over it",
+            fix="give a new folder",
+        )
 
 
 def _entry(path: Path) -> ExportedFile:

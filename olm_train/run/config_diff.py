@@ -12,6 +12,7 @@ from olm_data.bounded_json import decode
 from olm_data.config.convert import differences, parse
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
+from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_train.checkpoint.documents import folder_of_paths
 from olm_train.checkpoint.manifest import CONFIG
@@ -43,7 +44,7 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
         raise InputError(
             f"no saved configuration: {error.strerror}",
             where=str(path),
-            fix=f"give the folder of a run or of a checkpoint; it holds {CONFIG}",
+            fix=nearest(run, f"give the folder of a run or of a checkpoint; it holds {CONFIG}"),
         ) from error
     except ValueError as error:
         raise ValidationError("the saved configuration is not JSON", where=str(path)) from error

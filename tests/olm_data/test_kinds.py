@@ -174,6 +174,7 @@ def test_a_text_that_speaks_of_a_thing_is_a_text(
         ("txts/a.txt", "texts/a.txt"),
         ("run/step01", "run/step10"),
         ("quite another thing", None),
+        ("another.jsonl", None),  # it has the ending of text.jsonl, and nothing else
         ("mix.yaml", None),  # it is there: what is wrong with it is another matter
         ("s3://bucket/datset", None),
     ],
@@ -202,7 +203,7 @@ _MAKE = ["--tokenizer", "{}/tokenizer.json", "--output", "{}/new"]
         ["show", "row", "{}/mixx.lock.json", "0"],
         ["tokenize", "{}/text.json", *_MAKE],
         ["tokenize", "{}/text.jsonl", *_MAKE, "--tokenizer", "{}/tokeniser.json"],
-        ["tokenize", "{}/text.jsonl", *_MAKE, "--exclude-ids", "{}/texts/b.txt"],
+        ["tokenize", "{}/text.jsonl", *_MAKE, "--exclude-ids", "{}/texts/aa.txt"],
     ],
     ids=lambda command: " ".join(command[::4]),
 )

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.exporting.model_receipt import Receipt
@@ -75,3 +75,20 @@ def test_a_template_that_is_not_there_is_refused(run: Path, tmp_path: Path) -> N
     done = CliRunner().invoke(main, [str(run), "--output", str(tmp_path / "out"), *options])
     assert done.exit_code == 4
     assert "there is no such template" in done.stderr
+
+
+def test_an_export_writes_over_an_export_and_nothing_else(run: Path, tmp_path: Path) -> None:
+    def export(output: Path) -> Result:
+        return CliRunner().invoke(main, [str(run), "--output", str(output)])
+
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    done = export(run)
+    assert done.exit_code == 7
+    assert "holds config.json" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    mine = tmp_path / "tokenizer.json"
+    mine.write_text("mine")
+    assert export(tmp_path).exit_code == 7
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert export(tmp_path / "new").exit_code == 0

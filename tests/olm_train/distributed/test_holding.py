@@ -38,3 +38,23 @@ def test_another_work_dir_is_held_too_and_given_back_where_it_is_refused(tmp_pat
 def test_a_time_without_a_sign_of_life_has_limits(seconds: float) -> None:
     with pytest.raises(UsageError, match="takeover_seconds is at"):
         LeasePolicy(takeover_seconds=seconds)
+
+
+def test_a_run_does_not_write_over_something_else(tmp_path: Path) -> None:
+    for kind, files in {
+        "a dataset": {"manifest.json": '{"format": "olm-dataset"}'},
+        "a checkpoint": {"manifest.json": '{"format": "olm-checkpoint"}'},
+        "a model": {"config.json": "{}", "model.safetensors": ""},
+    }.items():
+        folder = tmp_path / kind
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        with pytest.raises(ConflictError, match=f"the save folder is {kind}"):
+            holding(folder).__enter__()
+        assert {path.name for path in folder.iterdir()} == {*files}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")  # of one that was killed before a step
+    for name in ("run", "new", "."):
+        with holding(tmp_path / name):
+            pass
