@@ -16,8 +16,8 @@ pytestmark = together
 
 FACADE = {
     "values": {
-        "bounded_json", "canonical", "counts", "decoding", "errors", "redaction", "regular_files",
-        "threads",
+        "bounded_json", "canonical", "counts", "decoding", "errors", "kinds", "redaction",
+        "regular_files", "threads",
     },
     "command line": {"command", "extras", "loopback"},
     "config": {"convert", "hints", "import_path", "reference", "schema", "values"},

@@ -64,8 +64,9 @@ def refuse_taken(save_folder: str) -> None:
     """
     found = kind_of(save_folder)
     if found in ("dataset", "unfinished dataset", "checkpoint", "model"):
+        held = "a model" if found == "model" else WORDS[found]  # of transformers, or an export
         raise ConflictError(
-            f"the save folder is {WORDS[found]}, not one of a run",
+            f"the save folder is {held}, not one of a run",
             where=save_folder,
             why="both have files of the same names, such as config.json",
             fix="give trainer.save_folder a new folder",
