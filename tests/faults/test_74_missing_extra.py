@@ -154,13 +154,3 @@ def test_u2_one_name_that_is_ours_in_messages_and_pages() -> None:
     for pattern in ("olm_data/**/*.py", "olm_train/**/*.py", "docs/**/*.md", "*.md"):
         for path in REPOSITORY.glob(pattern):
             assert "olm[" not in path.read_text(), path
-
-
-def test_a_name_of_the_library_says_which_extra_brings_it() -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "try:\n    from olm_train import Trainer\n"
-        "except ImportError as error:\n    print(error.fix)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == f"{install('train')}\n", done.stderr

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from olm_data.extras import DISTRIBUTION, EXTRAS, MissingExtra, missing_extra, needs
+from olm_data.extras import DISTRIBUTION, EXTRAS, MissingExtra, install, missing_extra, needs
 
 
 @pytest.mark.parametrize(("package", "extra"), EXTRAS.items())
@@ -28,3 +31,13 @@ def test_another_failed_import_is_left_as_it_is() -> None:
 def test_what_is_explained_already_is_not_explained_again() -> None:
     explained = missing_extra(ImportError(name="ray"))
     assert missing_extra(explained) is explained
+
+
+def test_a_name_of_the_library_says_which_extra_brings_it() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try:\n    from olm_train import Trainer\n"
+        "except ImportError as error:\n    print(error.fix)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"{install('train')}\n", done.stderr

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -40,37 +38,6 @@ def test_without_a_file_the_one_here_is_taken(
     monkeypatch.chdir(config.parent)
     assert main(["--dry-run"]) == 0
     assert "24 steps of 256 tokens" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("given", [[], ["train.yaml"]])
-def test_without_any_file_the_message_holds_one_that_trains_on_the_lock_here(
-    given: list[str],
-    tiny_mixture: Path,
-    tmp_path: Path,
-    repository: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    name = "1 mine: 'best'.lock.json"
-    shutil.copytree(tiny_mixture.parent, tmp_path, dirs_exist_ok=True)
-    (tmp_path / tiny_mixture.name).rename(tmp_path / name)
-    assert main(given) == 2
-    message = capsys.readouterr().err
-    for recipe in (repository / "pipelines").glob("*/train.yaml"):
-        assert f"{recipe.parent.name}/train.yaml" in message
-    text = message.split("this is enough:\n")[1]
-    (tmp_path / "train.yaml").write_text(textwrap.dedent(text))
-    assert main(["--dry-run", "--data_loader.global_batch_size=4096"]) == 0  # the lock is short
-    assert yaml.safe_load(text)["data_loader"]["mixture"] == name
-
-
-def test_a_file_that_is_not_here_is_answered_by_the_one_that_is(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(config.parent)
-    assert main(["train.yml"]) == 2
-    assert "did you mean 'train.yaml'?" in capsys.readouterr().err
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(
