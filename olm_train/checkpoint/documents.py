@@ -40,7 +40,7 @@ from olm_data.run_log.run_folder import ENVIRONMENT
 from olm_data.run_log.samples import SAMPLES
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store, is_remote
-from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE, step_of
+from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE
 from olm_train.checkpoint.state import from_json
 from olm_train.distributed.world import World
 from olm_train.notices.sent import NOTIFIED
@@ -131,13 +131,6 @@ def saved_config(config: Any, run: str) -> JsonObject:
     saved: JsonObject = as_dict(config)
     _shorten(config, saved, run)
     return saved
-
-
-def folder_of_paths(config_file: Path) -> Path:
-    """Return what the paths in the `config.json` of a run or of one of its checkpoints count from:
-    the run's folder."""
-    folder = config_file.absolute().parent
-    return folder.parent if step_of(folder.name) is not None else folder
 
 
 def _shorten(config: Any, saved: JsonObject, run: str) -> None:

@@ -24,8 +24,8 @@ from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.storage.disk import write_durable
 from olm_data.storage.scratch import scratch
-from olm_data.storage.store import Store, absolute
-from olm_train.checkpoint.documents import encoded
+from olm_data.storage.store import Store, absolute, is_remote
+from olm_train.checkpoint.documents import encoded, relative_path
 from olm_train.checkpoint.index import Chunk, Index, TensorEntry
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import (
@@ -64,6 +64,8 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
         count: how many weights the mean is of: steps, or checkpoints.
         decay: of an `ema`.
         of: the checkpoints, where it is made of such.
+        paths_from: folder that local paths in its `config.json` count from, itself seen from the
+            merge; left out where that is the folder it lies in, as of a run's checkpoints.
     """
 
     format: str = FORMAT
@@ -74,6 +76,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     count: Size
     decay: float | None = None
     of: tuple[MergedFrom, ...] = ()
+    paths_from: str | msgspec.UnsetType = msgspec.UNSET
 
     def encode(self) -> bytes:
         """Return the bytes of the file."""
@@ -101,6 +104,20 @@ def merge_of(checkpoint: Checkpoint) -> Merge | None:
         where=checkpoint.folder,
         why=printable(why)[:200],
     )
+
+
+def folder_of_paths(checkpoint: Checkpoint) -> str:
+    """Return the folder that local paths in the `config.json` of a checkpoint count from.
+
+    Raises:
+        ValidationError: see `merge_of`.
+    """
+    merge = merge_of(checkpoint)
+    if merge is None or merge.paths_from is msgspec.UNSET:
+        return checkpoint.folder.rpartition("/")[0]
+    if is_remote(merge.paths_from) or is_remote(checkpoint.folder):
+        return merge.paths_from
+    return os.path.normpath(os.path.join(checkpoint.folder, merge.paths_from))
 
 
 def parts(
@@ -190,6 +207,9 @@ def merge_checkpoints(
     place = absolute(os.fspath(output)).rstrip("/")
     _refuse_used(place)
     last = checkpoints[-1]
+    own = folder_of_paths(last)
+    if own != place.rpartition("/")[0]:
+        merge = msgspec.structs.replace(merge, paths_from=relative_path(own, place))
     read = {name: last.read_bytes(name) for name in (CONFIG, LOCK, TOKENIZER)}
     documents = {name: data for name, data in read.items() if data is not None}
     state = msgspec.structs.replace(last.state(), callbacks={}, step=merge.last)

@@ -17,6 +17,7 @@ from olm_data.errors import InputError, OlmError
 from olm_data.exporting.model_receipt import ModelProof, Verified
 from olm_data.mixture.lock import Lock
 from olm_data.rows.reader import RowReader
+from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.hf_export import verify
 from olm_train.hf_export.job import DTYPES, Job
@@ -94,7 +95,7 @@ def _rows(job: Job) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
     path = loader.get("mixture") if isinstance(loader, dict) else None
     if job.lock is None or not isinstance(path, str):
         raise InputError("nobody recorded a mixture")
-    run = job.checkpoint.folder.rpartition("/")[0]
+    run = folder_of_paths(job.checkpoint)
     lock = Lock.read(path if "://" in path or path.startswith("/") else f"{run}/{path}")
     if lock.digest != job.lock.digest:
         raise InputError("another mixture lies where that of the run was")

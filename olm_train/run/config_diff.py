@@ -14,8 +14,10 @@ from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
-from olm_train.checkpoint.documents import folder_of_paths
-from olm_train.checkpoint.manifest import CONFIG
+from olm_data.storage.store import Store
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest
+from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.distributed.world import local_device
 from olm_train.estimate.device_defaults import Capability
 from olm_train.run.config import RunConfig
@@ -51,8 +53,17 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
     if not isinstance(saved, dict):
         raise ValidationError("the saved configuration is not JSON object", where=str(path))
     try:
-        there = parse(RunConfig, Values(saved, file=str(path), folder=folder_of_paths(path)))
+        there = parse(RunConfig, Values(saved, file=str(path), folder=_folder_of_paths(path)))
         old, notes = there.on_device(here)[0].as_dict(), []
     except UsageError as error:
         old, notes = saved, [f"(saved by another release: {error.what})"]
     return notes + differences(old, config.on_device(here)[0].as_dict())
+
+
+def _folder_of_paths(config: Path) -> Path:
+    """Return what the paths in the `config.json` of a run or of a checkpoint count from."""
+    folder = config.absolute().parent
+    if not (folder / MANIFEST).exists():
+        return folder
+    store = Store(str(folder))
+    return Path(folder_of_paths(Checkpoint(store, Manifest.read(store))))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint import merged as module
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import FileEntry, Manifest
-from olm_train.checkpoint.merged import merge_checkpoints, merge_of
+from olm_train.checkpoint.merged import folder_of_paths, merge_checkpoints, merge_of
 from olm_train.distributed.world import World
 from olm_train.optim.averaging import Weighting, shares
 
@@ -112,6 +113,21 @@ def test_a_run_begins_with_merged_weights(
     state = trainer.train_module.state_dict()["model"]
     for name, tensor in weights(opened(folder)).items():
         assert state[name.removeprefix("model.")].numpy().tobytes() == tensor.tobytes()
+
+
+def test_paths_of_the_configuration_count_from_where_they_did(
+    three: list[Checkpoint], run: Path, tiny_mixture: Path, tmp_path: Path
+) -> None:
+    beside, _ = merge_checkpoints(three, "uniform", run / "last3")
+    assert b"paths_from" not in (Path(beside) / "merge.json").read_bytes()
+    deep, _ = merge_checkpoints(three, "uniform", tmp_path / "a/b/c/merged")
+    again, _ = merge_checkpoints([opened(deep)], "uniform", tmp_path / "again")
+    bucket, _ = merge_checkpoints(three, "uniform", f"memory://{uuid.uuid4().hex}/merged")
+    for folder in (three[0].folder, beside, deep, again, bucket):
+        merged = opened(folder)
+        assert folder_of_paths(merged) == str(run)
+        mixture = Path(folder_of_paths(merged), merged.config()["data_loader"]["mixture"])
+        assert mixture.resolve() == tiny_mixture
 
 
 def test_the_same_merge_again_stay(three: list[Checkpoint], tmp_path: Path) -> None:
