@@ -120,6 +120,18 @@ class Repository:
         info = self._info()
         return None if info is None else str(info.sha)
 
+    def cached_commit(self, name: str) -> str | None:
+        """Return the commit that the revision named when a file of it was last looked for, by the
+        cache of the hub's client; None: the file is not in there. Asks nobody.
+
+        Args:
+            name: of a file that each commit has.
+        """
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.name, name, revision=self.revision, repo_type=self.kind)
+        return Path(found).parent.name if isinstance(found, str) else None
+
     def is_private(self) -> bool | None:
         """Whether others cannot see it; None: there is no such repository. Raises as `commit`."""
         info = self.at(None)._info()
@@ -276,7 +288,7 @@ class Repository:
         """Return a file of a commit in the cache of the hub's client; None: there is none.
 
         What is there already is found without a network. Processes of a machine wait for the one
-        that fetches it.
+        that fetches it. With HF_HUB_OFFLINE what is not there counts as none.
 
         Raises:
             StorageError: the hub cannot be reached, or refuses.
@@ -295,6 +307,8 @@ class Repository:
                     )
                 )
             except LocalEntryNotFoundError:
+                if is_offline():
+                    return None
                 raise
             except EntryNotFoundError:
                 return None
@@ -342,6 +356,13 @@ class Repository:
             if known is None:
                 raise
             raise known from error
+
+
+def is_offline() -> bool:
+    """Whether the hub's client is told to ask nobody."""
+    from huggingface_hub import constants
+
+    return constants.is_offline_mode()
 
 
 def is_commit(revision: str | None) -> bool:

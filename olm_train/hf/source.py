@@ -6,7 +6,8 @@
 
 Fetched files lie in the cache of the hub's client. Its locks let one process of a machine fetch a
 file while the others wait for it; an interrupted one goes on where it stopped. In a bucket files
-are read where they lie. Never: fetches or reads a pickle, or runs anything that lies there.
+are read where they lie. A local file may be a link, as those in that cache are. Never: fetches or
+reads a pickle, or runs anything that lies there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.exporting.model_folder import FORMAT
 from olm_data.regular_files import MAX_CONFIG, MAX_SMALL, MAX_WHOLE, open_regular, read_regular
-from olm_data.storage.hub_repository import Repository, is_commit
+from olm_data.storage.hub_repository import Repository, is_commit, is_offline
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_data.threads import in_order
 
@@ -30,6 +31,7 @@ TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_confi
 CHAT_TEMPLATE = "chat_template.jinja"
 SUFFIX, SCHEME = ".safetensors", "hf://"
 _FILE = re.compile(r"[^/\\]{1,200}\.safetensors")
+_OFFLINE = "HF_HUB_OFFLINE is set, and it is not in the cache of the hub's client"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _NO_LIMIT = re.compile(rb'("model_max_length"\s*:\s*)[0-9]{21,}')
 """int(1e30), by which transformers says that a tokenizer knows no longest text."""
@@ -50,14 +52,16 @@ def is_transformers(place: str) -> bool:
     if place.endswith(SUFFIX):
         return False
     try:
-        fields = decode_object(Store(place).read(CONFIG, limit=MAX_CONFIG))
-    except (OSError, ValidationError, MalformedJson):
+        fields = read_beside(place.rstrip("/"), CONFIG) or {}
+    except (OSError, ValidationError):
         return False
     return fields.get("format") != FORMAT and "model_type" in fields
 
 
 def pinned(place: str) -> str:
     """Return a place as it means the same to every rank and later: absolute, or at a commit.
+
+    With HF_HUB_OFFLINE that is the commit in the cache of the hub's client.
 
     Raises:
         UsageError: an address that is none.
@@ -67,7 +71,10 @@ def pinned(place: str) -> str:
     if not place.startswith(SCHEME):
         return absolute(place).rstrip("/")
     found = _repository(place)
-    return place if is_commit(found.revision) else found.at(found.required_commit()).address
+    if is_commit(found.revision):
+        return place
+    known = found.cached_commit(CONFIG) if is_offline() else None
+    return found.at(known or found.required_commit()).address
 
 
 def read_fields(place: str) -> JsonObject:
@@ -142,6 +149,8 @@ def weight_files(place: str) -> list[str]:
     if _has(place, WHOLE):
         return [WHOLE]
     index = _read(place, INDEX, MAX_WHOLE)
+    if index is None and _is_cache(place):
+        raise _missing(place, f"{WHOLE} or {INDEX}")
     if index is None:
         pickles = [name for name in _PICKLES if _has(place, name, look=True)]
         raise InputError(
@@ -190,7 +199,7 @@ def no_tokenizer(place: str, why: str) -> InputError:
     return InputError(
         f"the model comes without a {TOKENIZER}" + "".join(f"; it has a {n}" for n in others[:1]),
         where=place,
-        why=why,
+        why=_OFFLINE if _is_cache(place) else why,
         fix="make one where transformers is: "
         "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER); put it into the folder"
         if others
@@ -229,8 +238,14 @@ def _missing(place: str, name: str) -> InputError:
     return InputError(
         f"there is no {printable(name)}",
         where=place,
+        why=_OFFLINE if _is_cache(place) else None,
         fix="name a folder or repository with a model of transformers, all of its files in it",
     )
+
+
+def _is_cache(place: str) -> bool:
+    """Whether what counts of a place is what lies in the cache of the hub's client."""
+    return place.startswith(SCHEME) and is_offline()
 
 
 def _has(place: str, name: str, *, look: bool = False) -> bool:

@@ -7,9 +7,18 @@ import os
 from pathlib import Path
 
 import pytest
+from support.hub_commits import COMMIT
+from support.hub_stub import HubStub
 
-from olm_data.errors import InputError, UsageError, ValidationError
-from olm_train.hf.source import fetch, is_transformers, pinned, read_fields, weight_files
+from olm_data.errors import InputError, StorageError, UsageError, ValidationError
+from olm_train.hf.source import (
+    fetch,
+    is_transformers,
+    pinned,
+    read_fields,
+    read_tokenizer,
+    weight_files,
+)
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import build_decoder
 
@@ -31,6 +40,42 @@ def test_told_from_our_own_exports_exactly(tmp_path: Path) -> None:
     assert not is_transformers(write(tmp_path / "run", config__json={"model": {}, "trainer": {}}))
     assert is_transformers(write(tmp_path / "theirs", config__json={"model_type": "llama"}))
     assert is_transformers("hf://lab/model")
+
+
+def test_a_folder_of_links_is_one_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
+    blob = write(tmp_path / "blobs", a=json.dumps({"model_type": "llama"}))
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/config.json").symlink_to(f"{blob}/a")
+    place = str(tmp_path / "snapshot")
+    assert is_transformers(place)
+    assert is_transformers(f"{place}/")
+    assert read_fields(place) == {"model_type": "llama"}
+
+
+def test_offline_the_cache_of_the_hub_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants, snapshot_download
+
+    (tmp_path / "hub/models/lab").mkdir(parents=True)
+    write(tmp_path / "hub/models/lab/m", config__json={}, model__safetensors="")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    with HubStub(tmp_path / "hub").running() as stub:
+        for name, value in stub.environment(tmp_path / "home").items():
+            monkeypatch.setenv(name, value)
+        snapshot_download("lab/m", endpoint=stub.url)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    place = pinned("hf://lab/m")
+    assert place == f"hf://lab/m@{COMMIT}"
+    assert (read_tokenizer(place), weight_files(place)) == (None, ["model.safetensors"])
+    assert Path(fetch(place)).name == COMMIT
+    (Path(fetch(place)) / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"no model\.safetensors or") as refused:
+        fetch(place)
+    assert "HF_HUB_OFFLINE" in (refused.value.why or "")
+    with pytest.raises(StorageError, match="told to stay offline"):
+        pinned("hf://lab/other")
 
 
 def test_a_folder_is_pinned_by_its_absolute_path(
