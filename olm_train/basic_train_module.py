@@ -293,7 +293,8 @@ class BasicTrainModule(TrainModule):
         factor = self._scheduler.factor(at)
         for group in self.optimizer.param_groups:
             rate = group["peak_lr"] * factor
-            group["lr"] = torch.full_like(group["lr"], rate) if _is_tensor(group["lr"]) else rate
+            old = group["lr"]
+            group["lr"] = torch.full_like(old, rate) if isinstance(old, Tensor) else rate
         return max(self._peaks()) * factor
 
     def _peaks(self) -> list[float]:
@@ -329,10 +330,6 @@ def refuse_unfit(model: nn.Module, loss: Loss) -> None:
                 if isinstance(parameter, UninitializedParameter)
                 else "build it outside of torch.device('meta'), or model.to_empty() and set them",
             )
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _to(batch: Any, device: torch.device) -> Any:

@@ -196,14 +196,11 @@ def _is_part(parts: Parts, kind: Any, value: Any) -> bool:
     if not isinstance(value, dict):
         return isinstance(value, parts.base) and is_section(type(value))
     name = value.get("name")
-    known = [each for one in kinds_of(kind) if is_section(one) for each in _names_of(one)]
+    sections = filter(is_section, kinds_of(kind))
+    known = [each for one in sections for each in choices(hints_of(one).get("name"))]
     if not known and kind is parts.base and not is_section(kind):
         return True  # there are no kinds but those of one's own
     return is_part_name(name, parts.group, known)
-
-
-def _names_of(kind: Any) -> list[Any]:
-    return choices(hints_of(kind).get("name"))
 
 
 def is_part_name(name: object, group: str, known: Iterable[Any] = ()) -> bool:

@@ -12,7 +12,8 @@ library `</s>` in text is the token that ends a document.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.base import Ids, Unencodable, chosen_of, count_ids, merged
 from olm_data.encoders.segment import TARGET_BYTES, pieces
 from olm_data.encoders.special import Scanner, special_ids
-from olm_data.tokenizer.tokenizer import TokenizerSpec, failure, open_reference
+from olm_data.tokenizer.tokenizer import TokenizerSpec, failure, ids_or_none, open_reference
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -121,23 +122,9 @@ def _pieces(
     tokenizer: Tokenizer, text: memoryview, document: int, failed: dict[int, str]
 ) -> list[np.ndarray]:
     rows: list[np.ndarray] = []
-    for piece in pieces(text, _short_ids(tokenizer)):
+    for piece in pieces(text, partial(ids_or_none, tokenizer)):
         rows += _rows(tokenizer, [piece.decode()], document, failed)
     return rows
-
-
-def _short_ids(tokenizer: Tokenizer) -> Callable[[str], list[int] | None]:
-    """Return a function that gives the ids of a short text, None where the library fails on it."""
-
-    def ids(text: str) -> list[int] | None:
-        try:
-            return list(tokenizer.encode(text, add_special_tokens=False).ids)
-        except BaseException as error:
-            if failure(error) is None:
-                raise
-            return None
-
-    return ids
 
 
 def _groups(offsets: np.ndarray, target: int) -> Iterator[tuple[int, int]]:

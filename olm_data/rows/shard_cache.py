@@ -77,7 +77,7 @@ class ShardCache:
     """
 
     def __init__(self, folder: str | os.PathLike[str], budget: int) -> None:
-        self.folder, self.budget, self.fetched = Path(folder), budget, 0
+        self.folder, self.budget = Path(folder), budget
         with io_errors(str(folder), writing=True):
             make_folder(str(self.folder / _GIVEN_UP))
             self._clear()
@@ -131,7 +131,6 @@ class ShardCache:
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-        self.fetched += 1
         return path
 
     def given_up(self, shard: RemoteShard) -> bool:

@@ -23,14 +23,6 @@ from olm_data.sources.limits import Bounded
 from olm_data.storage.failures import is_connection
 from olm_data.storage.hub import hub_filesystem, unreachable
 
-_DAMAGE = (
-    pa.ArrowInvalid,
-    pa.ArrowNotImplementedError,
-    DecompressionError,
-    EOFError,
-    UnicodeDecodeError,
-)
-
 
 def current_revision(input: InputFile) -> str:
     """Return what `input.revision` would be if the file were listed now ("" where it is gone)."""

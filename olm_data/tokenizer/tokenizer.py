@@ -266,7 +266,7 @@ def spec_from_bytes(
                 )
             special[token] = vocabulary[token]
     unk_token = definition.unknown_token
-    ids = [_probe(tokenizer, text) for text in PROBE_TEXTS]
+    ids = [ids_or_none(tokenizer, text) for text in PROBE_TEXTS]
     spec = TokenizerSpec(
         name=name,
         json_bytes=data,
@@ -304,8 +304,8 @@ def failure(error: BaseException) -> str | None:
     return None
 
 
-def _probe(tokenizer: Tokenizer, text: str) -> list[int] | None:
-    """Return the ids of a probe text; None where the model has no id for all of it."""
+def ids_or_none(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Return the ids of a text; None where the library fails on it."""
     try:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
     except BaseException as error:

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
@@ -275,12 +274,7 @@ class AutoTrainer:
     def __enter__(self) -> AutoTrainer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _with_own(self, log_interval: int | None) -> dict[str, Callback]:

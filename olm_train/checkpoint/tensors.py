@@ -15,7 +15,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import torch
@@ -62,15 +61,10 @@ class TensorsFile:
     def __enter__(self) -> TensorsFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is not None:
             with self._file as file:
-                if error is None:
+                if kind is None:
                     file.flush()
                     os.fsync(file.fileno())
 

@@ -19,7 +19,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from typing import Annotated
 
 import torch.distributed as dist
@@ -79,12 +78,7 @@ class Waiting:
     def __enter__(self) -> Waiting:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RuntimeError) and self._world.size > 1 and broke_off(error):
             raise self._lost(error) from error
 

@@ -76,9 +76,6 @@ class Scores(NamedTuple):
     softcap: float | None = None
 
 
-PLAIN = Scores()
-
-
 class Use(NamedTuple):
     """What a back-end is asked to do.
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -36,7 +37,6 @@ from olm_train.model.decoder import Decoder
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.compiling import CompileConfig
 from olm_train.parallel.config import DTYPES, DataParallelConfig
-from olm_train.parallel.mesh import shard_mesh
 
 
 def parallelize(
@@ -157,7 +157,7 @@ def _fully_shard(
     config: DataParallelConfig,
     world: World,
 ) -> None:
-    mesh = shard_mesh(world, *config.degrees(world.size, world.nodes))
+    mesh = _shard_mesh(world, *config.degrees(world.size, world.nodes))
     offload = OffloadPolicy()
     if config.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=world.device.type == "cuda")
@@ -172,6 +172,14 @@ def _fully_shard(
     # The root's own parameters, embeddings and head, stay whole from forward to backward.
     fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
     _sum_gradients(model)
+
+
+def _shard_mesh(world: World, replicas: int, shards: int) -> DeviceMesh:
+    """Return the mesh FSDP2 cuts parameters over: ("dp_shard",), or with several replicas
+    ("dp_replicate", "dp_shard"), a replica's ranks side by side. The names are OLMo-core's."""
+    shape, names = ((replicas, shards), ("dp_replicate", "dp_shard"))
+    first = replicas == 1
+    return init_device_mesh(world.device.type, shape[first:], mesh_dim_names=names[first:])
 
 
 def _sum_gradients(model: nn.Module) -> None:

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from olm_train.data.batch import Batch
 from olm_train.model.attention import ATTENTION_BACKENDS
-from olm_train.model.attention_backend import PLAIN, AttentionBackend, DocumentLayout, Scores, Use
+from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Scores, Use
+
+PLAIN = Scores()
 
 
 def _prepare(layout: DocumentLayout) -> list[int]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from olm_train.generate.cache import KVCache, LayerCache
-from olm_train.model.attention_backend import PLAIN, Scores
+from olm_train.model.attention_backend import Scores
 
 
 def own(q: Tensor, k: Tensor, v: Tensor, context: object, scores: Scores) -> Tensor:
@@ -22,7 +22,7 @@ def test_a_window_keeps_its_last_keys_in_a_ring() -> None:
     cache = KVCache([3, None], torch.device("cpu"))
     for context in cache.prefill([5, 2], [None, None]):
         k = tokens([0, 1, 2, 3, 4, 10, 11])
-        context.attend(own, k, k, k, PLAIN)
+        context.attend(own, k, k, k, Scores())
     ring, whole = cache._layers
     assert ring.keys is not None
     assert whole.keys is not None
@@ -31,7 +31,7 @@ def test_a_window_keeps_its_last_keys_in_a_ring() -> None:
     assert whole.keys[:, 0, :, 0].tolist() == [[0, 1, 2, 3, 4], [10, 11, 0, 0, 0]]
     for context in cache.decode():
         k = tokens([5, 12]).transpose(0, 1)  # [2, 1, 1, 2]
-        context.attend(own, k, k, k, PLAIN)
+        context.attend(own, k, k, k, Scores())
     assert ring.keys[:, 0, :, 0].tolist() == [[3, 4, 5], [10, 11, 12]]
     assert cache.lengths == [6, 3]
     cache.remove(0)

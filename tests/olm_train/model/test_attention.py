@@ -30,7 +30,7 @@ from olm_train.model.attention import (
     attention_backend,
     block_causal_mask,
 )
-from olm_train.model.attention_backend import PLAIN, DocumentLayout, Scores, Use
+from olm_train.model.attention_backend import DocumentLayout, Scores, Use
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -151,7 +151,7 @@ def test_no_call_has_a_mask_and_grouped_heads(
         return plain(*tensors, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    out = ATTENTION_BACKENDS["sdpa"].attend(q, k, v, mask, PLAIN)
+    out = ATTENTION_BACKENDS["sdpa"].attend(q, k, v, mask, Scores())
     ((grouped, given),) = calls
     assert grouped == (kv_heads < 4 and not masked)
     assert given is mask

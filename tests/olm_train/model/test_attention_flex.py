@@ -16,14 +16,14 @@ from support.batches import make_batch
 from olm_train.model.attention import (
     attention_backend,
 )
-from olm_train.model.attention_backend import PLAIN, DocumentLayout, Scores
+from olm_train.model.attention_backend import DocumentLayout, Scores
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [PLAIN, Scores(0.4), Scores(None, 0.7), Scores(0.4, 0.7)])
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.4), Scores(None, 0.7), Scores(0.4, 0.7)])
 @pytest.mark.parametrize("name", cpu_backends(training=False))
 def test_backend_agrees_with_a_loop_over_queries(
     name: str, window: int | None, scores: Scores

@@ -27,7 +27,7 @@ from olm_train.model.attention import (
     ATTENTION_BACKENDS,
     attention_backend,
 )
-from olm_train.model.attention_backend import PLAIN, AttentionBackend, Scores, Use
+from olm_train.model.attention_backend import AttentionBackend, Scores, Use
 from olm_train.model.attention_varlen import (
     flash_kernel,
     flash_module,
@@ -101,7 +101,7 @@ KERNELS = {
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("window", [None, 7])
-@pytest.mark.parametrize("scores", [PLAIN, Scores(0.4), Scores(None, 0.7)])
+@pytest.mark.parametrize("scores", [Scores(), Scores(0.4), Scores(None, 0.7)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_kernels_are_given_what_makes_them_agree_with_sdpa(
     kernel: str, window: int | None, kv_heads: int, scores: Scores
