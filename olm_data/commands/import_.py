@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import click
 
 from olm_data.commands.import_mixture import MANIFEST, import_mixture
-from olm_data.commands.said import note, print_json, refuse_given, show_progress
+from olm_data.commands.said import note, print_json, refuse_given, show_progress, show_read
 from olm_data.errors import UsageError, typed
 
 MIXTURES = (".yaml", ".yml", ".json", ".txt")
@@ -96,13 +97,7 @@ def import_(
             dtype=dtype,
             dry_run=dry_run,
             strict_inputs=strict_inputs,
-            watch=lambda read, total: progress.update(
-                read / max(total, 1),
-                [
-                    f"{read / max(progress.seconds, 1e-9) / 1e6:,.0f} MB/s",
-                    f"{read / 1e9:,.2f} of {total / 1e9:,.2f} GB",
-                ],
-            ),
+            watch=partial(show_read, progress),
         )
     for remark in done.notes:
         note(f"note: {remark}")

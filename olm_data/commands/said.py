@@ -78,8 +78,17 @@ def show_progress(label: str, *, as_json: bool = False) -> Progress:
 
 
 def show_bytes(progress: Progress, what: str, done: int, total: int) -> None:
-    """Show how many bytes are done of what is being sent, fetched or verified."""
+    """Show how many bytes are done of all.
+
+    Args:
+        what: is done with them, or how fast.
+    """
     progress.update(done / max(total, 1), [what, f"{done / 1e9:,.2f} of {total / 1e9:,.2f} GB"])
+
+
+def show_read(progress: Progress, read: int, total: int) -> None:
+    """Show how many bytes are read of all, and how fast."""
+    show_bytes(progress, f"{read / max(progress.seconds, 1e-9) / 1e6:,.0f} MB/s", read, total)
 
 
 def refuse_given(names: Iterable[str], reason: str) -> None:

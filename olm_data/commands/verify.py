@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
-from olm_data.commands.said import note, print_json, refuse_given, show_progress, warn
+from olm_data.commands.said import (
+    note,
+    print_json,
+    refuse_given,
+    show_progress,
+    show_read,
+    warn,
+)
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
@@ -45,14 +54,11 @@ def verify(
     from olm_data.kinds import kind_of, require
     from olm_data.verify import datasets as verb
 
-    is_run = kind_of(target) == "run"
-    if is_run:
+    if kind_of(target) == "run":
         refuse_given(("sample", "seed", "deep", "root"), "datasets, and this is a run")
-    else:
-        refuse_given(("lock",), "the folder of a run")
-    if is_run:
         _verify_training(ctx, target, lock, as_json)
         return
+    refuse_given(("lock",), "the folder of a run")
     if not target.endswith(".json"):  # a damaged lock or manifest is what is looked for
         require(target, "dataset", "lock", "run", "folder")
     share = None if sample is None else parse_share(sample, "--sample", allow_one=True)
@@ -75,13 +81,7 @@ def verify(
             sample=share,
             seed=seed or 0,
             deep=asked,
-            watch=lambda read, total: progress.update(
-                read / max(total, 1),
-                [
-                    f"{read / max(progress.seconds, 1e-9) / 1e6:,.0f} MB/s",
-                    f"{read / 1e9:,.2f} of {total / 1e9:,.2f} GB",
-                ],
-            ),
+            watch=partial(show_read, progress),
         )
     if as_json:
         print_json(report)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
@@ -216,6 +216,26 @@ def _options(
         _require(id_column, kinds, "--id-column", table)
     if keep is None:
         keep = [name for name in own_keep if name in kinds]
+    kept = _kept(keep, kinds, text_column, table)
+    _refuse_unreadable_names((text_column, id_column, *kept), table)
+    return ReadOptions(
+        text_column=text_column,
+        id_column=id_column,
+        keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
+        separator=separator,
+        delimiter=delimiter,
+        where=condition,
+    )
+
+
+def _kept(
+    keep: Sequence[str], kinds: dict[str, str], text_column: str, table: InputFile
+) -> dict[str, str]:
+    """Return the type of each column that is kept, by its name.
+
+    Raises:
+        InputError, UsageError: there is no such column, or it cannot be kept.
+    """
     kept: dict[str, str] = {}
     for item in keep:
         name, kind = _named_kind(item, kinds)
@@ -230,7 +250,11 @@ def _options(
                 fix="leave it out, or rename it in the inputs",
             )
         kept[name] = kind
-    for column in (text_column, id_column, *kept):
+    return kept
+
+
+def _refuse_unreadable_names(columns: Iterable[str | None], table: InputFile) -> None:
+    for column in columns:
         if column is not None and not is_column_name(column):
             raise InputError(
                 "the name of a column holds control characters, or is too long",
@@ -238,14 +262,6 @@ def _options(
                 why="it would stand in the dataset, and act wherever it is shown",
                 fix="rename the column, or leave it out of --keep",
             )
-    return ReadOptions(
-        text_column=text_column,
-        id_column=id_column,
-        keep=tuple((name, cast(KeepType, kind)) for name, kind in kept.items()),
-        separator=separator,
-        delimiter=delimiter,
-        where=condition,
-    )
 
 
 def _kinds(files: Sequence[InputFile], options: ReadOptions) -> dict[str, str]:

@@ -128,16 +128,7 @@ def write_shards(
         lease.check()
         store.child(RUN).clear()
     ordered = [results[task] for task in range(total)]
-    for task, result in enumerate(ordered):
-        (train, _), *validation = result.splits
-        check_accounts(
-            plan.describe(task),
-            plan.units_of(task),
-            train.accounts,
-            documents=train.documents,
-            held_out=sum(record.documents for record, _ in validation),
-            dropped=train.dropped,
-        )
+    _check_accounts(plan, ordered)
     accounts = [account for result in ordered for account in result.accounts]
     check_budget(accounts, plan, recipe.budget, store.root)
     if job.read.on_invalid == "error":
@@ -150,6 +141,19 @@ def write_shards(
         seconds=seconds,
         kept=kept,
     )
+
+
+def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:
+    for task, result in enumerate(results):
+        (train, _), *validation = result.splits
+        check_accounts(
+            plan.describe(task),
+            plan.units_of(task),
+            train.accounts,
+            documents=train.documents,
+            held_out=sum(record.documents for record, _ in validation),
+            dropped=train.dropped,
+        )
 
 
 def first_documents(request: Request, plan: Plan) -> DocumentBatch | None:
