@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import PurePosixPath
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -85,45 +85,67 @@ def resolve_source(
     for option, (value, fits) in allowed.items():
         if value is not None and not fits:
             raise UsageError(f"{option} has no meaning here", where=f"{option} {value}")
-    text, identifier, kept = "text", None, []
-    if source is None:
-        listing, name = list_files(inputs), _name_of(inputs)
-    elif path is not None:
-        options = {"subset": subset, "root": root, "split": split}
-        listing = Listing(
-            own.list_inputs(path, {k: v for k, v in options.items() if v is not None})
-        )
-        name = _fit_name(f"{source}-{subset}" if subset else source)
-    elif source == "pylib":
-        subset = subset or pylib.SUBSETS[0]
-        listing, name = pylib.list_inputs(subset), f"pylib-{subset}"
-    elif source.startswith("hf:"):
-        dataset = _hub_dataset(source)
-        with _local_of_that_name(dataset.partition(":")[0]):
-            listing = Listing(hub.list_inputs(dataset, split or "train"))
-        name = _fit_name(f"{dataset}-{split or 'train'}")
-    else:
-        entry = named.find(source)
-        subset, listing = named.list_inputs(source, subset, root)
-        name, text, identifier = _fit_name(f"{source}-{subset}"), entry.text, entry.id
-        kept = list(entry.keep)
+    found = _find(inputs, source, path, subset=subset, root=root, split=split)
+    files = found.listing.files
     read = _options(
-        listing.files,
-        text_column=text_column or text,
+        found,
+        text_column=text_column or found.text,
         id_column=id_column,
-        own_id=identifier,
         keep=keep,
-        own_keep=kept,
         separator=separator,
-        delimiter=_delimiter(delimiter, listing.files),
+        delimiter=_delimiter(delimiter, files),
         where=where,
     )
     return SourcePlan(
-        name=name,
-        inputs=listing.files,
+        name=found.name,
+        inputs=files,
         options=msgspec.structs.replace(read, on_invalid=on_invalid, on_unknown=on_unknown),
-        passed=listing.passed,
+        passed=found.listing.passed,
     )
+
+
+class _Found(NamedTuple):
+    """Files, the name of the source, and how it is read where nothing is said."""
+
+    listing: Listing
+    name: str
+    text: str = "text"
+    id: str = "id"
+    keep: Sequence[str] = ()
+
+
+def _find(
+    inputs: Sequence[str],
+    source: str | None,
+    own_path: str | None,
+    *,
+    subset: str | None,
+    root: str | None,
+    split: str | None,
+) -> _Found:
+    """Return the files of a source; arguments as in `resolve_source`.
+
+    Args:
+        own_path: import path of a source of one's own.
+    """
+    if source is None:
+        return _Found(list_files(inputs), _name_of(inputs))
+    if own_path is not None:
+        options = {"subset": subset, "root": root, "split": split}
+        given = {name: value for name, value in options.items() if value is not None}
+        listing = Listing(own.list_inputs(own_path, given))
+        return _Found(listing, _fit_name(f"{source}-{subset}" if subset else source))
+    if source == "pylib":
+        subset = subset or pylib.SUBSETS[0]
+        return _Found(pylib.list_inputs(subset), f"pylib-{subset}")
+    if source.startswith("hf:"):
+        dataset, split = _hub_dataset(source), split or "train"
+        with _local_of_that_name(dataset.partition(":")[0]):
+            return _Found(Listing(hub.list_inputs(dataset, split)), _fit_name(f"{dataset}-{split}"))
+    entry = named.find(source)
+    subset, listing = named.list_inputs(source, subset, root)
+    name = _fit_name(f"{source}-{subset}")
+    return _Found(listing, name, entry.text, entry.id or "id", entry.keep)
 
 
 def _own_path(source: str | None) -> str | None:
@@ -172,17 +194,16 @@ def _hub_dataset(source: str) -> str:
 
 
 def _options(
-    files: Sequence[InputFile],
+    found: _Found,
     *,
     text_column: str,
     id_column: str | None,
-    own_id: str | None,
     keep: Sequence[str] | None,
-    own_keep: Sequence[str],
     separator: str | None,
     delimiter: str | None,
     where: str | None,
 ) -> ReadOptions:
+    files = found.listing.files
     if separator is not None and (not separator or all(f.format != "txt" for f in files)):
         raise UsageError(
             "a separator is for text files and is not empty", where=f"--separator {separator!r}"
@@ -208,14 +229,13 @@ def _options(
                 fix="tokenize the text files without it, into a dataset of their own",
             )
     if id_column is None:
-        wanted = own_id or "id"
-        id_column = wanted if wanted in kinds else None
+        id_column = found.id if found.id in kinds else None
     elif id_column == "none":
         id_column = None
     else:
         _require(id_column, kinds, "--id-column", table)
     if keep is None:
-        keep = [name for name in own_keep if name in kinds]
+        keep = [name for name in found.keep if name in kinds]
     kept = _kept(keep, kinds, text_column, table)
     _refuse_unreadable_names((text_column, id_column, *kept), table)
     return ReadOptions(
