@@ -86,6 +86,11 @@ def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) 
         write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **parts)
 
 
+def say(text: object) -> None:
+    """Print a remark to standard error."""
+    click.echo(shown(str(text)), err=True)
+
+
 class Command(click.Command):
     """A command that can be called without its group: it reports its errors, and takes --debug."""
 

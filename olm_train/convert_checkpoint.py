@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import click
 
-from olm_data.command import Command
-from olm_data.errors import InputError, shown
+from olm_data.command import Command, say
+from olm_data.errors import InputError
 
 
 @click.command(cls=Command)
@@ -35,4 +35,4 @@ def main(old: str, new: str, trust: bool) -> None:
         )
     from olm_train.checkpoint.convert import convert
 
-    click.echo(convert(old, new, say=lambda line: click.echo(shown(line), err=True)))
+    click.echo(convert(old, new, say=say))

@@ -13,8 +13,8 @@ from typing import get_args
 import click
 import msgspec
 
-from olm_data.command import Command
-from olm_data.errors import InputError, UsageError, printable, shown
+from olm_data.command import Command, say
+from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
 from olm_data.regular_files import read_regular
 
@@ -112,9 +112,7 @@ def main(
     )
     if form == "olm":
         _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
-    found = find_checkpoint(
-        checkpoint, World(), lambda error: click.echo(shown(str(error)), err=True)
-    )
+    found = find_checkpoint(checkpoint, World(), say)
     if form == "hf":
         _export_hf(found, output, options, trust=trust, as_json=as_json)
         return

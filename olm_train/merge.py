@@ -12,7 +12,7 @@ from typing import get_args
 import click
 import msgspec
 
-from olm_data.command import Command
+from olm_data.command import Command, say
 from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
@@ -64,10 +64,7 @@ def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool) ->
     A run's folder stands for its newest checkpoint. generate, evaluate and export read FOLDER.
     """
     chosen = parse_weights(weights)
-    found = [
-        find_checkpoint(place, World(), lambda e: click.echo(shown(str(e)), err=True))
-        for place in checkpoints
-    ]
+    found = [find_checkpoint(place, World(), say) for place in checkpoints]
     folder, merge = merge_checkpoints(found, chosen, out)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(merge)))

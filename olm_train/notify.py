@@ -17,9 +17,9 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import Command
+from olm_data.command import Command, say
 from olm_data.counts import duration
-from olm_data.errors import InputError, UsageError, printable, shown
+from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import nearest
 from olm_data.run_log.ends import End, read_ends
 from olm_data.run_log.log import Step, read_metrics
@@ -101,7 +101,7 @@ def watch(folder: Path, sender: Sender, after: float, *, every: float = MOST_BET
         if why is not None:
             step, name = last_step(folder), folder.absolute().name
             text = f"{why}; last logged step {step:,}\n{WHY}"
-            click.echo(shown(f"{name}: {text}"), err=True)
+            say(f"{name}: {text}")
             now = round(time.time(), 3)
             sender.put(Notice(event=Event.lost, run=name, step=step, text=text, time=now))
         threading.Event().wait(min(after / LOOKS, every))
@@ -135,10 +135,8 @@ def main(run: str, url: str | None, after: float) -> None:
     found = address(url, "--url")
     sent = SentLog(Path(run) / WATCHED)
     if sent.note:
-        click.echo(f"warning: {sent.note}", err=True)
-    sender = Sender(
-        found, sent, lambda line: click.echo(shown(line), err=True), max_per_hour=MAX_PER_HOUR
-    )
+        say(f"warning: {sent.note}")
+    sender = Sender(found, sent, say, max_per_hour=MAX_PER_HOUR)
     try:
         end = watch(Path(run), sender, after)
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from olm_data.bounded_json import JsonObject
-from olm_data.command import Command
+from olm_data.command import Command, say
 from olm_data.config.convert import parse
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
@@ -25,7 +25,6 @@ from olm_data.errors import (
     StorageError,
     UsageError,
     printable,
-    shown,
     suggest,
 )
 from olm_data.extras import needs
@@ -61,7 +60,7 @@ def replay(folder: Path, to: TrackerCallback, config: JsonObject) -> int:
         to.tracker(to.tracked_run(folder, config)),
         folder,
         step=last_step(folder),
-        say=lambda text: click.echo(shown(text), err=True),
+        say=say,
         save_folder=_save_folder(config),
     )
     try:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from olm_data.command import say
 from olm_data.errors import UsageError, shown
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ def quiet() -> bool:
 def note(text: str) -> None:
     """Print a remark to standard error, unless `-q` was given."""
     if not quiet():
-        click.echo(shown(text), err=True)
+        say(text)
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error, whatever was asked for."""
-    click.echo(f"warning: {shown(text)}", err=True)
+    say(f"warning: {text}")
 
 
 def print_json(result: object) -> None:
@@ -146,7 +147,6 @@ class _Elapsed(logging.Formatter):
         self._start = start
 
     def format(self, record: logging.LogRecord) -> str:
-        from olm_data.errors import shown
 
         return f"{time.monotonic() - self._start:8.2f} s  {shown(record.getMessage())}"
 

@@ -313,16 +313,13 @@ class RunConfig(Config):
         Raises:
             OlmError: sizes that do not fit, data that is not what the lock says.
         """
-        resolved, _ = self.on_device(Capability.of(world.device))
-        resolved, _ = resolved.fitted(Machine.of(world))
-        if resolved != self:
-            return resolved.build(world, chosen=chosen)
-        microbatch = self.train_module.rank_microbatch_size
-        loader = self.data_loader.build(rank_microbatch_size=microbatch, world=world)
+        config = self.on_device(Capability.of(world.device))[0].fitted(Machine.of(world))[0]
+        microbatch = config.train_module.rank_microbatch_size
+        loader = config.data_loader.build(rank_microbatch_size=microbatch, world=world)
         module = TransformerTrainModule(
-            self.train_module, self.model, seed=self.seed, world=world, draw=False
+            config.train_module, config.model, seed=config.seed, world=world, draw=False
         )
-        trainer = self.trainer
+        trainer = config.trainer
         return Trainer(
             train_module=module,
             data_loader=loader,
@@ -337,8 +334,8 @@ class RunConfig(Config):
             time_margin=trainer.time_margin,
             checkpointer=trainer.callbacks.saving,
             callbacks=trainer.callbacks.build(),
-            config=saved_config(self, trainer.save_folder),
-            comm=self.comm,
+            config=saved_config(config, trainer.save_folder),
+            comm=config.comm,
             lease=trainer.lease_policy(),
             chosen=chosen,
             on_cancel=trainer.on_cancel,
