@@ -12,6 +12,7 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from olm_data.dataset.view import ViewInfo
 from olm_data.errors import printable
@@ -226,39 +227,42 @@ def print_summary(lock: Lock, console: Console) -> None:
     """Print the numbers of a lock as tables, one a stage and one for the whole run."""
     numbers = summarise(lock)
     for stage in numbers.stages:
-        length = stage.sequence_length
-        parts = numbers.sequence_length // length
-        cut = f", each trained as {parts:,} of {length:,} tokens" if parts > 1 else ""
-        drawn = table(
-            (
-                *("source", "rows drawn", "tokens drawn", "epochs"),
-                *("share wanted", "share got", "compile error"),
-            ),
-            title=f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}",
+        console.print(_stage_table(stage, numbers.sequence_length))
+    console.print(_run_table(numbers))
+    for line in view_lines(lock):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _stage_table(stage: StageSummary, sequence_length: int) -> Table:
+    length = stage.sequence_length
+    parts = sequence_length // length
+    cut = f", each trained as {parts:,} of {length:,} tokens" if parts > 1 else ""
+    drawn = table(
+        (
+            *("source", "rows drawn", "tokens drawn", "epochs"),
+            *("share wanted", "share got", "compile error"),
+        ),
+        title=f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}",
+    )
+    for row in stage.sources:
+        drawn.add_row(
+            row.source,
+            f"{row.rows:,}",
+            f"{row.tokens:,}",
+            f"{row.epochs:.4f}",
+            f"{row.share_wanted:.4%}",
+            f"{row.share_got:.4%}",
+            ("capped " if row.capped else "")
+            + (f"{row.compile_error:+.4%}" if row.compile_error else "0"),
         )
-        for row in stage.sources:
-            drawn.add_row(
-                row.source,
-                f"{row.rows:,}",
-                f"{row.tokens:,}",
-                f"{row.epochs:.4f}",
-                f"{row.share_wanted:.4%}",
-                f"{row.share_got:.4%}",
-                ("capped " if row.capped else "")
-                + (f"{row.compile_error:+.4%}" if row.compile_error else "0"),
-            )
-        console.print(drawn)
+    return drawn
+
+
+def _run_table(numbers: Summary) -> Table:
     run = table(
         (
-            "source",
-            "tokens available",
-            "in no row",
-            "padding",
-            "rows drawn",
-            "tokens drawn",
-            "epochs",
-            "max",
-            "share",
+            *("source", "tokens available", "in no row", "padding", "rows drawn"),
+            *("tokens drawn", "epochs", "max", "share"),
         ),
         title=f"run: {numbers.tokens:,} tokens, {numbers.rows:,} rows of "
         f"{numbers.sequence_length:,} tokens, seed {numbers.seed}, order {numbers.order}",
@@ -285,9 +289,7 @@ def print_summary(lock: Lock, console: Console) -> None:
         *(total("tokens_available"), total("tokens_in_no_row"), ""),
         *(total("rows"), total("tokens"), "", "", "100%"),
     )
-    console.print(run)
-    for line in view_lines(lock):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    return run
 
 
 def view_lines(lock: Lock) -> list[str]:

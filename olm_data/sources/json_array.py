@@ -112,74 +112,79 @@ class _Splitter:
 
     def __init__(self, input: InputFile) -> None:
         self._input = input
+        self._buffer = b""
         self._place = 0  # byte of the file at which the buffer begins
+        self._at = 0  # where in the buffer the search goes on
+        self._begin: int | None = None  # where the element at hand begins, once inside the array
         self._depth = 0
         self._first = True  # no element was seen
+        self._ended = False
 
     def split(self, stream: ByteStream) -> Iterator[bytes]:
         """Yield the elements of a stream."""
-        buffer, at = b"", 0  # at: where the search goes on
-        begin: int | None = None  # where the element at hand begins, once inside the array
-        ended = False
-        while chunk := stream.read(max(_CHUNK, len(buffer))):
-            buffer += chunk.removeprefix(_BOM) if not self._place and not buffer else chunk
-            if ended:
-                self._refuse_rest(buffer)
-                buffer = b""
-                continue
-            at_end = at
-            for match in _PARTS.finditer(buffer, at):
-                part = match[0]
-                if part == b'"':  # goes on in the next chunk
-                    at_end = match.start()
-                    break
-                at_end = match.end()
-                if part in b"[{":
-                    if self._depth == 0:
-                        if part != b"[" or buffer[: match.start()].strip(_SPACE):
-                            raise self._no_array(match.start())
-                        begin = match.end()
-                    self._depth += 1
-                elif part in b"]}":
-                    self._depth -= 1
-                    if self._depth == 0:
-                        assert begin is not None
-                        if part != b"]":
-                            raise self._no_array(match.start())
-                        yield from self._element(buffer[begin : match.start()], begin, last=True)
-                        ended = True
-                        self._refuse_rest(buffer[match.end() :])
-                        break
-                elif part == b"," and self._depth == 1:
-                    assert begin is not None
-                    yield from self._element(buffer[begin : match.start()], begin, last=False)
-                    begin = match.end()
-            else:
-                # what follows the last part may hold none of them: it is not searched again
-                at_end = len(buffer)
-            if ended:
-                buffer = b""
-                continue
-            cut = 0 if begin is None else begin
-            check_record(len(buffer) - cut, self._input, self._place + cut)
-            buffer, at = buffer[cut:], at_end - cut
-            self._place += cut
-            begin = None if begin is None else 0
-            if self._depth == 0 and buffer.strip(_SPACE):
-                raise self._no_array(0)
-        if not ended:
+        while chunk := stream.read(max(_CHUNK, len(self._buffer))):
+            start = not self._place and not self._buffer
+            self._buffer += chunk.removeprefix(_BOM) if start else chunk
+            yield from self._found()
+            self._drop_searched()
+        if not self._ended:
             raise InputError(
                 "the JSON array has no end: the file is truncated",
-                where=f"{self._input.path}, byte {self._place + len(buffer)}",
+                where=f"{self._input.path}, byte {self._place + len(self._buffer)}",
                 fix="copy or download it again",
             )
 
-    def _element(self, raw: bytes, begin: int, *, last: bool) -> Iterator[bytes]:
-        raw = raw.strip(_SPACE)
+    def _found(self) -> Iterator[bytes]:
+        """Yield the elements that end in the buffer."""
+        if self._ended:
+            self._refuse_rest(self._buffer)
+            return
+        for match in _PARTS.finditer(self._buffer, self._at):
+            part = match[0]
+            if part == b'"':  # goes on in the next chunk
+                self._at = match.start()
+                return
+            if part in b"[{":
+                if self._depth == 0:
+                    if part != b"[" or self._buffer[: match.start()].strip(_SPACE):
+                        raise self._no_array(match.start())
+                    self._begin = match.end()
+                self._depth += 1
+            elif part in b"]}":
+                self._depth -= 1
+                if self._depth == 0:
+                    if part != b"]":
+                        raise self._no_array(match.start())
+                    yield from self._element(match.start(), last=True)
+                    self._ended = True
+                    self._refuse_rest(self._buffer[match.end() :])
+                    return
+            elif part == b"," and self._depth == 1:
+                yield from self._element(match.start(), last=False)
+                self._begin = match.end()
+        # what follows the last part may hold none of them: it is not searched again
+        self._at = len(self._buffer)
+
+    def _drop_searched(self) -> None:
+        """Keep of the buffer the element at hand."""
+        if self._ended:
+            self._buffer = b""
+            return
+        cut = self._begin or 0
+        check_record(len(self._buffer) - cut, self._input, self._place + cut)
+        self._buffer, self._at = self._buffer[cut:], self._at - cut
+        self._place += cut
+        if self._depth == 0 and self._buffer.strip(_SPACE):
+            raise self._no_array(0)
+        self._begin = None if self._begin is None else 0
+
+    def _element(self, end: int, *, last: bool) -> Iterator[bytes]:
+        assert self._begin is not None
+        raw = self._buffer[self._begin : end].strip(_SPACE)
         if raw:
             yield raw
         elif not (last and self._first):  # [] is an array; [1,] and [,] are none
-            raise self._no_array(begin)
+            raise self._no_array(self._begin)
         self._first = False
 
     def _refuse_rest(self, rest: bytes) -> None:

@@ -121,7 +121,7 @@ def verify_training(
     Args:
         watch: called with (steps checked, steps in all).
     """
-    schedule, total, latest = lock.schedule(), lock.total_rows, log.starts[-1]
+    total, latest = lock.total_rows, log.starts[-1]
     problems = [
         f"a start of the run had another lock, {digest}; this one is {lock.digest}"
         for digest in dict.fromkeys(start.lock for start in log.starts)
@@ -149,27 +149,14 @@ def verify_training(
     idle = clip_ranges(
         [item for step in not_taken for item in _without(step.rows, step.skipped)], 0, total
     )
-    names = [stage.name for stage in lock.stages]  # several parts of one stage are one
-    whole = [names.index(name) for name in names]
-    planned, due, trained, left_out, without_effect = (
-        _tally(schedule, whole, ranges)
-        for ranges in ([(0, total)], [(0, reached)], [*once, *repeated], skipped, idle)
+    accounts = _accounts(
+        lock,
+        planned=[(0, total)],
+        due=[(0, reached)],
+        trained=[*once, *repeated],
+        skipped=skipped,
+        idle=idle,
     )
-    trained, left_out = trained - without_effect, left_out + without_effect
-    accounts = []
-    for key, rows in sorted(planned.items()):
-        stage, source, epoch = key
-        account = Account(
-            stage=names[stage],
-            source=lock.sources[source].name,
-            epoch=epoch,
-            planned=rows,
-            due=due[key],
-            skipped=left_out[key],
-            trained=trained[key],
-            difference=trained[key] + left_out[key] - due[key],
-        )
-        accounts.append(account)
     return TrainingReport(
         agrees=not problems,
         run=str(log.folder),
@@ -185,6 +172,32 @@ def verify_training(
         problems=problems,
         rewound=sum(start.rewound for start in log.starts),
     )
+
+
+def _accounts(lock: Lock, **ranges: Iterable[Range]) -> list[Account]:
+    """Return what became of the rows of each source in each epoch of each stage.
+
+    Args:
+        ranges: rows that were planned, due, trained, skipped, and trained without effect (idle).
+    """
+    schedule = lock.schedule()
+    names = [stage.name for stage in lock.stages]  # several parts of one stage are one
+    whole = [names.index(name) for name in names]
+    counts = {name: _tally(schedule, whole, rows) for name, rows in ranges.items()}
+    trained, skipped = counts["trained"] - counts["idle"], counts["skipped"] + counts["idle"]
+    return [
+        Account(
+            stage=names[key[0]],
+            source=lock.sources[key[1]].name,
+            epoch=key[2],
+            planned=rows,
+            due=counts["due"][key],
+            skipped=skipped[key],
+            trained=trained[key],
+            difference=trained[key] + skipped[key] - counts["due"][key],
+        )
+        for key, rows in sorted(counts["planned"].items())
+    ]
 
 
 def print_training(found: TrainingReport, console: Console) -> None:
