@@ -188,15 +188,13 @@ def _templates() -> Environment:
     return environment
 
 
-def svg(
-    draw: Callable[[Axes], None], alt: str, *, width: float = 9.0, height: float = 3.2
-) -> Markup:
+def svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.2) -> Markup:
     """Return a picture as an SVG element; fonts and ink are the page's.
 
     Args:
         draw: draws into the axes it is given.
         alt: what the picture says, in words, for those who do not see it.
-        width, height: inches at 72 points.
+        height: inches at 72 points; the width is 9.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -212,7 +210,7 @@ def svg(
     for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.", "grid."):
         settings[f"{name}color"] = _INK
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(9.0, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)

@@ -35,15 +35,12 @@ _KINDS = (
 )
 
 
-def open_regular(
-    path: str | os.PathLike[str], *, within: str | None = None, buffering: int = -1
-) -> IO[bytes]:
+def open_regular(path: str | os.PathLike[str], *, within: str | None = None) -> IO[bytes]:
     """Open a local file for reading, if it is a regular one.
 
     Args:
         within: folder that a link must not lead out of; None follows links anywhere, for paths that
             the user typed.
-        buffering: as of `open`.
 
     Raises:
         FileNotFoundError: there is nothing of this name.
@@ -57,7 +54,7 @@ def open_regular(
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         refuse_special(os.fstat(handle).st_mode, path)
-        return os.fdopen(handle, "rb", buffering=buffering)
+        return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise

@@ -89,7 +89,7 @@ def ended(folder: Path, lease: Record | None) -> End | None:
     return ends[-1] if ends and ends[-1].reason in ("finished", "cancelled") else None
 
 
-def watch(folder: Path, sender: Sender, after: float, *, every: float = MOST_BETWEEN) -> End:
+def watch(folder: Path, sender: Sender, after: float) -> End:
     """Watch a run until it has finished or was cancelled; return how it ended."""
     store, seen = Store(folder), Watch(after)
     while True:
@@ -104,7 +104,7 @@ def watch(folder: Path, sender: Sender, after: float, *, every: float = MOST_BET
             say(f"{name}: {text}")
             now = round(time.time(), 3)
             sender.put(Notice(event=Event.lost, run=name, step=step, text=text, time=now))
-        threading.Event().wait(min(after / LOOKS, every))
+        threading.Event().wait(min(after / LOOKS, MOST_BETWEEN))
 
 
 @click.command(cls=Command)

@@ -157,9 +157,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             return plan
         return StreamRows(self.sources[index].rows, self.sequence_length)
 
-    def open_datasets(
-        self, *, verify: Verify = "lazy", max_open: int | None = None
-    ) -> list[Dataset]:
+    def open_datasets(self, *, verify: Verify = "lazy") -> list[Dataset]:
         """Open each source's dataset, in the order of `sources`, and check it is the locked one.
 
         Where inputs were added since, the version that the lock names is opened. Remote manifests
@@ -169,7 +167,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             InputError: there is no dataset at a source's location.
             ValidationError: another dataset lies there than the lock was made from.
         """
-        open_one = partial(self.open_dataset, verify=verify, max_open=max_open)
+        open_one = partial(self.open_dataset, verify=verify)
         if not any(map(is_remote, (self.folder, *self.locations.values()))):
             return [*map(open_one, range(len(self.sources)))]  # one thread hashes as fast
         return [*in_order(open_one, range(len(self.sources)))]

@@ -16,7 +16,6 @@ from msgspec import Meta
 
 from olm_data.config.convert import parse
 from olm_data.config.hints import Reader
-from olm_data.config.path import KeyPath
 from olm_data.config.strict_yaml import Document
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, quoted
@@ -58,7 +57,7 @@ def values_of(document: Document, folder: str = ".") -> Values:
     )
 
 
-def weights_of(values: Values, path: KeyPath = ()) -> dict[str, Fraction]:
-    """Return the numbers by name at `path`."""
-    found: dict[str, Fraction] = parse(Weights, values, path)
+def weights_of(values: Values) -> dict[str, Fraction]:
+    """Return the numbers by name."""
+    found: dict[str, Fraction] = parse(Weights, values)
     return found

@@ -26,6 +26,9 @@ from olm_data.run_log.metric_names import (
     stderr_of,
 )
 
+MOST_FACTS = 8
+"""Sets and tasks, each, whose results stand at the top of a page."""
+
 
 class Score(msgspec.Struct, frozen=True):
     """The primary metric of a task, with its standard error over the questions."""
@@ -133,10 +136,10 @@ class Standing:
             rows.append(TaskRow(name, step, score, changed, values.get(EVAL_BPB), questions))
         return rows
 
-    def facts(self, most: int = 8) -> list[tuple[str, str]]:
+    def facts(self) -> list[tuple[str, str]]:
         """Return (name, value) of the first sets and tasks, for the top of a page."""
-        sets = [each for each in self.sets() if not each.group][:most]
-        tasks = self.tasks()[:most]
+        sets = [each for each in self.sets() if not each.group][:MOST_FACTS]
+        tasks = self.tasks()[:MOST_FACTS]
         return [
             *((f"loss on {each.name}", f"{each.loss:.3f}") for each in sets),
             *((f"bits/byte on {e.name}", f"{e.bits:.3f}") for e in sets if e.bits is not None),

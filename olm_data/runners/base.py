@@ -18,6 +18,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
+RETRIES = 2
+"""How often a task is given out again after a worker or its node died on it."""
+
 
 class Count(IntEnum):
     """What a task counts while it runs: the columns of the counts array, int64."""

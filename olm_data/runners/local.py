@@ -7,7 +7,7 @@
 
 So a worker has a task that it works on and at most one more that waits for the disk. A worker may
 die at any moment (the kernel's out-of-memory killer, a crash in native code): the
-parent sees which tasks it had, starts a new worker and gives them out again, at most `retries`
+parent sees which tasks it had, starts a new worker and gives them out again, at most `RETRIES`
 times. When the parent dies, even by SIGKILL, its workers end at once. Processes come from a fork
 server (`fork_server.py`), so that no process with threads is ever forked. Workers may be started
 before it is sure that there is work for them, to load what they need meanwhile. Never: queues or
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import Count, Done, Job, Note, Rest, Runner, Watch
+from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Rest, Runner, Watch
 from olm_data.runners.fork_server import short_sockets
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
@@ -47,11 +47,10 @@ class LocalRunner(Runner):
 
     Args:
         workers: number of processes.
-        retries: how often a task is given out again after a worker died on it.
     """
 
-    def __init__(self, workers: int, *, retries: int = 2) -> None:
-        self.workers, self.retries = workers, retries
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
         self._crew: _Crew | None = None
 
     def planned(self, tasks: int) -> str:
@@ -125,10 +124,8 @@ class LocalRunner(Runner):
         how = worker.epitaph()
         where = job.describe(worker.tasks[-1])
         memory = f", peak memory {peak_kib / 2**20:.2f} GiB" if peak_kib else ""
-        if deaths <= self.retries:
-            note(
-                f"a worker died ({how}{memory}) on {where}; trying again ({deaths}/{self.retries})"
-            )
+        if deaths <= RETRIES:
+            note(f"a worker died ({how}{memory}) on {where}; trying again ({deaths}/{RETRIES})")
             return
         raise ResourceError(
             f"a worker died {deaths} times on the same input ({how}{memory})",

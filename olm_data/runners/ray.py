@@ -6,7 +6,7 @@
 
 Only as many tasks as may run are submitted, so a plan of a hundred thousand tasks costs Ray no
 more than one of a hundred. A worker or node that dies costs the task it had: the parent sees it and
-submits that task again, at most `retries` times. Never: Ray's own retries (nobody would be told),
+submits that task again, at most `RETRIES` times. Never: Ray's own retries (nobody would be told),
 results of more than some kilobytes, actors.
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from olm_data.errors import ResourceError, StorageError, said_by
 from olm_data.extras import needs
-from olm_data.runners.base import Count, Done, Job, Note, Runner, StoredJob, Watch
+from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Runner, StoredJob, Watch
 from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
@@ -41,19 +41,16 @@ class RayRunner(Runner):
         workers: tasks at a time, or None for the CPUs the cluster has at the start.
         address: of the cluster, as `ray.init` takes it; None for the one that RAY_ADDRESS names, or
             a new one on this machine.
-        retries: how often a task is given out again after its worker or node died.
 
     Raises:
         MissingExtra: Ray is not installed.
     """
 
-    def __init__(
-        self, workers: int | None, *, address: str | None = None, retries: int = 2
-    ) -> None:
+    def __init__(self, workers: int | None, *, address: str | None = None) -> None:
         with needs("this runner", where="--runner ray"):
             import ray
         self._ray: Any = ray
-        self.address, self.retries = address, retries
+        self.address = address
         self._wanted = workers
         self.workers = workers or 1
 
@@ -144,8 +141,8 @@ class RayRunner(Runner):
 
     def _after_death(self, where: str, deaths: int, error: Exception, note: Note) -> None:
         how = type(error).__name__
-        if deaths <= self.retries:
-            note(f"a Ray worker died ({how}) on {where}; trying again ({deaths}/{self.retries})")
+        if deaths <= RETRIES:
+            note(f"a Ray worker died ({how}) on {where}; trying again ({deaths}/{RETRIES})")
             return
         raise ResourceError(
             f"a Ray worker died {deaths} times on the same input ({how})",

@@ -70,14 +70,11 @@ def from_column(
     )
 
 
-def from_texts(
-    scan: Scan, texts: Sequence[str | None], *, first: int, ids: pa.Array | None = None
-) -> Iterator[DocumentBatch]:
+def from_texts(scan: Scan, texts: Sequence[str | None], *, first: int) -> Iterator[DocumentBatch]:
     """Yield the documents of texts that a function made, in order; None: it has no text.
 
     Args:
         first: position of the first one, those that follow count on.
-        ids: as in `DocumentBatch`.
     """
     # a lone surrogate is then no UTF-8, and counted as such
     data = [None if text is None else text.encode(errors="surrogatepass") for text in texts]
@@ -85,7 +82,7 @@ def from_texts(
         scan,
         pa.array(data, pa.large_binary()),
         positions=np.arange(first, first + len(data), dtype=np.int64),
-        ids=ids,
+        ids=None,
         keep=None,
         filtered=0,
     )

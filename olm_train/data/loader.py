@@ -341,7 +341,6 @@ class EvalLoader:
         sequence_length: S.
         rank_microbatch_size: tokens of one batch of one rank.
         rank, world_size: which of how many slices this process reads.
-        verify: `off` | `lazy` | `full`, for a path.
 
     Raises:
         UsageError: the micro-batch is no multiple of S.
@@ -356,11 +355,10 @@ class EvalLoader:
         *,
         rank: int = 0,
         world_size: int = 1,
-        verify: Verify = "lazy",
     ) -> None:
         _check_rank(rank, world_size)
         if not isinstance(dataset, Dataset):
-            dataset = Dataset.open(os.fspath(dataset), verify=verify)
+            dataset = Dataset.open(os.fspath(dataset))
         self.dataset, self._rows = dataset, DatasetRows(dataset, sequence_length)
         self._size = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, sequence_length)
         self._running: Prefetcher[Batch] | None = None
