@@ -51,23 +51,13 @@ class Loss(Protocol):
     def __call__(self, head: Head, x: Tensor, labels: Tensor) -> LossSums: ...
 
 
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of -log p(label) in nats, fp32 scalar.
+def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum of log(sum(exp(logits)))^2 over the valid labels, an fp32 scalar, of fp64 logits fp64.
 
     Args:
-        logits: [b, S, V], any float dtype; the soft-max is taken in fp32, of fp64 in fp64.
+        logits: [b, S, V], any float dtype.
         labels: int64 [b, S], -100 where ignored.
     """
-    return F.cross_entropy(
-        at_least_fp32(logits).flatten(0, -2),
-        labels.flatten(),
-        ignore_index=IGNORE_INDEX,
-        reduction="sum",
-    )
-
-
-def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of log(sum(exp(logits)))^2 over the valid labels, fp32 scalar; arguments as above."""
     squares = at_least_fp32(logits).logsumexp(-1).square()  # [b, S]
     return torch.where(labels == IGNORE_INDEX, 0.0, squares).sum()
 

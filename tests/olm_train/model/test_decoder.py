@@ -16,7 +16,7 @@ from support.plain_decoder import plain_logits
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
-from olm_train.model.loss import count_valid, cross_entropy_sum
+from olm_train.model.loss import count_valid, loss_sums
 
 
 def build(config: DecoderConfig, seed: int = 0) -> Decoder:
@@ -41,13 +41,13 @@ def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
     batch = make_batch([lengths], vocab_size=50, seed=seed)
     with torch.no_grad():
         logits = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
-        packed = cross_entropy_sum(logits, batch.labels) / count_valid(batch.labels)
+        packed = loss_sums(logits, batch.labels, None).total / count_valid(batch.labels)
         alone = torch.zeros((), dtype=torch.float64)
         for start, length in zip(
             [sum(lengths[:i]) for i in range(len(lengths))], lengths, strict=True
         ):
             ids, labels = (x[:, start : start + length] for x in (batch.input_ids, batch.labels))
-            alone += cross_entropy_sum(model(ids), labels)
+            alone += loss_sums(model(ids), labels, None).total
     assert abs(packed - alone / count_valid(batch.labels)) < 1e-6
 
 
@@ -59,7 +59,7 @@ def test_no_gradient_flows_from_one_document_to_another() -> None:
         lambda _module, _args, output: (output.retain_grad(), embedded.append(output))[1]
     )
     logits = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
-    cross_entropy_sum(logits[:, 20:32], batch.labels[:, 20:32]).backward()
+    loss_sums(logits[:, 20:32], batch.labels[:, 20:32], None).total.backward()
     gradient = embedded[0].grad
     assert gradient is not None
     assert gradient[:, 20:31].abs().sum(-1).min() > 0  # position 31 has no label after it
@@ -101,7 +101,7 @@ def test_rows_that_pad_the_vocabulary_change_nothing_and_stay_zeros(change: dict
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     for one in (model, plain):
         logits = one(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
-        cross_entropy_sum(logits, batch.labels).backward()
+        loss_sums(logits, batch.labels, None).total.backward()
     others = dict(plain.named_parameters())
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
@@ -133,7 +133,7 @@ def test_compute_dtype_reaches_the_logits_and_leaves_the_weights() -> None:
     model.compute_dtype = torch.bfloat16
     logits = model(batch.input_ids, doc_start=batch.doc_start, positions=batch.positions)
     assert logits.dtype == torch.bfloat16
-    cross_entropy_sum(logits, batch.labels).backward()
+    loss_sums(logits, batch.labels, None).total.backward()
     for parameter in model.parameters():
         assert parameter.dtype == torch.float32
         assert parameter.grad is not None
