@@ -74,41 +74,16 @@ class LocalRunner(Runner):
         if self._crew is None or (self._crew.job, self._crew.total) != (job, total):
             self._dismiss()
             self._crew = _Crew(job, total)
-        crew, counts = self._crew, self._crew.counts
-        todo = deque(tasks)
-        deaths: dict[int, int] = {}
-        pool: list[_Worker] = []
+        pool = _Pool(self._crew, tasks, note)
         try:
-            while todo or pool:
-                while todo and len(pool) < self.workers:
-                    pool.append(crew.take())
-                    pool[-1].give(todo.popleft())
-                ready = set(wait([w.pipe for w in pool], timeout=TICK_SECONDS))
-                for worker in [w for w in pool if w.pipe in ready]:
-                    try:
-                        said = worker.take()
-                    except (EOFError, ConnectionError):  # the worker's end closed: it died
-                        pool.remove(worker)
-                        task = worker.tasks[-1]  # the other one only waited for the disk
-                        counts[worker.tasks, : Count.PEAK_KIB] = 0
-                        deaths[task] = deaths.get(task, 0) + 1
-                        self._after_death(
-                            worker, deaths[task], job, counts[task, Count.PEAK_KIB], note
-                        )
-                        todo.extendleft(reversed(worker.tasks))
-                        continue
-                    if said is not None:
-                        done(*said)
-                    # one that killed a worker is tried alone: it may not take another one with it
-                    alone = bool(todo) and todo[0] in deaths
-                    if worker.idle and todo and not (alone and worker.tasks):
-                        worker.give(todo.popleft())
-                    elif not worker.tasks:
-                        pool.remove(worker)
-                        worker.stop()
-                watch(counts, [task for w in pool for task in w.tasks])
+            while pool.todo or pool.workers:
+                pool.fill(self.workers)
+                ready = set(wait([w.pipe for w in pool.workers], timeout=TICK_SECONDS))
+                for worker in [w for w in pool.workers if w.pipe in ready]:
+                    pool.hear(worker, done)
+                watch(self._crew.counts, [task for w in pool.workers for task in w.tasks])
         finally:
-            for worker in pool:
+            for worker in pool.workers:
                 worker.kill()
             self._dismiss()
 
@@ -117,21 +92,6 @@ class LocalRunner(Runner):
         crew, self._crew = self._crew, None
         while crew is not None and crew.idle:
             crew.idle.pop().kill()
-
-    def _after_death(
-        self, worker: _Worker, deaths: int, job: Job, peak_kib: int, note: Note
-    ) -> None:
-        how = worker.epitaph()
-        where = job.describe(worker.tasks[-1])
-        memory = f", peak memory {peak_kib / 2**20:.2f} GiB" if peak_kib else ""
-        if deaths <= RETRIES:
-            note(f"a worker died ({how}{memory}) on {where}; trying again ({deaths}/{RETRIES})")
-            return
-        raise ResourceError(
-            f"a worker died {deaths} times on the same input ({how}{memory})",
-            where=where,
-            **_reason(worker.process.exitcode),
-        )
 
 
 def _reason(code: int | None) -> dict[str, str]:
@@ -173,6 +133,64 @@ class _Crew:
         if not self.idle:
             self.start(1)
         return self.idle.pop()
+
+
+class _Pool:
+    """The workers of a crew that have tasks, and the tasks that none has.
+
+    Attributes:
+        todo: those tasks, the next one first.
+        workers: at work.
+    """
+
+    def __init__(self, crew: _Crew, tasks: Sequence[int], note: Note) -> None:
+        self._crew, self._note = crew, note
+        self.todo, self.workers = deque(tasks), list[_Worker]()
+        self._deaths: dict[int, int] = {}
+
+    def fill(self, most: int) -> None:
+        """Let so many workers have a task, where there are tasks."""
+        while self.todo and len(self.workers) < most:
+            self.workers.append(self._crew.take())
+            self.workers[-1].give(self.todo.popleft())
+
+    def hear(self, worker: _Worker, done: Done) -> None:
+        """Take what a worker says, or its death; give it more to do, or let it go.
+
+        Raises:
+            ResourceError: it died, as others before it, on the same task.
+        """
+        try:
+            said = worker.take()
+        except (EOFError, ConnectionError):  # the worker's end closed: it died
+            self._after_death(worker)
+            return
+        if said is not None:
+            done(*said)
+        # a task that killed a worker is tried alone: it may not take another one with it
+        alone = bool(self.todo) and self.todo[0] in self._deaths
+        if worker.idle and self.todo and not (alone and worker.tasks):
+            worker.give(self.todo.popleft())
+        elif not worker.tasks:
+            self.workers.remove(worker)
+            worker.stop()
+
+    def _after_death(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        task, counts = worker.tasks[-1], self._crew.counts  # others only waited for the disk
+        counts[worker.tasks, : Count.PEAK_KIB] = 0
+        deaths = self._deaths[task] = self._deaths.get(task, 0) + 1
+        how, where = worker.epitaph(), self._crew.job.describe(task)
+        if peak_kib := counts[task, Count.PEAK_KIB]:
+            how += f", peak memory {peak_kib / 2**20:.2f} GiB"
+        if deaths > RETRIES:
+            raise ResourceError(
+                f"a worker died {deaths} times on the same input ({how})",
+                where=where,
+                **_reason(worker.process.exitcode),
+            )
+        self._note(f"a worker died ({how}) on {where}; trying again ({deaths}/{RETRIES})")
+        self.todo.extendleft(reversed(worker.tasks))
 
 
 class _Worker:
