@@ -138,8 +138,6 @@ def _hits(dataset: Dataset, query: Query, watch: Watch | None) -> list[Hit]:
     if query.id is not None:
         return find_id(dataset, query.id, most=query.most or FIRST_HITS, watch=watch)
     if query.text is not None:
-        if not query.text:
-            raise UsageError("nothing to search for", fix="name a text that documents hold")
         most = query.most or FIRST_HITS
         return find_text(dataset, query.text, most=most, watch=watch)
     first, most = 0, query.most or FIRST_DOCUMENTS

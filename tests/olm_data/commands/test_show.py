@@ -198,7 +198,7 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
         ),
         (["document", "--id", "nowhere"], "no document has the id 'nowhere'"),
         (["search", "not in any of them"], "no document holds"),
-        (["search", ""], "nothing to search for"),
+        (["search", ""], "an argument is empty"),
         (["document", "a"], "not the address of a document"),
         (["document", "c:1"], "the lock has no source 'c'"),
         (["document", "a:shard-99999:1"], "there is no shard 'shard-99999'"),
