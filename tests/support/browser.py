@@ -28,7 +28,7 @@ OPTIONS = (
     "--disable-extensions", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
 )  # fmt: skip
-SECONDS = 60.0
+SECONDS = 600.0
 BAD = ("Runtime.exceptionThrown", "Log.entryAdded")
 
 

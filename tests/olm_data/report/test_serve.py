@@ -205,7 +205,7 @@ def test_the_report_is_the_same_page_frozen(
     with browser() as chromium:
         page = chromium.open(output.as_uri(), width=width)
         page.wait("document.querySelector('path.train')")
-        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        page.wait("document.documentElement.scrollWidth <= innerWidth")
         page.js("document.querySelector('input[type=number]').value = 5")
         page.click("#olm-show")
         page.wait("document.querySelector('#olm-documents .docs pre')")
