@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -65,8 +65,10 @@ class Memory(Service):
         return self._writers.get(f"/{bucket}/{key}")
 
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
-        found = self._fs.find(f"/{bucket}", detail=True)
-        objects = [self._object(bucket, info) for _, info in sorted(found.items())]
+        objects = []
+        for _, info in sorted(self._fs.find(f"/{bucket}", detail=True).items()):
+            with suppress(FileNotFoundError):  # deleted by another thread since it was listed
+                objects.append(self._object(bucket, info))
         return [item for item in objects if item.key.startswith(prefix)], None
 
     def delete(self, bucket: str, key: str, etag: str) -> None:

@@ -7,10 +7,12 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from olm_data.errors import ConflictError, OlmError, UsageError
+from olm_data.storage.services import service
 from olm_data.storage.store import Store
 
 
@@ -41,6 +43,23 @@ def test_memory_lists_what_is_below_it_alone(memory: Store) -> None:
     assert {entry.name: entry.size for entry in memory.entries()} == {"sub/y": 2, "x": 1}
     assert memory.sizes() == {"x": 1}
     assert memory.child("other").entries() == []
+
+
+def test_memory_lists_what_stays_while_another_thread_deletes(
+    memory: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.put("goes", b"1")
+    memory.put("stays", b"22")
+    files: Any = service("memory")
+    find = files._fs.find
+
+    def meanwhile(*given: Any, **more: Any) -> Any:
+        found = find(*given, **more)
+        memory.delete("goes")
+        return found
+
+    monkeypatch.setattr(files._fs, "find", meanwhile)
+    assert memory.sizes() == {"stays": 2}
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
