@@ -9,10 +9,11 @@ Never: hold a shard's tokens in memory, or write a token whose checksum is wrong
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,30 +36,38 @@ class Counts:
     broken_names: int = 0
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes a dataset in one format.
+
+    Args:
+        dataset: what is written.
+        folder: for the files, which nobody reads yet.
 
     Attributes:
         counts: of what was written, as the writer counted it, not as the manifest says.
         whole: its files are complete only after `finish`; else those that `add` leaves are.
     """
 
-    counts: Counts
-    whole: bool
+    whole: ClassVar[bool] = False
 
-    def __init__(self, dataset: Dataset, folder: Path) -> None: ...
+    def __init__(self, dataset: Dataset, folder: Path) -> None:
+        self.dataset, self.folder, self.counts = dataset, folder, Counts()
 
+    @abstractmethod
     def add(self, index: int, shard: Shard) -> None:
         """Write the files of shard `index` of the dataset; called once a shard, in order."""
 
+    @abstractmethod
     def finish(self) -> None:
         """Write what names or spans all shards."""
 
     @staticmethod
     def links(dataset: Dataset) -> bool:
         """Whether the tokens of this dataset need no copy, on the same filesystem."""
+        return False
 
     @staticmethod
+    @abstractmethod
     def lost(dataset: Dataset) -> list[str]:
         """Return a sentence for each thing in the dataset that these files cannot hold."""
 

@@ -22,19 +22,17 @@ from olm_data.arrow_values import numbers
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError
-from olm_data.exporting.base import Counts, document_batches, kept_columns, lost_columns
+from olm_data.exporting.base import Writer, document_batches, kept_columns, lost_columns
 
 BATCH_TOKENS = 1 << 22
 _MOST = 2**31 - 1  # an Arrow list counts in int32
 
 
-class HuggingFace:
-    """Writes Arrow files that `datasets` maps. See `base.Writer`."""
-
-    whole = False
+class HuggingFace(Writer):
+    """Writes Arrow files that `datasets` maps."""
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self.dataset, self.folder, self.counts = dataset, folder, Counts()
+        super().__init__(dataset, folder)
         self._files: list[str] = []
         self._kept = kept_columns(dataset)
         if "input_ids" in self._kept:
@@ -89,11 +87,6 @@ class HuggingFace:
             "_split": None,
         }
         (self.folder / "state.json").write_text(json.dumps(state, indent=2))
-
-    @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Tokens always need a copy: Arrow keeps columns together."""
-        return False
 
     @staticmethod
     def lost(dataset: Dataset) -> list[str]:

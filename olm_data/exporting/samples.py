@@ -23,7 +23,13 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError
-from olm_data.exporting.base import PIECE, Counts, document_batches, kept_columns, lost_columns
+from olm_data.exporting.base import (
+    PIECE,
+    Writer,
+    document_batches,
+    kept_columns,
+    lost_columns,
+)
 
 SHARD_BYTES = 1 << 26
 _MOST = 1 << 31  # bytes of one document; offsets stay below 2^32 beside it
@@ -74,8 +80,8 @@ def typed_columns(dataset: Dataset) -> list[Column]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-class Samples:
-    """Writes documents as samples; a format names files, head and fields. See `base.Writer`.
+class Samples(Writer):
+    """Writes documents as samples; a format names files, head and fields.
 
     Attributes:
         head: bytes between the offsets and the samples of a file.
@@ -84,10 +90,9 @@ class Samples:
 
     head = b""
     fixed: ClassVar[Sequence[Kind]] = ()
-    whole = False
 
     def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self.dataset, self.folder, self.counts = dataset, folder, Counts()
+        super().__init__(dataset, folder)
         self.columns = typed_columns(dataset)
         if any(column.name == "tokens" for column in self.columns):
             raise InputError(
@@ -173,11 +178,6 @@ class Samples:
             self._flush()
 
     @staticmethod
-    def links(dataset: Dataset) -> bool:
-        """Tokens always need a copy: samples hold their sizes."""
-        return False
-
-    @staticmethod
     def lost(dataset: Dataset) -> list[str]:
         """Say what cannot be held: ids and kept columns can."""
         return lost_columns(dataset, ids=False, origins=True, kept=False)
@@ -187,7 +187,7 @@ _ENCODINGS: dict[Kind, str] = {"str": "str", "int": "int", "float": "float64", "
 
 
 class Mds(Samples):
-    """Writes `shard.*.mds` and `index.json`. See `base.Writer`.
+    """Writes `shard.*.mds` and `index.json`.
 
         shard.00000.mds  u32 n, u32 [n + 1] offsets in the file, the columns as JSON, the samples
         a sample         u32 bytes of each field of no fixed size, then the fields: the id; of the
@@ -247,7 +247,7 @@ _DTYPES = {"uint16": 5, "uint32": 6}  # places in litdata's list of NumPy types
 
 
 class LitData(Samples):
-    """Writes `chunk-*.bin` and `index.json`. See `base.Writer`.
+    """Writes `chunk-*.bin` and `index.json`.
 
         chunk-0-0.bin  u32 n, u32 [n + 1] offsets in the file, the samples
         a sample       u32 bytes of each field, then the fields: the id, the ids of the tokens

@@ -24,7 +24,7 @@ import numpy as np
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard
 from olm_data.errors import InputError, printable
-from olm_data.exporting.base import PIECE, Counts, document_batches, lost_columns
+from olm_data.exporting.base import PIECE, Writer, document_batches, lost_columns
 
 MAGIC, VERSION = b"MMIDIDX\0\0", 1
 CODES = {"uint16": 8, "uint32": 4}  # 4 is int32: Megatron knows no uint32
@@ -38,14 +38,10 @@ def is_linkable(dataset: Dataset) -> bool:
     return dataset.manifest.container == "raw" and not dataset.store.remote
 
 
-class ByShard:
+class ByShard(Writer):
     """Writes for each shard a file of its tokens, which may be a link, and what describes it."""
 
-    whole = False
     suffix: ClassVar[str]
-
-    def __init__(self, dataset: Dataset, folder: Path) -> None:
-        self.dataset, self.folder, self.counts = dataset, folder, Counts()
 
     def add(self, index: int, shard: Shard) -> None:
         """Write the files of a shard."""
@@ -102,7 +98,7 @@ def token_pieces(shard: Shard) -> Iterator[np.ndarray]:
 
 
 class OlmoCore(ByShard):
-    """Writes `.npy` and `.csv.gz` beside it. See `base.Writer`.
+    """Writes `.npy` and `.csv.gz` beside it.
 
         shard-00000.npy     ids and nothing else, little-endian; not a NumPy file for all its name
         shard-00000.csv.gz  a line a document: start, end (tokens, end exclusive), id, src, loc
@@ -165,7 +161,7 @@ class OlmoCore(ByShard):
 
 
 class Datatrove(ByShard):
-    """Writes `.ds`, `.ds.index` and `.ds.metadata`. See `base.Writer`.
+    """Writes `.ds`, `.ds.index` and `.ds.metadata`.
 
         shard-00000.ds             ids and nothing else, uint16 or uint32
         shard-00000.ds.index       uint64 ends of the documents, cumulative, in tokens
@@ -202,7 +198,7 @@ def for_people(tokens: int) -> str:
 
 
 class Megatron(ByShard):
-    """Writes `.bin` and `.idx` of each shard. See `base.Writer`.
+    """Writes `.bin` and `.idx` of each shard.
 
     With `--merge` one for the whole dataset: `dataset.bin` and `dataset.idx`, which are one prefix.
 
@@ -251,7 +247,7 @@ class Megatron(ByShard):
 
 
 class MegatronMerged(Megatron):
-    """Writes one `.bin` and one `.idx` for all shards, a shard at a time. See `base.Writer`."""
+    """Writes one `.bin` and one `.idx` for all shards, a shard at a time."""
 
     whole = True
 
