@@ -9,16 +9,18 @@ as it was written, its leading space counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 import numpy as np
 
 from olm_data.dataset.tokenizer import TokenizerRules
-from olm_data.errors import UsageError
+from olm_data.errors import InputError, UsageError, quoted
 from olm_data.eval_sets.eval_set import (
     GOLD,
     MANIFEST,
+    REQUESTS,
+    TOKENS,
     UNCONDITIONAL,
     About,
     EvalSet,
@@ -26,7 +28,9 @@ from olm_data.eval_sets.eval_set import (
     requests_of,
 )
 from olm_data.eval_sets.tasks import Task
-from olm_data.storage.store import Store
+from olm_data.storage.foreign import refuse_foreign
+from olm_data.storage.places import refuse_output
+from olm_data.storage.store import STAGING_PREFIX, Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 MOST_CACHED = 1 << 14
@@ -44,13 +48,16 @@ def build(
 
     Args:
         tokenizer: of the training data, with its BOS and EOS.
-        output: folder; one that holds another set is refused, the same is left as it is.
+        output: folder; one that holds another set, or files of somebody else, is refused, the same
+            is left as it is.
         primary: metric that it is judged by; default: the task's.
         licence: of its texts; default: what is known.
 
     Raises:
-        UsageError: the folder holds another eval set, or `primary` is not of this task.
+        InputError: the tokenizer makes no token of a choice.
+        UsageError: the folder holds something else, or `primary` is not of this task.
     """
+    refuse_output(output)
     primary = primary or task.primary
     lacking = any(c.unconditional is None for q in task.questions for c in q.choices)
     if primary is Primary.acc_uncond and lacking:
@@ -62,6 +69,14 @@ def build(
     end, pair = 0, _Pair(tokenizer)
     for row, context, continuation in _requests(task):
         before, after, spanned = pair(context, continuation)
+        if not after:
+            raise InputError(
+                f"the tokenizer makes no token of choice {row[1]} of question {row[0]}: "
+                f"{quoted(continuation)}",
+                where=task.source,
+                why="nothing would be asked of the model, and the choice be the most likely one",
+                fix="leave the question out, or write the choice with characters that it knows",
+            )
         merged += spanned
         ids.append(np.array([*before, *after], tokenizer.dtype))
         end += len(before) + len(after)
@@ -69,6 +84,8 @@ def build(
         rows.append((end, len(before), len(continuation), size, *row))
     requests = requests_of(np.concatenate(ids), np.array(rows, np.int64))
     store = Store(output)
+    if not store.exists(MANIFEST):
+        refuse_foreign(store, _not_ours, kind="an eval set")
     rules = (tokenizer.sha256, tokenizer.probe_sha256, tokenizer.vocab_size)
     about = About(
         name=task.name,
@@ -86,6 +103,12 @@ def build(
             "there is another eval set", where=output, fix="choose another --output, or delete it"
         )
     return there or EvalSet.write(store, about, requests)
+
+
+def _not_ours(names: Set[str], inside: object) -> set[str]:
+    """Return what no build that was interrupted has left in a folder."""
+    ours = {TOKENS, REQUESTS}
+    return {name for name in names if name not in ours and not name.startswith(STAGING_PREFIX)}
 
 
 def _requests(task: Task) -> Iterator[tuple[tuple[int, int, int], str, str]]:

@@ -24,13 +24,14 @@ _MARKS = (b'"olm-dataset"', b'"olm-plan"')
 _HEAD = 1 << 20
 
 
-def refuse_foreign(store: Store, foreign: Foreign, *marks: str) -> None:
+def refuse_foreign(store: Store, foreign: Foreign, *marks: str, kind: str = "a dataset") -> None:
     """Refuse a folder that holds files of somebody else, and nothing that says it is ours.
 
     Args:
         foreign: which names are somebody else's; is given all of them, and how to look into a
             folder among them.
         marks: files that say so by their content: `"format": "olm-..."`.
+        kind: what the folder is to hold, for the message.
 
     Raises:
         UsageError: it does; names some.
@@ -41,7 +42,7 @@ def refuse_foreign(store: Store, foreign: Foreign, *marks: str) -> None:
     shown = ", ".join(map(printable, found[:3]))
     more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
     raise UsageError(
-        "the output folder holds files that are not of a dataset",
+        f"the output folder holds files that are not of {kind}",
         where=printable(store.root),
         why=f"it holds {shown}{more}",
         fix="name a new or an empty folder",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from olm_data.errors import UsageError
+from olm_data.errors import InputError, UsageError
 from olm_data.eval_sets.build import build
-from olm_data.eval_sets.eval_set import EvalSet, Primary
+from olm_data.eval_sets.eval_set import MANIFEST, EvalSet, Primary
 from olm_data.eval_sets.tasks import Choice, Question, Task
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
@@ -48,3 +49,42 @@ def test_a_first_token_without_anything_before_it_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match="neither BOS nor EOS"):
         made(tmp_path, tiny_tokenizer, ("", " fox"), eos="none")
+
+
+def test_a_choice_of_no_token_is_refused(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    rules = json.loads(tiny_tokenizer.read_text())
+    rules["normalizer"] = {"type": "Strip", "strip_left": True, "strip_right": True}
+    stripping = tmp_path / "strips.json"
+    stripping.write_text(json.dumps(rules))
+    with pytest.raises(InputError, match="no token of choice 1 of question 0: ' '"):
+        made(tmp_path / "out", stripping, ("the", " fox"), ("the", " "))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["tokens.txt", "manifest.json", "folder/x"])
+def test_it_is_not_written_among_the_files_of_others(
+    name: str, tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(UsageError, match="files that are not of an eval set"):
+        made(tmp_path, tiny_tokenizer, ("the", " fox"))
+    assert [path.name for path in tmp_path.iterdir()] == [name.partition("/")[0]]
+
+
+def test_a_build_that_was_interrupted_is_done_again(tmp_path: Path, tiny_tokenizer: Path) -> None:
+    first = made(tmp_path, tiny_tokenizer, ("the", " fox"))
+    (tmp_path / MANIFEST).unlink()
+    (tmp_path / ".staging-x").mkdir()
+    assert made(tmp_path, tiny_tokenizer, ("the", " fox")).info == first.info
+
+
+@pytest.mark.parametrize("output", ["", "s3:/bucket/x", "~/x", "https://host/x"])
+def test_it_is_not_written_where_no_output_can_be(
+    output: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = Task("mine", Primary.acc, [Question([Choice("the", " fox")], 0)], "mine", "", "mine")
+    with pytest.raises(UsageError):
+        build(task, load_tokenizer(tiny_tokenizer), output)
+    assert list(tmp_path.iterdir()) == []
