@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from olm_data.commands.said import note, print_json, refuse_given, warn
 from olm_data.errors import UsageError, typed
+
+if TYPE_CHECKING:
+    from olm_data.mixture.mix import MixResult
 
 
 @click.command()
@@ -81,15 +86,11 @@ def mix(
         _compare_packing(manifest, sequence_length, documents, html, as_json)
         return
     refuse_given(("sequence_length", "documents", "html"), "--compare-packing")
-    import msgspec
-
     from olm_data.counts import parse_count
     from olm_data.kinds import require
-    from olm_data.mixture import explain as shown
     from olm_data.mixture import mix as verb
     from olm_data.mixture.extend import extend as extend_lock
-    from olm_data.mixture.summary import print_summary, summarise, warnings
-    from olm_data.tables import console
+    from olm_data.mixture.summary import warnings
 
     require(manifest, "mixture", *(["lock"] if extend else []), "file")
     if extend:
@@ -97,21 +98,7 @@ def mix(
         done = extend_lock(manifest, tokens, output, dry_run=dry_run, overwrite=overwrite)
     else:
         done = verb.mix(manifest, output, dry_run=dry_run, overwrite=overwrite)
-    if as_json:
-        numbers = msgspec.to_builtins(summarise(done.lock))
-        numbers["warnings"] += done.warnings
-        result = {"lock": done.path, "status": done.status, **numbers}
-        result |= {"explain": shown.explain(done.lock)} if explain else {}
-        result |= {"tree": shown.tree(done.lock)} if tree else {}
-        print_json(result)
-    else:
-        terminal = console()
-        if tree:
-            terminal.print(shown.draw(done.lock), soft_wrap=True)
-        if explain:
-            click.echo("\n".join(shown.explain(done.lock)))
-        if not (tree or explain):
-            print_summary(done.lock, terminal)
+    _print_mixed(done, explain=explain, tree=tree, as_json=as_json)
     for warning in [*warnings(done.lock), *done.warnings]:
         warn(warning)
     note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
@@ -127,6 +114,30 @@ def mix(
         else f"torchrun -m olm_train.run train.yaml --data_loader.mixture={typed(done.path)}"
     )
     note(f"next: {following}")
+
+
+def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -> None:
+    import msgspec
+
+    from olm_data.mixture import explain as shown
+    from olm_data.mixture.summary import print_summary, summarise
+    from olm_data.tables import console
+
+    if as_json:
+        numbers = msgspec.to_builtins(summarise(done.lock))
+        numbers["warnings"] += done.warnings
+        result = {"lock": done.path, "status": done.status, **numbers}
+        result |= {"explain": shown.explain(done.lock)} if explain else {}
+        result |= {"tree": shown.tree(done.lock)} if tree else {}
+        print_json(result)
+    else:
+        terminal = console()
+        if tree:
+            terminal.print(shown.draw(done.lock), soft_wrap=True)
+        if explain:
+            click.echo("\n".join(shown.explain(done.lock)))
+        if not (tree or explain):
+            print_summary(done.lock, terminal)
 
 
 def _print_difference(old: str, new: str, as_json: bool) -> None:
