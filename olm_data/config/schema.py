@@ -9,7 +9,7 @@ else is left to `parse`, which knows more. Never: reads or writes files.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -31,10 +31,11 @@ from olm_data.config.hints import (
     plain,
     rest_of,
 )
-from olm_data.config.path import KeyPath
+from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
 
 _ENTRY_POINTS = "x-entry-points"
+_DEEPEST = 5
 """Key of a schema: what it describes is a part of one's own, or of the packages of this group."""
 
 _SIMPLE = {
@@ -184,28 +185,56 @@ def check_names(schema: Schema, values: Values) -> None:
     Raises:
         UsageError: names file and line or option, and the nearest name.
     """
-    _check(schema, schema["$defs"], values.data, values, ())
+    _check(schema, schema, values.data, values, ())
 
 
-def _check(node: Schema, definitions: Schema, value: Any, values: Values, path: KeyPath) -> None:
+def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath) -> None:
+    definitions = root["$defs"]
     while "$ref" in node:
         node = definitions[node["$ref"].rpartition("/")[2]]
     if "anyOf" in node:
         kind = _named(node["anyOf"], definitions, value, values, path)
         if kind is not None:
-            _check(kind, definitions, value, values, path)
+            _check(kind, root, value, values, path)
     elif isinstance(value, dict):
         known, other = node.get("properties", {}), node.get("additionalProperties")
         for name, item in value.items():
             unknown = other is False or (other and _ENTRY_POINTS in other and not _has_name(item))
             if unknown and name not in known:
-                raise values.unknown_field((*path, name), known)
+                raise values.unknown_field((*path, name), known, _places(root, str(name)))
         for name, item in value.items():
             if inner := known.get(name) or other:
-                _check(inner, definitions, item, values, (*path, name))
+                _check(inner, root, item, values, (*path, name))
     elif isinstance(value, list) and "items" in node:
         for number, item in enumerate(value):
-            _check(node["items"], definitions, item, values, (*path, number))
+            _check(node["items"], root, item, values, (*path, number))
+
+
+def _places(root: Schema, name: str) -> list[str]:
+    """Return where fields of a name stand, the least deep ones first: `train_module.optim.lr`."""
+    found: dict[str, None] = {}
+    level: list[tuple[Schema, KeyPath]] = [(root, ())]
+    for _ in range(_DEEPEST):
+        below = list[tuple[Schema, KeyPath]]()
+        for node, path in level:
+            for section in _sections(node, root["$defs"]):
+                inner = section.get("properties", {})
+                if name in inner:
+                    found[dotted((*path, name))] = None
+                below += [(each, (*path, key)) for key, each in inner.items()]
+        level = below
+    return list(found)
+
+
+def _sections(node: Schema, definitions: Schema) -> Iterator[Schema]:
+    """Yield the sections that a node may be."""
+    while "$ref" in node:
+        node = definitions[node["$ref"].rpartition("/")[2]]
+    if "anyOf" in node:
+        for each in node["anyOf"]:
+            yield from _sections(each, definitions)
+    elif "properties" in node:
+        yield node
 
 
 def _names(section: Schema) -> list[Any]:

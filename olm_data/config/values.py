@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from pathlib import Path
@@ -23,9 +23,11 @@ from olm_data.config.hints import bounds, choices, describe, example_of, mapping
 from olm_data.config.path import KeyPath, PlainMapping, dotted, parse_path, put
 from olm_data.config.strict_yaml import Numbers
 from olm_data.counts import parse_count
-from olm_data.errors import UsageError, printable, quoted, suggest
+from olm_data.errors import UsageError, nearest_of, printable, quoted, suggest
 from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
+
+_MOST_PLACES = 3
 
 
 class Values:
@@ -179,12 +181,21 @@ class Values:
                 return parse_count(value)
         return value
 
-    def unknown_field(self, path: KeyPath, known: Iterable[str]) -> UsageError:
-        """Return the error that there is no field at `path`, whose siblings are `known`."""
+    def unknown_field(
+        self, path: KeyPath, known: Iterable[str], elsewhere: Sequence[str] = ()
+    ) -> UsageError:
+        """Return the error that there is no field at `path`, whose siblings are `known`.
+
+        Args:
+            elsewhere: where fields of this very name stand.
+        """
+        siblings = list(known)
+        fix, near = suggest(str(path[-1]), siblings), nearest_of(str(path[-1]), siblings)
+        if elsewhere:
+            meant = [*([repr(near)] if near else []), *elsewhere]
+            fix = f"did you mean {' or '.join(meant[:_MOST_PLACES])}?"
         return UsageError(
-            f"unknown field {printable(dotted(path))}",
-            where=self.where(path),
-            fix=suggest(str(path[-1]), known),
+            f"unknown field {printable(dotted(path))}", where=self.where(path), fix=fix
         )
 
     def unknown_kind(self, path: KeyPath, name: str, known: Iterable[Any]) -> UsageError:
