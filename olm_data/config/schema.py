@@ -35,8 +35,9 @@ from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
 
 _ENTRY_POINTS = "x-entry-points"
-_DEEPEST = 5
 """Key of a schema: what it describes is a part of one's own, or of the packages of this group."""
+_DEEPEST = 5
+"""Sections in sections that a misplaced field is looked for in."""
 
 _SIMPLE = {
     int: "integer",

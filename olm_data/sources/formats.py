@@ -77,7 +77,7 @@ def describe(url: str, size: int, revision: str) -> InputFile:
         raise InputError(
             "the file's name tells no format that can be read",
             where=printable(url),
-            fix=f"name it by its format: {KNOWN}",
+            fix=f"convert it, or name it by what it is: {KNOWN}",
         )
     position = "line" if kind == "jsonl" and codec_of(url) else POSITIONS[kind]
     return InputFile(
