@@ -18,7 +18,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from olm_data.errors import UsageError
+from olm_train.data.base import DataLoaderBase
 from olm_train.distributed.world import World
+from olm_train.duration import Duration
 from olm_train.stability.gate import NonFinite
 
 
@@ -131,3 +134,31 @@ class TrainModule(ABC):
         config = getattr(self.model, "config", None)
         known = isinstance(config, Mapping) or is_dataclass(config)
         return config if known else {}
+
+
+def require_parts(train_module: object, data_loader: object, *durations: object) -> None:
+    """Refuse what a `Trainer` cannot take for a part, such as a plain model or loader of torch.
+
+    Args:
+        durations: each a `Duration` or None.
+
+    Raises:
+        UsageError: one is no such part; says what to write.
+    """
+    for name, part, kind, fix in (
+        ("train_module", train_module, TrainModule, "BasicTrainModule(model, optimizer, loss)"),
+        ("data_loader", data_loader, DataLoaderBase, "TorchDataLoader(loader)"),
+    ):
+        if not isinstance(part, kind):
+            raise UsageError(
+                f"{name} is a {kind.__name__}, not a {type(part).__name__}",
+                where="Trainer",
+                fix=f"give {name}={fix}, or derive a class of your own from {kind.__name__}",
+            )
+    for each in durations:
+        if not isinstance(each, Duration | None):
+            raise UsageError(
+                f"max_duration and hard_stop are Durations, not {each!r}",
+                where="Trainer",
+                fix="give Duration.steps(100), Duration.tokens(...) or Duration.epochs(...)",
+            )

@@ -47,7 +47,7 @@ from olm_train.notices.notice import Event
 from olm_train.optim.state import OptimizerState
 from olm_train.run_services import RunServices
 from olm_train.stability.report import BadSteps, NonFiniteError
-from olm_train.train_module_base import TrainModule
+from olm_train.train_module_base import TrainModule, require_parts
 
 DATA_POLL_SECONDS = 0.2
 """How often a rank that waits for data looks whether it was asked to stop."""
@@ -100,6 +100,7 @@ class Trainer(RunServices):
         chosen: Sequence[str] = (),
         on_cancel: Literal["finish", "requeue"] = "finish",
     ) -> None:
+        require_parts(train_module, data_loader, max_duration, hard_stop)
         self.train_module, self.world = train_module, train_module.world
         self.data_loader = data_loader
         self.save_folder = absolute(str(save_folder))

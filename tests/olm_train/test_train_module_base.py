@@ -11,14 +11,17 @@ import pytest
 import torch
 from support.runs import metrics
 from torch import Tensor, nn
+from torch.utils.data import DataLoader as TorchLoader
 
-from olm_data.errors import ValidationError
+from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_train import (
+    BasicTrainModule,
     DataLoader,
     Decoder,
     DecoderConfig,
     Duration,
+    TorchDataLoader,
     Trainer,
     TrainModule,
     TransformerTrainModuleConfig,
@@ -26,6 +29,7 @@ from olm_train import (
 )
 from olm_train.checkpoint.load import newest_checkpoint
 from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_base import require_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,3 +214,18 @@ def test_a_decoder_with_parameters_and_fields_of_its_own_resumes(
     assert "model.bias" in checkpoint.index.tensors
     with pytest.raises(ValidationError, match=r"model\.strength: 1\.0 -> 2\.0"):
         trainer(module(replace(shape, strength=2.0)), lock, tmp_path / "stopped", 5).fit()
+
+
+def test_parts_of_plain_torch_are_answered_by_what_to_wrap_them_in() -> None:
+    model, loader = nn.Linear(2, 1), TorchLoader([1, 2])
+    ours = BasicTrainModule(model, torch.optim.SGD, nn.MSELoss(), optim={"lr": 0.1})
+    wrapped = TorchDataLoader(loader)
+    for parts, says in (
+        ((model, wrapped, None), "give train_module=BasicTrainModule"),
+        ((ours, loader, None), "give data_loader=TorchDataLoader"),
+        ((ours, wrapped, 2), "give Duration.steps"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            require_parts(*parts)
+        assert says in str(refused.value)
+    require_parts(ours, wrapped, Duration.steps(2), None)
