@@ -202,7 +202,8 @@ def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath
         for name, item in value.items():
             unknown = other is False or (other and _ENTRY_POINTS in other and not _has_name(item))
             if unknown and name not in known:
-                raise values.unknown_field((*path, name), known, _places(root, str(name)))
+                elsewhere = () if path else _places(root, str(name))  # typed without its section
+                raise values.unknown_field((*path, name), known, elsewhere)
         for name, item in value.items():
             if inner := known.get(name) or other:
                 _check(inner, root, item, values, (*path, name))
