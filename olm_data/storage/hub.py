@@ -113,7 +113,7 @@ def gated(repository: str) -> UsageError:
     return UsageError(
         "the terms of this repository must be accepted first",
         where=repository,
-        fix="accept them on its page, then log in with `hf auth login`",
+        fix="accept them on its page, then log in with `hf auth login`, or set HF_TOKEN",
     )
 
 

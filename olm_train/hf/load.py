@@ -194,6 +194,7 @@ def fill(
                 continue
             if name in VOCABULARY_TABLES:
                 _fill_table(part, where, maps[name], read, plain.vocab_size, config.vocab_size)
+                _refuse_other_copies(maps[name], where, files, read, opened.place)
             else:
                 maps[name].fill(part, read, where)
             _refuse_not_finite(name, part, opened.place)
@@ -259,6 +260,28 @@ def _fill_table(
     if first < last:
         mean = _mean_row(table, read, across, old)
         part[first - rows.start : last - rows.start] = mean.to(part.dtype)
+
+
+def _refuse_other_copies(
+    table: TensorMap, where: Slices, files: SafeTensors, read: Reader, place: str
+) -> None:
+    """Refuse a tied table whose copy in the files is another tensor: readers would take either."""
+    (rows, across), (part,) = where, table.parts
+    for name in files.names.intersection(table.copies):
+        copy = replace(table, parts=(replace(part, name=name),))
+        same = files.shape(name) == part.shape
+        for first in range(rows.start, min(rows.stop, part.rows) * same, _ROWS):
+            at = (slice(first, min(rows.stop, part.rows, first + _ROWS)), across)
+            one = table.from_theirs(read, at, dtype=torch.float64)
+            same &= torch.equal(one, copy.from_theirs(files.read, at, dtype=torch.float64))
+        if not same:
+            raise ValidationError(
+                f"{name} is not {part.name}, and tie_word_embeddings is true",
+                where=place,
+                why="some readers would take both, others the second one alone",
+                fix=f"take {name} out of a copy of the files, or, where it counts, set "
+                "tie_word_embeddings to false in a copy of config.json",
+            )
 
 
 def _mean_row(table: TensorMap, read: Reader, across: slice, rows: int) -> Tensor:

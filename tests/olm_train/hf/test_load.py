@@ -48,6 +48,19 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(ours(ids), theirs(ids).logits, atol=1e-4, rtol=1e-4)
 
 
+def test_a_tied_head_that_is_stored_once_more_must_be_the_table(tmp_path: Path) -> None:
+    saved(tmp_path, "llama tied, one kv head")
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    change(tmp_path, lm_head__weight=table.clone())
+    assert any("lm_head.weight" in line for line in filled(tmp_path)[1])
+    other = table.clone()
+    other[-1, -1] += 1
+    for head in (other, table[:-1]):
+        change(tmp_path, lm_head__weight=head.clone())
+        with pytest.raises(ValidationError, match=r"lm_head\.weight is not model\.embed_tokens"):
+            filled(tmp_path)
+
+
 def test_a_tensor_too_many_and_one_too_few_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     change(tmp_path, model__extra__weight=torch.zeros(3))
