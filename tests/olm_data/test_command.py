@@ -1,11 +1,16 @@
-"""What a command costs beside its work: how it starts its workers, and how it ends."""
+"""How a command ends: its exit code, what it says of an error, what is done before it is gone."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from support.command import python
+
+from olm_data.command import Command
 
 
 @pytest.mark.parametrize("code", [None, 0, 3, "words"])
@@ -52,3 +57,17 @@ def test_a_defect_still_ends_by_its_traceback_and_exit_code_1(tmp_path: Path) ->
     )
     assert done.returncode == 1
     assert done.stderr.endswith("RuntimeError: defect\n")
+
+
+@click.command(cls=Command)
+def fill() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/runs/first")
+
+
+def test_an_error_of_the_machine_is_a_message_and_its_traceback_is_for_debug() -> None:
+    done = CliRunner().invoke(fill)
+    assert done.exit_code == 5
+    assert done.stderr.startswith("error: no space left to write")
+    assert "/runs/first" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in CliRunner().invoke(fill, ["--debug"]).stderr
