@@ -14,9 +14,9 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from olm_data.errors import ResourceError, StorageError
+from olm_data.errors import ResourceError, StorageError, UsageError, printable
 from olm_data.run_log.metric_names import of_averaged
-from olm_train.callbacks.base import TrainingRun
+from olm_train.callbacks.base import Callback, TrainingRun
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.state import flatten
 from olm_train.optim.averaging import RunningMean, is_averaged, local
@@ -26,6 +26,25 @@ DEFAULT_SUFFIX = "merged"
 Suffix = Annotated[
     str, Meta(pattern="^[a-z][a-z0-9_]*$", description="a letter, then letters, digits or _")
 ]
+
+
+def refuse_same_name(callback: Callback) -> None:
+    """Refuse another callback whose means would have the names of this one's.
+
+    Raises:
+        UsageError: names both.
+    """
+    callbacks = callback.trainer.callbacks
+    suffix = getattr(callback, "output_suffix", None)
+    same = [n for n, each in callbacks.items() if getattr(each, "output_suffix", None) == suffix]
+    if len(same) > 1:
+        raise UsageError(
+            f"the callbacks {' and '.join(map(printable, same))} both save weights as "
+            f"step...-{suffix}",
+            where=f"trainer.callbacks.{printable(same[-1])}.output_suffix",
+            why="one checkpoint cannot hold both means",
+            fix="give one of them another output_suffix",
+        )
 
 
 def weights_of(module: TrainModule) -> dict[str, Tensor]:
@@ -55,13 +74,17 @@ def write(
 ) -> bool:
     """Write a mean as `step...-SUFFIX`; return whether it is there. Every rank calls it.
 
+    The metrics of the steps in it are read first: what a bad step left is no mean of the run.
+
     Args:
         must: raise the error of a save that fails; else it is said.
 
     Raises:
         ResourceError, StorageError: it cannot be written, if `must`.
         ConflictError: another merge is there, or the lease is lost.
+        NonFiniteError: a step of it was bad, and the policy is not to go on.
     """
+    trainer.flush_metrics()
     dtypes = {name: weight.dtype for name, weight in weights_of(trainer.train_module).items()}
     whole = flatten(trainer.train_module.state_dict()["model"])
     weights = {**whole, **{n: value.to(dtypes[n]) for n, value in mean.mean.items()}}

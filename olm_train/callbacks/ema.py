@@ -19,7 +19,13 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert
-from olm_train.callbacks.averaged_weights import Suffix, evaluate, weights_of, write
+from olm_train.callbacks.averaged_weights import (
+    Suffix,
+    evaluate,
+    refuse_same_name,
+    weights_of,
+    write,
+)
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.merged import Merge
 from olm_train.optim.averaging import RunningMean
@@ -75,6 +81,7 @@ class EMACallback(Callback):
         return ["average of the weights"] if self._is_due() else []
 
     def pre_train(self) -> None:
+        refuse_same_name(self)
         average, trainer = self._average, self.trainer
         if average.count and average.first + average.count - 1 != trainer.step:
             trainer.say(f"note: the average of the weights begins anew after step {trainer.step:,}")

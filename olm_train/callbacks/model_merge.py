@@ -23,6 +23,7 @@ from olm_train.callbacks.averaged_weights import (
     DEFAULT_SUFFIX,
     Suffix,
     evaluate,
+    refuse_same_name,
     weights_of,
     write,
 )
@@ -88,6 +89,7 @@ class ModelMergeCallback(Callback):
         return [f"merge of step {end:,}" for end in self._complete()]
 
     def pre_train(self) -> None:
+        refuse_same_name(self)
         trainer, step = self.trainer, self.trainer.step
         for end, window in list(self._windows.items()):
             last = window.first + window.count - 1

@@ -192,10 +192,10 @@ class _Save:
                 fix=f"{error.fix}; then run the same command again",
             ) from error
         if there is not None:
-            if self.number and there.fence == self.number:  # what came after its manifest failed
-                return True
             if self.contents.name:
                 return self._is_same(there)
+            if self.number and there.fence == self.number:  # what came after its manifest failed
+                return True
             raise _taken(final, there.fence)
         if final.remote:
             self._check_lease()
@@ -204,7 +204,8 @@ class _Save:
         return False
 
     def _is_same(self, there: Manifest) -> bool:
-        """Whether the merge that is there is this one; steps repeated after a kill lead to it.
+        """Whether the merge that is there is this one, of this run or of one before it: steps
+        repeated after a kill lead to it.
 
         Raises:
             ConflictError: it is another one.

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from support.runs import SIX_STEPS, build_trainer, six_steps
+from support.runs import SIX_STEPS, build_trainer, one_step_trainer, six_steps
 
 from olm_data.errors import ConflictError, OlmError, UsageError, ValidationError
 from olm_data.storage.store import Store
+from olm_train.callbacks.base import Callback
 from olm_train.checkpoint import merged as module
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import FileEntry, Manifest
-from olm_train.checkpoint.merged import folder_of_paths, merge_checkpoints, merge_of
+from olm_train.checkpoint.merged import Merge, folder_of_paths, merge_checkpoints, merge_of
 from olm_train.distributed.world import World
 from olm_train.optim.averaging import Weighting, shares
 
@@ -137,6 +138,26 @@ def test_the_same_merge_again_stay(three: list[Checkpoint], tmp_path: Path) -> N
     assert Path(folder, "manifest.json").stat().st_mtime_ns == before
     with pytest.raises(ConflictError, match="another checkpoint is there"):
         merge_checkpoints(three, "linear", tmp_path / "out")
+
+
+def test_another_merge_of_the_same_start_is_refused_and_not_taken_for_saved(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    class TwoMerges(Callback):
+        def post_train(self) -> None:
+            weights = {"w": torch.zeros(2)}
+            ways: tuple[Weighting, ...] = ("uniform", "uniform", "linear")
+            for weighting in ways:
+                merge = Merge(weights=weighting, first=1, last=1, count=1)
+                self.trainer.checkpoints.save_merged(weights, merge, "both")
+
+    trainer = one_step_trainer(tiny_mixture, tmp_path)
+    trainer.callbacks.add("two", TwoMerges())
+    with pytest.raises(ConflictError, match="another checkpoint is there"):
+        trainer.fit()
+    merge = merge_of(opened(tmp_path / "step00000001-both"))
+    assert merge is not None
+    assert merge.weights == "uniform"
 
 
 @pytest.mark.parametrize(
