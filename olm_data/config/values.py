@@ -107,7 +107,8 @@ class Values:
         """Apply one `--a.b[0].c=value`; the value is YAML, a mapping replaces what stood there.
 
         Raises:
-            UsageError: the option has no name or no value, or its path leads nowhere.
+            UsageError: the option has no name or no value, its path leads nowhere, or it replaces
+                what an option before it gives a part of.
         """
         name, equals, text = _split(option)
         path = parse_path(name)
@@ -118,6 +119,13 @@ class Values:
                 """--name.of.mapping["key"]=value""",
             )
         shown = f"--{name}"
+        lost = [given for key, given in self._options.items() if _is_below(key, path)]
+        if lost:
+            raise UsageError(
+                f"{shown} replaces what {lost[0]} gives",
+                where=shown,
+                fix=f"give {shown} before it, or leave one of them out",
+            )
         self.give(path, strict_yaml.parse_value(text, where=shown, numbers=self.numbers), shown)
 
     def give(self, path: KeyPath, value: Any, shown: str) -> None:
@@ -247,6 +255,10 @@ class Values:
             why=reason_of(hint),
             fix=_written(path, example) if example else None,
         )
+
+
+def _is_below(key: KeyPath, path: KeyPath) -> bool:
+    return len(key) > len(path) and key[: len(path)] == path
 
 
 def _named(path: KeyPath) -> str:

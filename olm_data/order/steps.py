@@ -302,7 +302,7 @@ def rows_of_tokens(name: str, tokens: int, length: int) -> int:
         UsageError: it is no multiple of the sequence length.
     """
     if tokens < length or tokens % length:
-        low = tokens // length * length
+        low = max(0, tokens) // length * length
         near = " or ".join(f"{v:,}" for v in (low, low + length) if v)
         raise UsageError(
             f"{name} is {tokens:,} tokens, not a multiple of the sequence length {length:,}",

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import Config
+from olm_data.errors import printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +70,7 @@ class TrainingRun(Protocol):
     config_changes: tuple[str, ...]
     chosen: list[str]
     step: int
+    max_steps: int
     stop_step: int
     resumed: bool
     left: list[str]
@@ -138,6 +140,13 @@ class Callback(Config):
         """Return results of the model as it is now, by data set; every rank calls it.
 
         Asked for while other weights are in the model's place. Nothing is logged; default: none.
+        """
+        return {}
+
+    def named_steps(self) -> Mapping[str, Sequence[int]]:
+        """Return the steps that options name, by option; default: none.
+
+        Of those after the last step of the run a note is made before the first one.
         """
         return {}
 
@@ -237,3 +246,18 @@ class Callback(Config):
 
     def close(self) -> None:
         """Runs last, whatever happened."""
+
+
+def unreached(trainer: TrainingRun) -> list[str]:
+    """Return what options ask for after the last step of a run, a line each."""
+    last, named = trainer.stop_step, dict(trainer.checkpoints.config.named_steps())
+    for name, callback in trainer.callbacks.items():
+        named |= {f"{name}.{option}": [*s] for option, s in callback.named_steps().items()}
+    late = {option: [step for step in steps if step > last] for option, steps in named.items()}
+    return [
+        f"trainer.callbacks.{printable(option)}: the run ends at step {last:,}, before step "
+        + ", ".join(f"{step:,}" for step in steps[:3])
+        + (", ..." if steps[3:] else "")
+        for option, steps in late.items()
+        if steps
+    ]

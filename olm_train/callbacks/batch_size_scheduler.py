@@ -77,6 +77,9 @@ class BatchSizeSchedulerCallback(Callback):
             sizes = sizes.then(first, size)
         return sizes
 
+    def named_steps(self) -> dict[str, list[int]]:
+        return {"schedule": [step for step, _ in self.trainer.data_loader.batch_sizes.changes]}
+
     def post_attach(self) -> None:
         trainer = self.trainer
         if hasattr(trainer, "stop_step"):

@@ -26,7 +26,7 @@ from olm_data.run_log.metric_names import (
     THROUGHPUT,
     per_second,
 )
-from olm_train.callbacks.base import Callback
+from olm_train.callbacks.base import Callback, unreached
 from olm_train.checkpoint.manifest import step_of
 from olm_train.evaluation.held_out import lines_of_groups
 from olm_train.evaluation.scoring import line_of_task
@@ -71,6 +71,12 @@ class ConsoleLoggerCallback(Callback):
             f"({scaled(size)} {unit}) on {world.size} {device} "
             f"rank{'s' if world.size > 1 else ''}, into {trainer.save_folder}"
         )
+        loader = trainer.data_loader
+        rest = (
+            loader.left_over() if (loader.steps or 0) in range(1, trainer.stop_step + 1) else None
+        )
+        for note in [*([rest] if rest else []), *unreached(trainer)]:
+            trainer.say(f"note: {note}")
         for line in [*trainer.chosen, *module.describe()]:
             trainer.say(line)
 

@@ -13,9 +13,10 @@ from msgspec import Meta
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveInt
 from olm_data.decoding import convert
-from olm_data.errors import UsageError
-from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_MERGED, EVAL_TASK
+from olm_data.errors import UsageError, printable, suggest
+from olm_data.run_log.metric_names import EVAL_CE_LOSS, EVAL_MERGED, EVAL_TASK, of_averaged
 from olm_train.callbacks.base import Callback
+from olm_train.callbacks.evaluations import Evaluations
 
 
 class Best(msgspec.Struct, kw_only=True):
@@ -51,6 +52,29 @@ class EarlyStoppingCallback(Callback):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._best = Best()
+
+    def pre_train(self) -> None:
+        """Refuse to wait for an evaluation that nothing here makes.
+
+        Raises:
+            UsageError: there is no evaluator, or none of them knows the data set.
+        """
+        callbacks = self.trainer.callbacks.values()
+        if not all(type(callback).__module__.startswith("olm_train.") for callback in callbacks):
+            return  # one that is not ours may evaluate whatever it likes
+        sets = [name for c in callbacks if isinstance(c, Evaluations) for name in c.folders()]
+        if self.dataset is None:
+            known = [name for name in sets if not name.startswith(EVAL_TASK)]
+        else:
+            ends = [end for c in callbacks if (end := getattr(c, "output_suffix", None))]
+            known = [*sets, *(of_averaged(name, end) for name in sets for end in ends)]
+        if not known or self.dataset not in (None, *known):
+            raise UsageError(
+                f"no callback evaluates {printable(self.dataset or 'a data set')}: nothing would "
+                "stop the run",
+                where="trainer.callbacks.early_stopping",
+                fix=suggest(str(self.dataset), known) if known else "add lm_evaluator",
+            )
 
     def state_dict(self) -> JsonObject:
         plain: JsonObject = msgspec.to_builtins(self._best)

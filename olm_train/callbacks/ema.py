@@ -66,6 +66,9 @@ class EMACallback(Callback):
         self._mean: RunningMean | None = None
         self._failed = False
 
+    def named_steps(self) -> dict[str, list[int]]:
+        return {"start_step": [self.start_step + 1]}
+
     def state_dict(self) -> JsonObject:
         plain: JsonObject = msgspec.to_builtins(self._average)
         return plain

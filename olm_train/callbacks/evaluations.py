@@ -63,6 +63,13 @@ class Evaluations(Callback):
     def keep(self, names: Sequence[str]) -> None:  # a default, and a good one
         """Keep what is to be kept of evaluations besides the log; called before they are logged."""
 
+    def named_steps(self) -> dict[str, list[int]]:
+        only = not (self.fixed_steps or self.eval_on_startup or self.eval_on_finish)
+        return {
+            "fixed_steps": self.fixed_steps or [],
+            "eval_interval": [self.eval_interval] if only else [],
+        }
+
     def state_dict(self) -> JsonObject:
         return {"last": self._last, "made": dict(self._made)}
 

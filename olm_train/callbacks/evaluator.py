@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from olm_data.config.hints import FilePath, PositiveInt
 from olm_data.errors import OlmError
@@ -43,7 +45,7 @@ class LMEvaluatorCallback(Evaluations):
 
     called: ClassVar[str] = "lm_evaluator"
 
-    datasets: dict[str, FilePath]
+    datasets: Annotated[dict[str, FilePath], Meta(min_length=1)]
     by: list[str] = field(default_factory=list)
     max_batches: PositiveInt | None = None
 

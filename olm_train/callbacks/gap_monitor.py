@@ -71,6 +71,9 @@ class GAPMonitorCallback(Callback):
     dump_gradients_step_interval: PositiveInt = 1
     dump_gradients_save_first_n: PositiveInt | None = None
 
+    def named_steps(self) -> dict[str, list[int]]:
+        return {"dump_gradients_start_step": [self.dump_gradients_start_step]}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         monitor = self.monitor is not False

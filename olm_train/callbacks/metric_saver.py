@@ -59,6 +59,10 @@ class MetricSaverCallback(Callback):
         self._metrics: dict[str, float | None] = {}
         self._step = 0
 
+    def named_steps(self) -> dict[str, list[int]]:
+        interval = [] if self.save_interval is None else [self.save_interval]
+        return {"fixed_steps": self.fixed_steps or [], "save_interval": interval}
+
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         self._capture(step, metrics)
         every = self.save_interval

@@ -70,6 +70,10 @@ class ModelMergeCallback(Callback):
         self._means: dict[int, RunningMean] = {}
         self._failed = False
 
+    def named_steps(self) -> dict[str, list[int]]:
+        interval = [] if self.merge_interval is None else [self.merge_interval]
+        return {"merge_step": self.merge_step, "merge_interval": interval}
+
     def state_dict(self) -> JsonObject:
         return {"windows": {str(end): msgspec.to_builtins(w) for end, w in self._windows.items()}}
 
@@ -103,11 +107,6 @@ class ModelMergeCallback(Callback):
                 continue
             trainer.say(f"note: the merge of step {end:,} that was begun is dropped: {why}")
             self._drop(end)
-        for end in self.merge_step:
-            if end > trainer.stop_step:
-                trainer.say(
-                    f"note: no merge of step {end:,}: the run ends at step {trainer.stop_step:,}"
-                )
 
     def post_step(self) -> None:
         step = self.trainer.step
@@ -145,8 +144,9 @@ class ModelMergeCallback(Callback):
 
     def _open_at(self, step: int) -> list[int]:
         """Return the merges that a step belongs to."""
-        last = self.trainer.stop_step
-        ends: Iterable[int] = (*self.merge_step, last)
+        # Those after a hard stop, too: a run that goes on has their first steps in its checkpoint.
+        last = self.trainer.max_steps
+        ends: Iterable[int] = (*self.merge_step, self.trainer.stop_step)
         if self.merge_interval is not None:
             first = -(-step // self.merge_interval) * self.merge_interval
             stop = min(last + 1, step + self.merge_last_n_steps)

@@ -77,6 +77,13 @@ class SamplesCallback(Callback):
         self._requests: list[Request] = []
         self._tokenizer: Tokenizer | None = None
 
+    def named_steps(self) -> dict[str, list[int]]:
+        only = not (self.fixed_steps or self.eval_on_startup or self.eval_on_finish)
+        return {
+            "fixed_steps": self.fixed_steps or [],
+            "eval_interval": [self.eval_interval] if only else [],
+        }
+
     def left_to_do(self) -> list[str]:
         return ["samples"] if self._due() else []
 

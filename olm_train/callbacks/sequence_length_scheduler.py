@@ -64,6 +64,9 @@ class SequenceLengthSchedulerCallback(Callback):
         self._length: int | None = None  # of the rows of the last step
         self._left_out = 0
 
+    def named_steps(self) -> dict[str, list[int]]:
+        return {"warmup_steps": [self.warmup_steps]}
+
     def post_attach(self) -> None:
         lock = require_lock(self.trainer.data_loader, f"the callback {NAME}")
         self._full = lock.sequence_length

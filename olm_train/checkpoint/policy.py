@@ -86,6 +86,10 @@ class CheckpointerConfig(Config):
                 "max_checkpoints has no effect with remove: never", fix="leave one of them out"
             )
 
+    def named_steps(self) -> dict[str, list[int]]:
+        """Return the steps that are named one by one, by option."""
+        return {"checkpointer.fixed_steps": self.fixed_steps} if self.enabled else {}
+
     def kind_at(self, step: int, last: int) -> Kind | None:
         """Return the kind of checkpoint that is due after `step`, None for none.
 
@@ -137,6 +141,12 @@ class ListCheckpointerConfig(CheckpointerConfig):
                 where="save_steps",
                 fix="sort them, each one once",
             )
+
+    def named_steps(self) -> dict[str, list[int]]:
+        if not self.enabled:
+            return {}
+        steps = {"save_steps": self.save_steps, "fixed_steps": self.fixed_steps}
+        return {f"list_checkpointer.{option}": named for option, named in steps.items()}
 
     def kind_at(self, step: int, last: int) -> Kind | None:
         """As above; a step of the list is one of `save_interval`."""

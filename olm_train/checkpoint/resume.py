@@ -43,6 +43,7 @@ from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.checkpoint.state import FlatState, flatten, to_json
 from olm_train.checkpoint.weights import model_config
 from olm_train.data.base import DataLoaderBase
+from olm_train.data.lock_words import drawn_before
 from olm_train.hf.source import is_transformers
 from olm_train.model.config import DecoderConfig
 from olm_train.model.load import padded
@@ -257,10 +258,8 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
                 fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
             )
         exported = load_exported(place)
-        model = run.train_module.model_config
-        weights = exported.weights
-        if isinstance(model, DecoderConfig):
-            weights = padded(weights, model)
+        model, weights = run.train_module.model_config, exported.weights
+        weights = padded(weights, model) if isinstance(model, DecoderConfig) else weights
         step, digest = exported.about.step or 0, exported.about.weights.sha256
         start = StartingPoint(load=lambda: run.train_module.load_state_dict({"model": weights}))
     else:
@@ -273,6 +272,8 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
         else:
             _model_of(checkpoint, run)  # of a program that knows more, nothing is taken over
             state = checkpoint.state()
+            if known := drawn_before(state.data_loader, run.data_loader.lock):
+                run.say(f"note: {known}")
             start = StartingPoint(
                 load=lambda: _load_tensors(checkpoint, state, run, optim_state=policy.optim_state)
             )
@@ -287,8 +288,7 @@ def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> Sta
     if start.step >= run.stop_step:
         return start
     run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
-    lines = differences(checkpoint.config(), run.config)
-    changes = tuple(printable(line) for line in lines)
+    changes = tuple(map(printable, differences(checkpoint.config(), run.config)))
     for change in changes:
         run.say(f"  changed: {change}")
     if was.max_steps != run.max_steps:
@@ -395,6 +395,5 @@ def _refuse(changed: list[str], checkpoint: Checkpoint) -> None:
             f"the checkpoint belongs to another configuration: {'; '.join(changed)}",
             where=str(checkpoint.folder),
             why="it could not go on as the same run",
-            fix="use the configuration of the checkpoint (its config.json), or start a new run in "
-            "another trainer.save_folder",
+            fix="use that of the checkpoint (its config.json), or another trainer.save_folder",
         )

@@ -99,6 +99,10 @@ class DataLoaderBase(ABC):
         """Seconds the trainer has waited for batches so far; default: not measured, 0."""
         return 0.0
 
+    def left_over(self) -> str | None:
+        """Return what at the end of the data fills no step, in words; None: nothing is known."""
+        return None
+
     @property
     def skip(self) -> tuple[Range, ...]:
         """Ranges of global rows left out; none without a lock."""

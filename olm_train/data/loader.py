@@ -154,6 +154,10 @@ class DataLoader(DataLoaderBase):
         """Rows at the end of the schedule that do not fill a step."""
         return self._steps.leftover
 
+    def left_over(self) -> str | None:
+        count = self.leftover_rows
+        return f"{count:,} rows at the end fill no step and are not trained on" if count else None
+
     @property
     def skip(self) -> tuple[tuple[int, int], ...]:
         """Ranges of global rows left out, in the past and in the future of this run."""
@@ -311,13 +315,8 @@ class DataLoader(DataLoaderBase):
                 batches = [batch.to(self.device) for batch in batches]
             self.step += 1
             yield batches
-        if self.leftover_rows and self.rank == 0:
-            log.warning(
-                "the schedule ended after %d steps; %d rows were left over, fewer than a step's %d",
-                self.steps,
-                self.leftover_rows,
-                self._steps.sizes.size(self.steps),
-            )
+        if self.rank == 0 and (rest := self.left_over()):
+            log.warning("the schedule ended after %d steps; %s", self.steps, rest)
 
     def _timed(self, items: Iterator[list[Batch]]) -> Iterator[list[Batch]]:
         """Pass items on and count the seconds spent waiting for them."""

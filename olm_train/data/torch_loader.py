@@ -112,6 +112,11 @@ class TorchDataLoader(DataLoaderBase):
         except TypeError:
             return None
 
+    def left_over(self) -> str | None:
+        rest = 0 if self.steps is None else len(self.loader) % self.accumulate
+        batches = f"{rest:,} batch{'es' if rest > 1 else ''} of each rank"
+        return f"{batches} at the end of each epoch fill no step" if rest else None
+
     @property
     def data_wait_seconds(self) -> float:
         """Seconds the trainer has waited for batches so far."""

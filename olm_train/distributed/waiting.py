@@ -29,14 +29,14 @@ from torch.distributed.tensor import DTensor
 
 from olm_data.config.convert import Config
 from olm_data.counts import spell_ranges
-from olm_data.errors import OlmError
+from olm_data.errors import ResourceError
 from olm_train.distributed.world import World
 
 GRACE = timedelta(seconds=10)
 """How long a rank that gave up waits for the others to say that they did so too."""
 
 
-class RanksLostError(OlmError):
+class RanksLostError(ResourceError):
     """Other ranks did not come to a collective in time, or their connection broke."""
 
 
@@ -104,8 +104,10 @@ class Waiting:
         if self._world.store is not None:
             with contextlib.suppress(dist.DistError):  # the store died with the rank that hosts it
                 details = self._roll_call(self._world.store)
+        timed_out = any(word in str(error).lower() for word in ("timed out", "timeout"))
+        what = "timed out waiting for" if timed_out else "lost its connection to"
         return RanksLostError(
-            f"rank {self._world.rank} timed out waiting for other ranks",
+            f"rank {self._world.rank} {what} other ranks",
             where=details,
             why=str(error).strip().split("\n")[-1],
             fix="look at the messages of the ranks that are silent, and of their machines; the "

@@ -94,7 +94,7 @@ class DataLoaderConfig(Config):
     """
 
     mixture: FilePath
-    global_batch_size: int
+    global_batch_size: PositiveInt
     prefetch: NonNegativeInt = 2
     verify: Literal["lazy", "full", "off"] = "lazy"
     skip: list[list[int]] = field(default_factory=list)
@@ -249,7 +249,7 @@ class RunConfig(Config):
         model = values.data.get("model")
         lock = None
         begins = isinstance(trainer := values.data.get("trainer"), dict) and "load_path" in trainer
-        if begins and model is None:
+        if model is None and (begins or "model" in values.data):  # `model:` with nothing below it
             model = {}
         if isinstance(model, dict):
             values.data["model"] = model = named_shape(model, values) | model

@@ -87,12 +87,21 @@ def named_shape(model: JsonObject, values: Values) -> JsonObject:
     value = model.pop(given[0])
     try:
         if given[0] == "preset":
-            return preset_fields(str(value))
-        if not isinstance(value, int) or isinstance(value, bool):
+            shape = preset_fields(str(value))
+        elif isinstance(value, int) and not isinstance(value, bool):
+            shape = depth_fields(value)
+        else:
             raise UsageError(f"model.depth is an integer, not {value!r}")
-        return depth_fields(value)
     except UsageError as error:
         raise UsageError(error.what, where=where, fix=error.fix) from error
+    if shape.keys() <= model.keys():
+        raise UsageError(
+            f"model.{given[0]} has no effect: {', '.join(shape)} are all given beside it",
+            where=where,
+            why="fields of model override those of the shape that it names",
+            fix="leave it out, or the fields",
+        )
+    return shape
 
 
 def refuse_contradictions(given: JsonObject, derived: JsonObject, values: Values) -> None:

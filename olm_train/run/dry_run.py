@@ -152,8 +152,8 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
         )
     if stop_step < max_steps:
         yield f"hard stop at step {stop_step:,} of {max_steps:,}"
-    if loader.leftover_rows and max_steps == loader.steps:
-        yield f"{loader.leftover_rows:,} rows at the end do not fill a step and are not trained on"
+    if max_steps == loader.steps and (rest := loader.left_over()):
+        yield rest
     tokens = loader.tokens_before
 
     def factor(step: int) -> float:

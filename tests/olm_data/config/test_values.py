@@ -29,3 +29,12 @@ def test_what_is_no_option_is_refused(words: list[str], says: str) -> None:
     with pytest.raises(UsageError) as caught:
         Values({}).override_all(words, known=["--dry-run", "--help"])
     assert says in str(caught.value)
+
+
+def test_an_option_that_would_be_lost_is_refused() -> None:
+    whole, part = "--optim={name: lion}", "--optim.lr=0.5"
+    values = Values({})
+    values.override_all([whole, part, "--optim.lr=0.7"])
+    assert values.data == {"optim": {"name": "lion", "lr": 0.7}}
+    with pytest.raises(UsageError, match=r"--optim replaces what --optim\.lr gives"):
+        Values({}).override_all([part, whole])

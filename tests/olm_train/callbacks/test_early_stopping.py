@@ -81,3 +81,21 @@ def test_a_run_ends_early_and_says_why(
     steps = [line["step"] for line in metrics(tmp_path) if "eval" not in line]
     assert steps == [*range(1, 19)]  # evaluations after 9 and 18
     assert "cancelled at step 18 by early_stopping (CE loss has not been" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["lm_evaluator.enabled=false", "early_stopping.patience=1"], "evaluates a data set"),
+        (["early_stopping.dataset=heldd"], "evaluates heldd"),
+        (["early_stopping.dataset=merged/ema/held"], "evaluates merged/ema/held"),
+    ],
+)
+def test_one_that_no_evaluation_could_stop_is_refused(
+    tiny_mixture: Path, tmp_path: Path, options: list[str], said: str
+) -> None:
+    given = [f"--trainer.callbacks.{option}" for option in options]
+    trainer = build_trainer(tiny_mixture, tmp_path, *given)
+    with pytest.raises(UsageError, match=said):
+        trainer.fit()
+    assert trainer.step == 0

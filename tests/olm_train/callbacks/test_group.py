@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.runs import build_trainer
+from support.runs import build_trainer, one_step_trainer
 
 from olm_data.errors import UsageError
-from olm_train.callbacks.base import Callback
+from olm_train.callbacks.base import Callback, unreached
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
 from olm_train.callbacks.group import Callbacks
 
@@ -117,3 +117,34 @@ def test_a_priority_that_is_no_number_is_refused(
     callback.priority = priority  # type: ignore[misc]
     with pytest.raises(UsageError, match="priority of the callback 'mine'"):
         build_trainer(tiny_mixture, tmp_path).add_callback("mine", callback)
+
+
+def test_what_options_ask_for_after_the_end_of_the_run_is_said(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late = {
+        "lm_evaluator.fixed_steps": "[1, 400]",
+        "checkpointer.fixed_steps": "[500]",
+        "ema.start_step": "600",
+        "profiler.skip_first": "700",
+        "metric_saver.fixed_steps": "[800, 801, 802, 803]",
+        "model_merge.merge_step": "[1, 900]",
+    }
+    given = [f"--trainer.callbacks.{option}={value}" for option, value in late.items()]
+    one_step_trainer(tiny_mixture, tmp_path, *given[1:]).fit()
+    said = capsys.readouterr().err
+    for option, step in (
+        ("checkpointer.fixed_steps", "500"),
+        ("ema.start_step", "601"),
+        ("profiler.skip_first", "701"),
+        ("metric_saver.fixed_steps", "800, 801, 802, ..."),
+        ("model_merge.merge_step", "900"),
+    ):
+        assert (
+            f"note: trainer.callbacks.{option}: the run ends at step 1, before step {step}" in said
+        )
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    trainer = build_trainer(tiny_mixture, tmp_path / "evaluated", given[0], stop)
+    assert unreached(trainer) == [
+        "trainer.callbacks.lm_evaluator.fixed_steps: the run ends at step 1, before step 400"
+    ]

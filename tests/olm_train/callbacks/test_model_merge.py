@@ -123,7 +123,7 @@ def test_merges_at_steps_and_intervals_with_windows_that_overlap(
         assert_mean(tmp_path / f"step{end:08d}-mean", seen, "uniform")
     said = capsys.readouterr().err
     assert "the merge of step 5 is of 5 steps, not 12: it begins with step 1" in said
-    assert "no merge of step 99: the run ends at step 24" in said
+    assert "model_merge.merge_step: the run ends at step 24, before step 99" in said
 
 
 def test_training_is_the_same_to_the_bit_and_merged_weights_are_evaluated(
@@ -303,3 +303,19 @@ def test_off_it_does_nothing(tiny_mixture: Path, tmp_path: Path) -> None:
     given = "--trainer.callbacks.model_merge={merge_last_n_steps: 2, enabled: false}"
     build_trainer(tiny_mixture, tmp_path, OFF, given).fit()
     assert not list(tmp_path.glob("*-merged"))
+
+
+def test_a_hard_stop_in_a_window_leaves_the_later_merge_as_it_would_be(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"merge_step": [6], "merge_last_n_steps": 4}
+    end = "--trainer.max_duration={value: 7, unit: steps}"
+    recorder = Recorder()
+    trainer_with(tiny_mixture, tmp_path / "whole", OFF, end, recorder=recorder, **options).fit()
+    stop = "--trainer.hard_stop={value: 5, unit: steps}"
+    trainer_with(tiny_mixture, tmp_path / "cut", OFF, end, stop, **options).fit()
+    assert not list((tmp_path / "cut").glob("*-merged"))
+    assert "what was averaged lies in its last checkpoint" in capsys.readouterr().err
+    trainer_with(tiny_mixture, tmp_path / "cut", OFF, end, **options).fit()
+    one, other = (saved(tmp_path / run / "step00000006-merged") for run in ("whole", "cut"))
+    assert all(one[name].tobytes() == other[name].tobytes() for name in one)

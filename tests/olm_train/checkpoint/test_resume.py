@@ -11,9 +11,11 @@ from click.testing import CliRunner
 from support.runs import build_trainer, metrics, same_bits, tensors
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import read_starts
 from olm_train.checkpoint.documents import Origin
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.data.lock_words import describe_lock, drawn_before
 from olm_train.distributed.world import World
 from olm_train.export import main
 from olm_train.trainer import Trainer
@@ -96,6 +98,22 @@ def test_weights_alone_or_with_the_optimiser_begin_at_step_0_with_other_rows(
         if len(more) == 1:
             expected = moments
         assert same_bits({f"optim.{k}": v for k, v in state["optim"].items()}, expected)
+
+
+def test_a_new_run_on_data_that_its_weights_have_seen_says_so(
+    first: Path, tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began(tiny_mixture, tmp_path / "same", first, *NO_STATE)
+    said = capsys.readouterr().err
+    assert "the first 24 rows of this very mixture; this run begins with the first row" in said
+    lock = Lock.read(tiny_mixture)
+    state = {"lock": describe_lock(lock), "rows_consumed": 8, "lock_digest": "of another mixture"}
+    assert drawn_before(state, lock) == (
+        "its run has drawn rows from code, prose; some may be trained on again"
+    )
+    assert drawn_before({**state, "rows_consumed": 0}, lock) is None
+    assert drawn_before({**state, "lock": {"seed": "1"}}, lock) is None
+    assert drawn_before({"step": 3, "epoch": 1}, lock) is None
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_rows_that_fill_no_step_are_counted_and_reported(
     with caplog.at_level(logging.WARNING):
         assert sum(len(rows_of(step)) for step in batches) == 160
     assert caplog.messages == [
-        "the schedule ended after 10 steps; 1 rows were left over, fewer than a step's 16"
+        "the schedule ended after 10 steps; 1 rows at the end fill no step and are not trained on"
     ]
 
 

@@ -146,3 +146,12 @@ def test_a_size_that_nobody_knows_is_asked_for() -> None:
     assert TorchDataLoader(plain, global_batch_size=1).tokens_before(3) == 3
     with pytest.raises(UsageError, match="accumulate 0"):
         TorchDataLoader(plain, global_batch_size=1, accumulate=0)
+
+
+def test_batches_at_the_end_of_an_epoch_are_known_before_it() -> None:
+    def rest(count: int) -> str | None:
+        return TorchDataLoader(DataLoader(range(count), 2), accumulate=3).left_over()  # type: ignore[arg-type]
+
+    assert rest(12) is None
+    assert rest(16) == "2 batches of each rank at the end of each epoch fill no step"
+    assert TorchDataLoader(DataLoader(Stream(), 4)).left_over() is None

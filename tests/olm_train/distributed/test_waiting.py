@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train.distributed.waiting import CommConfig, Waiting, broke_off, numbers
+from olm_train.distributed.waiting import CommConfig, RanksLostError, Waiting, broke_off, numbers
 from olm_train.distributed.world import World
 
 
@@ -37,3 +37,20 @@ def test_a_wait_that_cannot_be_is_refused(name: str, value: float) -> None:
     with pytest.raises(UsageError) as refusal:
         CommConfig(**{name: value})
     assert f"{name} is above 0 and at most 10,000,000" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[gloo] Timed out waiting 1000ms for recv operation", "timed out waiting for other ranks"),
+        ("[gloo] Connection closed by peer [127.0.0.1]:1", "lost its connection to other ranks"),
+    ],
+)
+def test_a_connection_that_broke_is_not_called_a_wait(text: str, says: str) -> None:
+    world = World(rank=1, size=2)
+    with (
+        pytest.raises(RanksLostError, match=f"rank 1 {says}") as caught,
+        Waiting(world, nn.Linear(1, 1), timeout=1.0),
+    ):
+        raise RuntimeError(text)
+    assert caught.value.exit_code == 5

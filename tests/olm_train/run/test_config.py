@@ -105,3 +105,13 @@ def test_a_preset_is_a_starting_point(tiny_mixture: Path, tmp_path: Path) -> Non
 def test_the_saved_configuration_is_the_configuration(tiny_mixture: Path, tmp_path: Path) -> None:
     config = RunConfig.resolve(Values(config_values(tiny_mixture, tmp_path)))
     assert RunConfig.resolve(Values(config.as_dict())) == config
+
+
+@pytest.mark.parametrize("name", ["preset: olm-1m", "depth: 2"])
+def test_a_shape_of_which_nothing_is_left_is_refused(
+    tiny_mixture: Path, tmp_path: Path, name: str
+) -> None:
+    values = Values(config_values(tiny_mixture, tmp_path))
+    values.override(f"--model={{{name}, d_model: 16, n_layers: 2, n_heads: 2}}")
+    with pytest.raises(UsageError, match=r"has no effect: .*d_model.* are all given beside it"):
+        RunConfig.resolve(values)
