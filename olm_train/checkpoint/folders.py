@@ -15,7 +15,7 @@ import re
 import shutil
 from pathlib import Path
 
-from olm_data.errors import InputError, typed
+from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import nearest
 from olm_data.storage.disk import io_errors
 from olm_data.storage.lease import Fence
@@ -29,6 +29,9 @@ from olm_train.checkpoint.manifest import (
     folder_name,
     step_of,
 )
+
+MAX_POINTER = 1024
+"""Bytes of `latest` that are read."""
 
 _COMPLETE = re.compile(r"step\d{8,}(?:-[a-z][a-z0-9_]*)?")
 
@@ -123,6 +126,23 @@ def remove_checkpoint(save_folder: str | os.PathLike[str], step: int) -> None:
 def write_pointer(save_folder: Store, step: int) -> None:
     """Let `latest` name the checkpoint of `step`, atomically."""
     save_folder.put(POINTER, folder_name(step).encode() + b"\n")
+
+
+def lost_checkpoint(save_folder: Store, found: list[str]) -> list[OlmError]:
+    """Return the error that the checkpoint which `latest` names is gone; none if it is among
+    `found`, or nothing is named.
+
+    A run writes the pointer after the checkpoint, and never removes the newest one.
+    """
+    try:
+        name = save_folder.read(POINTER, limit=MAX_POINTER).decode("ascii", "replace").strip()
+    except (FileNotFoundError, InputError, ValidationError):
+        return []
+    if step_of(name) is None or name in found:
+        return []
+    return [
+        InputError(f"the checkpoint {name} that `{POINTER}` names is gone", where=save_folder.root)
+    ]
 
 
 def _folders(store: Store) -> dict[str, bool]:

@@ -46,7 +46,12 @@ from olm_train.checkpoint.documents import (
     fetch_logs,
     run_logs,
 )
-from olm_train.checkpoint.folders import candidates, remove_checkpoint, remove_partial
+from olm_train.checkpoint.folders import (
+    candidates,
+    lost_checkpoint,
+    remove_checkpoint,
+    remove_partial,
+)
 from olm_train.checkpoint.load import Checkpoint, newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import CONFIG, MERGE, STATE, Kind, Manifest, folder_name
 from olm_train.checkpoint.merged import Merge
@@ -159,7 +164,10 @@ class CheckpointManager:
             )
         damaged: list[OlmError] = []
         checkpoint = newest_checkpoint(folder, world, damaged.append)
-        for error in damaged:
+        gone: list[OlmError] = []
+        if policy.strategy is not LoadStrategy.never:
+            gone = world.on_main(lambda: lost_checkpoint(Store(folder), found))
+        for error in [*damaged, *gone]:
             self._run.say(f"warning: {error.what} ({error.where})")
         if checkpoint is not None:
             if damaged and policy.strict:
@@ -169,18 +177,19 @@ class CheckpointManager:
                     why="; ".join(error.what for error in damaged),
                     fix=f"restore it, or go on from step {checkpoint.step:,} without --strict",
                 )
-            if damaged:
+            if damaged or gone:
                 self._run.say(
                     f"warning: falling back to the checkpoint of step {checkpoint.step:,}"
                 )
             self.saved = world.on_main(lambda: _known(folder, checkpoint))
-        elif damaged or (policy.strategy is LoadStrategy.always and policy.path is None):
+        elif damaged or gone or (policy.strategy is LoadStrategy.always and policy.path is None):
             raise ValidationError(
                 "there is no usable checkpoint",
                 where=folder,
-                why="; ".join(error.what for error in damaged)
+                why="; ".join(error.what for error in [*damaged, *gone])
                 or "load_strategy is `always` and there is none at all",
-                fix="restore one, or start a new run in another trainer.save_folder",
+                fix="restore one, or start a new run in another trainer.save_folder; where all are "
+                "to be forgotten, remove this one, or give load_strategy `never`",
             )
         return checkpoint
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 from support.polling import wait_until
-from support.runs import build_trainer, metrics, same_bits, tensors
+from support.runs import SIX_STEPS, build_trainer, metrics, same_bits, tensors
 
 import olm_train.checkpoint.manager
-from olm_data.errors import ResourceError
+from olm_data.errors import ResourceError, ValidationError
 from olm_train.callbacks.base import Callback
 
 SAVE = "{save_interval: 3, fixed_steps: [4], pre_train_checkpoint: true, save_async: %s}"
@@ -107,3 +108,25 @@ def test_an_error_of_the_run_waits_for_the_save(tiny_mixture: Path, tmp_path: Pa
         train(tiny_mixture, tmp_path, "true", At(5, fail))
     assert (tmp_path / "latest").read_text() == "step00000004\n"
     assert (tmp_path / "step00000004" / "manifest.json").exists()
+
+
+def test_a_run_whose_newest_checkpoint_is_gone_says_so_and_never_begins_anew(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_trainer(tiny_mixture, tmp_path, *SIX_STEPS).fit()
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    shutil.rmtree(tmp_path / "step00000006")
+    gone = "the checkpoint step00000006 that `latest` names is gone"
+    trainer = build_trainer(tiny_mixture, tmp_path, *SIX_STEPS)
+    trainer.restore()
+    assert trainer.step == 4
+    assert f"warning: {gone}" in capsys.readouterr().err
+    for folder in tmp_path.glob("step*"):
+        shutil.rmtree(folder)
+    with pytest.raises(ValidationError, match=f"(?s)no usable checkpoint.*{gone}"):
+        build_trainer(tiny_mixture, tmp_path, *SIX_STEPS).fit()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+    (tmp_path / "latest").unlink()
+    trainer = build_trainer(tiny_mixture, tmp_path, *SIX_STEPS)
+    trainer.restore()
+    assert trainer.step == 0

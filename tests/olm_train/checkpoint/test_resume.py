@@ -11,11 +11,9 @@ from click.testing import CliRunner
 from support.runs import build_trainer, metrics, same_bits, tensors
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
-from olm_data.mixture.lock import Lock
 from olm_data.run_log.log import read_starts
 from olm_train.checkpoint.documents import Origin
 from olm_train.checkpoint.load import open_checkpoint
-from olm_train.data.lock_words import describe_lock, drawn_before
 from olm_train.distributed.world import World
 from olm_train.export import main
 from olm_train.trainer import Trainer
@@ -106,14 +104,6 @@ def test_a_new_run_on_data_that_its_weights_have_seen_says_so(
     began(tiny_mixture, tmp_path / "same", first, *NO_STATE)
     said = capsys.readouterr().err
     assert "the first 24 rows of this very mixture; this run begins with the first row" in said
-    lock = Lock.read(tiny_mixture)
-    state = {"lock": describe_lock(lock), "rows_consumed": 8, "lock_digest": "of another mixture"}
-    assert drawn_before(state, lock) == (
-        "its run has drawn rows from code, prose; some may be trained on again"
-    )
-    assert drawn_before({**state, "rows_consumed": 0}, lock) is None
-    assert drawn_before({**state, "lock": {"seed": "1"}}, lock) is None
-    assert drawn_before({"step": 3, "epoch": 1}, lock) is None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +117,7 @@ def test_a_new_run_on_data_that_its_weights_have_seen_says_so(
             "load_strict",
         ),
         ([NO_STATE[0]], UsageError, "no effect without load_path"),
-        (["--trainer.load_path={first}/none"], InputError, "no checkpoint"),
+        (["--trainer.load_path={first}/none"], InputError, "no such folder"),
         (["--trainer.load_path={first}", "--model.n_layers=1"], ValidationError, "n_layers"),
         (
             ["--trainer.load_path={first}", "--model.d_model=32", *NO_STATE],
