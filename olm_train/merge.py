@@ -72,3 +72,7 @@ def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool) ->
     for checkpoint, part in zip(found, merge.of, strict=True):
         click.echo(f"{part.share:8.2%}  {shown(checkpoint.folder)}")
     click.echo(f"the mean of {merge.count:,} weights: {shown(folder)}")
+
+
+if __name__ == "__main__":
+    main(prog_name="olm-train merge")
