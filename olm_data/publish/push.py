@@ -11,6 +11,7 @@ mix. Never: removes what somebody else keeps there.
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from olm_data.canonical import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.publish.content import CARD, Branch, Content, Kind, Watch
 from olm_data.publish.kinds import KINDS
+from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.hub_repository import Repository, is_commit
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
@@ -189,6 +191,10 @@ def _place(target: str, address: str, revision: str | None) -> Repository:
 
 def _verified(kind: Kind, store: Store, watch: Watch) -> Content:
     content = kind.read(store, store.exists)
+    # what is sent last is what was verified, whatever is written to the folder meanwhile
+    paths = {name: content.path(name) for name in content.last}
+    seen = {name: sha256_file(path) for name, path in paths.items() if path.is_file()}
+    content = replace(content, parts={**content.parts, **seen})
     damage = kind.damage(content, watch)
     if damage is not None:
         checks = kind.name == "dataset"
@@ -271,11 +277,24 @@ def _send(work: _Push, missing: list[str], head: str, card: bytes | None, kind: 
             head = place.send(pending, [], f"Parts of a {kind}; {content.last[-1]} follows", head)
             pending = []
     work.watch("send", done, total)
-    last: dict[str, Path | bytes] = {name: content.path(name) for name in content.last}
+    last: dict[str, Path | bytes] = {name: _as_verified(content, name) for name in content.last}
     if card is not None:
         last[CARD] = card
     pending += place.upload(last)
     return place.send(pending, [], f"{kind.capitalize()}, whole", head)
+
+
+def _as_verified(content: Content, name: str) -> bytes:
+    """Return the bytes of a file that names others, if they are those that were verified."""
+    data = content.store.read(name, limit=MAX_WHOLE)
+    if hashlib.sha256(data).hexdigest() != content.parts[name]:
+        raise ConflictError(
+            f"{printable(name)} changed while this was running",
+            where=content.store.root,
+            why="it may name files that were not sent; the repository is as it was, but for parts",
+            fix="run the same command again, once nobody writes to the folder",
+        )
+    return data
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:

@@ -159,6 +159,25 @@ def test_another_dataset_in_the_repository_stays_and_a_later_version_goes_over_a
     assert verify(str(tmp_path / "back")).ok
 
 
+@pytest.mark.parametrize("when", ["verify", "send"])
+def test_inputs_that_are_added_meanwhile_are_not_half_of_what_is_there(
+    when: str, hub: HubStub, books: Path, tmp_path: Path
+) -> None:
+    more = write_jsonl(tmp_path / "more.jsonl", texts(20, 3000))
+    data = tmp_path / "data"
+    shutil.copytree(books, data)
+
+    def watch(what: str, done: int, total: int) -> None:
+        if what == when and Dataset.open(str(data)).manifest.additions == []:
+            assert olm_data("add", data, more).returncode == 0
+
+    with pytest.raises(ConflictError, match=r"manifest.json changed while this was running"):
+        push(str(data), BOOKS, watch=watch)
+    assert "manifest.json" not in there(hub)
+    push(str(data), BOOKS)
+    assert pull(BOOKS, str(tmp_path / "back")).digest == Dataset.open(str(data)).digest
+
+
 def test_a_branch_of_its_own(hub: HubStub, books: Path, tmp_path: Path) -> None:
     hub.commits.post(
         "/api/repos/create", b'{"type":"dataset","organization":"lab","name":"books"}', ""
