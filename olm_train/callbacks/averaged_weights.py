@@ -2,6 +2,7 @@
 
 mean -> save_folder/step00000100-merged/
 mean -> in the model's place -> evaluators -> `merged/NAME` in the log -> the weights again
+                                    `-> a signal in the middle: nothing is logged, it is made again
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from olm_data.errors import ResourceError, StorageError, UsageError, printable
 from olm_data.run_log.metric_names import of_averaged
 from olm_train.callbacks.base import Callback, TrainingRun
+from olm_train.callbacks.evaluations import Evaluations, evaluated
 from olm_train.checkpoint.merged import Merge
 from olm_train.checkpoint.state import flatten
 from olm_train.optim.averaging import RunningMean, is_averaged, local
@@ -101,11 +103,34 @@ def write(
     return True
 
 
-def evaluate(trainer: TrainingRun, mean: RunningMean, suffix: str) -> None:
-    """Let the evaluators look at a mean, and log what they find; every rank calls it."""
-    evaluators = [callback.evaluate_now for callback in trainer.callbacks.values()]
+def evaluate(trainer: TrainingRun, mean: RunningMean, suffix: str, *, must: bool) -> bool:
+    """Let the evaluators look at a mean, and log what they find; every rank calls it.
+
+    Args:
+        must: whatever signal comes.
+
+    Returns:
+        Whether they did; not where a signal came: then it is made again, after the restart or in
+        `post_train`.
+    """
+    results = dict[str, Mapping[str, float]]()
     with trainer.pause(), in_place_of_weights(trainer.train_module, mean.mean):
-        found = [each() for each in evaluators]
-    results = {of_averaged(name, suffix): values for each in found for name, values in each.items()}
+        for callback in trainer.callbacks.values():
+            found = callback.evaluate_now(to_the_end=must)
+            if found is None:
+                return False
+            results |= {of_averaged(name, suffix): values for name, values in found.items()}
     if results:
         trainer.log_evaluation(results)
+    return True
+
+
+def is_evaluated(trainer: TrainingRun, suffix: str) -> bool:
+    """Whether a mean of this step is in the log already, and so was saved; every rank calls it.
+
+    The last checkpoint of a run may be older than that.
+    """
+    evaluators = [each for each in trainer.callbacks.values() if isinstance(each, Evaluations)]
+    names = {of_averaged(name, suffix) for each in evaluators for name in each.folders()}
+    known = trainer.world.on_main(lambda: evaluated(trainer.work_dir, trainer.step))
+    return bool(names) and names <= known

@@ -136,10 +136,13 @@ class Callback(Config):
         """
         return {}
 
-    def evaluate_now(self) -> Mapping[str, Mapping[str, float]]:
+    def evaluate_now(self, *, to_the_end: bool = False) -> Mapping[str, Mapping[str, float]] | None:
         """Return results of the model as it is now, by data set; every rank calls it.
 
         Asked for while other weights are in the model's place. Nothing is logged; default: none.
+
+        Args:
+            to_the_end: whatever signal comes; else None is returned where one came meanwhile.
         """
         return {}
 

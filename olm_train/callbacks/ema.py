@@ -22,6 +22,7 @@ from olm_data.decoding import convert
 from olm_train.callbacks.averaged_weights import (
     Suffix,
     evaluate,
+    is_evaluated,
     refuse_same_name,
     weights_of,
     write,
@@ -115,14 +116,16 @@ class EMACallback(Callback):
         self._failed = False  # the disk takes something again
 
     def post_train(self) -> None:
-        if self._average.count and self._average.written != self.trainer.step:
+        if self._is_due(ended=True):
             self._write(must=True)
 
-    def _is_due(self) -> bool:
-        average, each = self._average, self.save_interval
-        step = self.trainer.step
-        due = step >= self.trainer.stop_step or (each is not None and step % each == 0)
-        return due and average.count > 0 and average.written != step
+    def _is_due(self, *, ended: bool = False) -> bool:
+        average, each, trainer = self._average, self.save_interval, self.trainer
+        step = trainer.step
+        ended |= step >= trainer.stop_step
+        due = ended or (each is not None and step % each == 0)
+        missing = due and average.count > 0 and average.written != step
+        return missing and not (ended and is_evaluated(trainer, self.output_suffix))
 
     def _running(self) -> RunningMean:
         if self._mean is None:
@@ -142,5 +145,5 @@ class EMACallback(Callback):
         if not write(self.trainer, mean, merge, self.output_suffix, must=must):
             self._failed = True
             return
-        evaluate(self.trainer, mean, self.output_suffix)
-        average.written = step
+        if evaluate(self.trainer, mean, self.output_suffix, must=must):
+            average.written = step

@@ -127,9 +127,9 @@ class Evaluations(Callback):
             if self.cancel_after_first_eval:
                 trainer.cancel_run("the first evaluation is made", by=self.called)
 
-    def evaluate_now(self) -> dict[str, dict[str, float]]:
-        """Return results of the model as it is now; none where a signal came meanwhile."""
-        return self._evaluate(list(self.folders())) or {}
+    def evaluate_now(self, *, to_the_end: bool = False) -> dict[str, dict[str, float]] | None:
+        """Return results of the model as it is now; None where a signal came meanwhile."""
+        return self._evaluate(list(self.folders()), to_the_end=to_the_end)
 
     def _evaluate(
         self, names: Sequence[str], *, to_the_end: bool = False

@@ -23,6 +23,7 @@ from olm_train.callbacks.averaged_weights import (
     DEFAULT_SUFFIX,
     Suffix,
     evaluate,
+    is_evaluated,
     refuse_same_name,
     weights_of,
     write,
@@ -90,7 +91,10 @@ class ModelMergeCallback(Callback):
         }
 
     def left_to_do(self) -> list[str]:
-        return [f"merge of step {end:,}" for end in self._complete()]
+        ends = self._complete()
+        if ends and is_evaluated(self.trainer, self.output_suffix):
+            return []
+        return [f"merge of step {end:,}" for end in ends]
 
     def pre_train(self) -> None:
         refuse_same_name(self)
@@ -176,7 +180,12 @@ class ModelMergeCallback(Callback):
 
     def _finish(self, *, must: bool) -> None:
         """Write and evaluate what is complete, and let go of it."""
-        for end in self._complete():
+        ends, trainer = self._complete(), self.trainer
+        ended = trainer.step in ends and trainer.step >= trainer.stop_step
+        if ended and is_evaluated(trainer, self.output_suffix):  # by an earlier start
+            ends.remove(trainer.step)
+            self._drop(trainer.step)
+        for end in ends:
             window, mean = self._windows[end], self._mean(end)
             merge = Merge(
                 weights=cast("Weighting", window.weights),
@@ -184,11 +193,11 @@ class ModelMergeCallback(Callback):
                 last=end,
                 count=window.count,
             )
-            if not write(self.trainer, mean, merge, self.output_suffix, must=must):
+            if not write(trainer, mean, merge, self.output_suffix, must=must):
                 self._failed = True
                 return
-            evaluate(self.trainer, mean, self.output_suffix)
-            self._drop(end)
+            if evaluate(trainer, mean, self.output_suffix, must=must):
+                self._drop(end)
 
     def _drop(self, end: int) -> None:
         del self._windows[end]

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.runs import build_trainer, one_step_trainer
+from support.runs import build_trainer, metrics, one_step_trainer
 
 from olm_data.errors import UsageError
 from olm_train.callbacks.averaged_weights import in_place_of_weights, weights_of
@@ -12,8 +16,79 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
 from olm_train.callbacks.ema import EMACallback
 from olm_train.callbacks.model_merge import ModelMergeCallback
+from olm_train.distributed.preempt import Preempted
 from olm_train.optim.averaging import RunningMean
 from olm_train.stability.report import NonFiniteError
+from olm_train.trainer import Trainer
+
+
+def averaged(lock: Path, folder: Path) -> Trainer:
+    """Four steps, with means that are evaluated after the second and the last one."""
+    callbacks = "--trainer.callbacks"
+    return build_trainer(
+        lock,
+        folder,
+        "--trainer.hard_stop={value: 4, unit: steps}",
+        f"{callbacks}.checkpointer={{save_interval: 50}}",
+        f"{callbacks}.model_merge={{merge_interval: 2, merge_last_n_steps: 2}}",
+        f"{callbacks}.ema={{decay: 0.5, save_interval: 2}}",
+    )
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def evaluations(folder: Path) -> list[tuple[int, list[str], Any]]:
+    """Those of the log by step and name, whatever the order of one step."""
+    found = [line for line in metrics(folder) if "eval" in line]
+    return sorted((line["step"], list(line["eval"]), line["eval"]) for line in found)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    averaged(tiny_mixture, folder).fit()
+    return evaluations(folder)
+
+
+SLOW = [pytest.param(4, killed, marks=pytest.mark.slow) for killed in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("step", "killed_at"), [(2, 0), (4, 0), *SLOW])
+def test_a_signal_while_means_are_evaluated_loses_no_evaluation(
+    tiny_mixture: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    killed_at: int,
+    undisturbed: Any,
+) -> None:
+    trainer = averaged(tiny_mixture, tmp_path)
+    evaluate, log = trainer.train_module.eval_losses, trainer.log_evaluation
+    signals, logged = list[None](), list[Any]()
+
+    def signalled(batch: Any, **options: Any) -> Any:
+        if trainer.step == step and not signals:
+            signals.append(os.kill(os.getpid(), signal.SIGTERM))
+        return evaluate(batch, **options)
+
+    def killed(results: Any) -> None:
+        logged.extend([results] * len(signals))
+        if killed_at and len(logged) == killed_at:
+            raise Killed
+        log(results)
+
+    monkeypatch.setattr(trainer.train_module, "eval_losses", signalled)
+    monkeypatch.setattr(trainer, "log_evaluation", killed)
+    with contextlib.suppress(Preempted, Killed):
+        trainer.fit()
+    assert (trainer.step, len(signals)) == (step, 1)
+    for _ in range(2):  # the second one has nothing to do
+        again = averaged(tiny_mixture, tmp_path)
+        again.fit()
+    assert not again.left
+    assert evaluations(tmp_path) == undisturbed
 
 
 def test_other_weights_are_in_the_model_and_its_own_come_back_whatever_happens(
