@@ -1,8 +1,9 @@
 """What a process says besides its own messages, without credentials.
 
-    tracebacks (also of threads and finalizers)   -> shown, on standard error
-    logging, of any library, with its tracebacks  -> redacted before any handler has it
-    warnings                                      -> shown
+    tracebacks (also of threads and finalizers)     -> shown, on standard error
+    logging, of any library, with its tracebacks    -> redacted before any handler has it
+    a log that cannot be written, as on a full disk -> one line, on standard error
+    warnings                                        -> shown
 
 Commands and workers call `guard` first; a library does not change its host's logging, so that
 importing this package does nothing. Our own errors are redacted where they are made.
@@ -15,6 +16,7 @@ import sys
 import threading
 import traceback
 import warnings
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -28,6 +30,7 @@ def guard() -> None:
     threading.excepthook = sys.unraisablehook = _told
     if not isinstance(logging.getLogRecordFactory(), _Records):
         logging.setLogRecordFactory(_Records(logging.getLogRecordFactory()))
+    logging.Handler.handleError = _log_failed  # type: ignore[method-assign]
     warnings.formatwarning = _warning
 
 
@@ -63,6 +66,21 @@ class _Records:
         if record.exc_info:  # formatters take this text where there is one
             record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
         return record
+
+
+_failed_logs = set[tuple[str, type[BaseException] | None]]()
+
+
+def _log_failed(handler: logging.Handler, record: logging.LogRecord) -> None:
+    """Say that a handler failed, once for a library and kind of error: a log has many lines."""
+    kind, error, _ = sys.exc_info()
+    library = record.name.partition(".")[0]
+    if (library, kind) in _failed_logs:
+        return
+    _failed_logs.add((library, kind))
+    with suppress(OSError, ValueError):  # standard error may be what failed
+        why = shown(f"{kind.__name__ if kind else 'error'}: {error}")
+        print(f"warning: {shown(library)} could not write its log: {why}", file=sys.stderr)
 
 
 def _warning(

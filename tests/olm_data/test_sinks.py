@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,10 +42,25 @@ def test_it_is_said_without_the_credential(how: str) -> None:
     assert (done.returncode != 0) == (how == "an error nobody catches")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_log_on_a_full_disk_is_one_line_and_no_traceback() -> None:
+    program = (
+        "import logging\nfrom olm_data.sinks import guard\nguard()\n"
+        "log = logging.getLogger('wandb.sdk')\nlog.addHandler(logging.FileHandler('/dev/full'))\n"
+        "log.warning('first'); log.warning('second %d', 'wrong')\nlog.warning('third')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    full = [line for line in done.stderr.splitlines() if "No space left on device" in line]
+    assert full == [
+        "warning: wandb could not write its log: OSError: [Errno 28] No space left on device"
+    ]
+    assert "Traceback" not in done.stderr
+
+
 def test_importing_the_package_changes_no_logging_of_its_host() -> None:
     program = (
-        "import logging, sys, warnings\nbefore = (logging.getLogRecordFactory(), sys.excepthook)\n"
-        "import olm_data, olm_data.sinks\n"
-        "assert before == (logging.getLogRecordFactory(), sys.excepthook)\n"
+        "import logging, sys, warnings\nthere = lambda: (\n"
+        "  logging.getLogRecordFactory(), sys.excepthook, logging.Handler.handleError)\n"
+        "before = there()\nimport olm_data, olm_data.sinks\nassert before == there()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

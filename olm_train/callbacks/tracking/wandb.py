@@ -1,7 +1,8 @@
 """Weights & Biases: a run on a server, or with WANDB_MODE=offline files in `wandb/` of the folder.
 
 The server says which step it has last, so nothing is sent twice and no step is left out. Steps of
-lost weights are removed by `resume_from`; a server that refuses keeps them. Off: error reports of
+lost weights are removed by `resume_from`; a server that refuses keeps them. A row is closed once it
+was sent: an evaluation that is made after a restart comes with the next one. Off: error reports of
 the client, machine facts, system metrics, console, code and git.
 """
 
@@ -87,6 +88,7 @@ class WandBTracker(Tracker):
         self._run: wandb.Run | None = None
         self._last = self._there = 0
         self._logged = False
+        self._late: dict[str, float] = {}  # of the last row, which was closed before they came
 
     def open(self, key: str | None, logged: int) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when its service starts
@@ -124,11 +126,12 @@ class WandBTracker(Tracker):
     def log(self, steps: list[LoggedStep]) -> None:
         assert self._run is not None
         for step in steps:
-            if step.step <= self._last:  # its row is closed
+            if step.step <= self._last:
                 self._run.summary.update(step.metrics)
+                self._late |= step.metrics
             else:
-                self._run.log(step.metrics, step=step.step, commit=True)
-                self._last, self._logged = step.step, True
+                self._run.log({**self._late, **step.metrics}, step=step.step, commit=True)
+                self._last, self._logged, self._late = step.step, True, {}
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._run is not None

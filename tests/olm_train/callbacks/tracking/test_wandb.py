@@ -131,6 +131,22 @@ def test_a_late_evaluation_of_a_step_that_is_there_comes_into_the_summary(
     assert json.loads(only(wandb).summary)["eval/late/PPL"] == 3.5
 
 
+def test_an_evaluation_that_is_made_after_a_restart_comes_with_the_next_row(
+    wandb: WandBService, tmp_path: Path
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    feed(tmp_path, WandBCallback())
+    with (tmp_path / "metrics.jsonl").open("a") as log:
+        log.write('{"step": 8, "eval": {"late": {"PPL": 3.5}}}\n')
+    write_log(tmp_path, range(9, 13))
+    feed(tmp_path, WandBCallback(), 8)
+    rows = only(wandb).rows()
+    assert [step for step, _ in rows] == [*range(1, 13)]
+    assert [(step, row["eval/late/PPL"]) for step, row in rows if "eval/late/PPL" in row] == [
+        (9, 3.5)
+    ]
+
+
 def test_tags_given_there_end_the_run(wandb: WandBService, tmp_path: Path) -> None:
     write_log(tmp_path, range(1, 6))
     callback = WandBCallback(tags=("Cancelled", "x"), cancel_check_interval=4)
