@@ -72,7 +72,13 @@ def in_place_of_weights(module: TrainModule, mean: Mapping[str, Tensor]) -> Iter
 
 
 def write(
-    trainer: TrainingRun, mean: RunningMean, merge: Merge, suffix: str, *, must: bool
+    trainer: TrainingRun,
+    mean: RunningMean,
+    merge: Merge,
+    suffix: str,
+    *,
+    must: bool,
+    otherwise: str = "the merge is tried again",
 ) -> bool:
     """Write a mean as `step...-SUFFIX`; return whether it is there. Every rank calls it.
 
@@ -80,6 +86,7 @@ def write(
 
     Args:
         must: raise the error of a save that fails; else it is said.
+        otherwise: what comes of the mean then, for the user.
 
     Raises:
         ResourceError, StorageError: it cannot be written, if `must`.
@@ -96,7 +103,7 @@ def write(
     except (ResourceError, StorageError) as error:
         if must:
             raise
-        trainer.say(f"warning: {error}\n  training goes on; the merge is tried again")
+        trainer.say(f"warning: {error}\n  training goes on; {otherwise}")
         return False
     steps = f"{merge.count:,} steps, {merge.first:,} to {merge.last:,}"
     trainer.say(f"saved the mean of {steps}: {folder.rpartition('/')[2]}")

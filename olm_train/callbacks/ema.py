@@ -142,7 +142,9 @@ class EMACallback(Callback):
             decay=self.decay,
         )
         mean = self._running()
-        if not write(self.trainer, mean, merge, self.output_suffix, must=must):
+        ended = step >= self.trainer.stop_step
+        otherwise = "it is tried again" if ended else f"no average of step {step:,} is saved"
+        if not write(self.trainer, mean, merge, self.output_suffix, must=must, otherwise=otherwise):
             self._failed = True
             return
         if evaluate(self.trainer, mean, self.output_suffix, must=must):

@@ -8,9 +8,11 @@ import pytest
 import torch
 from support.runs import build_trainer, metrics
 
+from olm_data.errors import ResourceError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.ema import EMACallback
 from olm_train.checkpoint.load import open_checkpoint
+from olm_train.checkpoint.manager import CheckpointManager
 from olm_train.checkpoint.merged import merge_of
 from olm_train.distributed.world import World
 from olm_train.trainer import Trainer
@@ -117,6 +119,28 @@ def test_an_average_that_begins_late_or_anew_says_so(
         ).fit()
     trainer_with(tiny_mixture, tmp_path).fit()
     assert "note: the average of the weights begins with step 6" in capsys.readouterr().err
+
+
+def test_an_average_that_could_not_be_written_is_not_promised_for_later(
+    tiny_mixture: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = CheckpointManager.save_merged
+
+    def full(manager: CheckpointManager, weights: Any, merge: Any, suffix: str) -> str:
+        if merge.last == 5:
+            raise ResourceError("the disk is full")
+        return whole(manager, weights, merge, suffix)
+
+    monkeypatch.setattr(CheckpointManager, "save_merged", full)
+    trainer_with(tiny_mixture, tmp_path, OFTEN, decay=0.8, save_interval=5).fit()
+    assert "training goes on; no average of step 5 is saved" in capsys.readouterr().err
+    assert [p.name for p in sorted(tmp_path.glob("*-ema"))] == [
+        "step00000010-ema",
+        "step00000012-ema",
+    ]
 
 
 def test_off_it_does_nothing(tiny_mixture: Path, tmp_path: Path) -> None:
