@@ -30,7 +30,7 @@ def guard() -> None:
     threading.excepthook = sys.unraisablehook = _told
     if not isinstance(logging.getLogRecordFactory(), _Records):
         logging.setLogRecordFactory(_Records(logging.getLogRecordFactory()))
-    logging.Handler.handleError = _log_failed  # type: ignore[method-assign]
+    logging.Handler.handleError = _log_failed  # type: ignore[assignment,method-assign]
     warnings.formatwarning = _warning
 
 

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,14 +55,25 @@ def of_machine(error: OSError | MemoryError) -> OlmError:
     return _translated(error, where)
 
 
+def room_left(place: str) -> str:
+    """Return how much room there is at a path, in words; "" where the system does not say.
+
+    A file system may be out of inodes, one of which each file takes, with most bytes free.
+    """
+    try:
+        found = os.statvfs(existing_parent(place))
+    except OSError:
+        return ""
+    if found.f_files and not found.f_favail:
+        return "its file system takes no more files: all inodes are in use"
+    return f"{found.f_bavail * found.f_frsize:,} bytes are free there"
+
+
 def _translated(error: OSError, where: str | None) -> OlmError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = None
-        with contextlib.suppress(OSError):
-            free = shutil.disk_usage(existing_parent(where or ".")).free
-        room = "" if free is None else f"; {free:,} bytes are free there"
+        left = room_left(where or ".")
         return ResourceError(
-            f"no space left to write{room}",
+            f"no space left to write{f'; {left}' if left else ''}",
             where=where,
             fix="make room, then run the same command again; finished work is kept",
         )

@@ -64,6 +64,15 @@
   const names = part => [...new Set(runs.flatMap(run => run.evaluations.flatMap(e => Object.keys(e[part]))))];
   const sets = () => names("losses");
   const colourOf = (run, set) => set === null ? COLOURS[run.number % 8] : runs.length > 1 ? COLOURS[run.number % 8] : COLOURS[(1 + sets().indexOf(set)) % 8];
+  // of several runs: colours are the runs' and dashes the held-out sets', or the other way round where the colours are the curves'
+  const DASHES = ["6 3", "2 3", "8 3 2 3", "12 4", "8 3 2 3 2 3", "1 5"];
+  const dashOfSet = set => runs.length > 1 ? DASHES[sets().indexOf(set) % 6] : "";
+  const dashOfRun = run => runs.length > 1 && run.number ? DASHES[(run.number - 1) % 6] : "";
+  function swatch(colour, dash) { // a line of a legend, drawn as in the chart
+    let place = 0;
+    const cuts = dash.split(" ").map((n, i) => `${i % 2 ? "transparent" : colour} ${place}px ${place += +n}px`);
+    return el("i", { class: "swatch", style: { background: dash ? `repeating-linear-gradient(90deg, ${cuts.join(", ")})` : colour } });
+  }
   function lastStep() { return Math.max(1, ...runs.map(run => run.words ? run.words.step : 0)); }
   function range() { return [shown.from, Math.min(shown.to, lastStep())]; }
   function at(run, step) { // number of the point that holds a step
@@ -153,8 +162,7 @@
       let path = "";
       s.steps.forEach((v, i) => { if (s.ys[i] !== null) path += `${path ? "L" : "M"}${x(v).toFixed(1)} ${y(s.ys[i]).toFixed(1)}`; });
       const line = { d: path, fill: "none", stroke: colour, "stroke-width": s.train ? 1.4 : 2, "stroke-linejoin": "round", class: s.train ? "train" : s.part ? "part" : "evaluation" };
-      if (s.part && runs.length > 1) line["stroke-dasharray"] = ["", "6 3", "2 3", "8 3 2 3"][s.run.number % 4];
-      else if (!s.train && runs.length > 1) line["stroke-dasharray"] = ["6 3", "2 3", "8 3 2 3"][sets().indexOf(s.set) % 3];
+      if (!s.train) line["stroke-dasharray"] = s.part ? dashOfRun(s.run) : dashOfSet(s.set);
       inside.append(draw("path", line));
       if (s.part) s.colour = colour;
       if (s.downs && s.steps.length < 200) s.steps.forEach((v, i) => s.ups[i] > s.downs[i] && inside.append(draw("path", { d: `M${x(v) - 3} ${y(s.ups[i])}h6m-3 0V${y(s.downs[i])}m-3 0h6`, fill: "none", stroke: colour, class: "error" })));
@@ -177,11 +185,11 @@
       const words = (spec.series || []).map(s => {
         let i = s.steps.length - 1;
         if (there && s.train) i = at(s.run, step);
-        else if (there && s.part && !s.held) i = Math.max(0, s.steps.findIndex(v => v >= step));
+        else if (there && s.part && !s.held) { const k = s.steps.findIndex(v => v >= step); if (k >= 0) i = k; } // past its end: its last
         else if (there) { i = -1; s.steps.forEach((v, k) => { if (v <= step) i = k; }); }
         while (i > 0 && s.ys[i] === null) i--;
         const label = s.set === null ? (runs.length > 1 ? s.run.name : "train") : (runs.length > 1 ? s.run.name + ": " : "") + s.set;
-        if (s.part) return el("span", { class: "part" }, el("i", { style: { borderColor: s.colour, borderTopStyle: s.run.number % 4 && runs.length > 1 ? "dashed" : "solid" } }), `${label}${s.metric ? " " + s.metric : ""} ${i < 0 ? "–" : number(s.ys[i])}${i >= 0 && s.ups && s.ups[i] > s.ys[i] ? " ± " + number(s.ups[i] - s.ys[i]) : ""}`);
+        if (s.part) return el("span", { class: "part" }, swatch(s.colour, dashOfRun(s.run)), `${label}${s.metric ? " " + s.metric : ""} ${i < 0 ? "–" : number(s.ys[i])}${i >= 0 && s.ups && s.ups[i] > s.ys[i] ? " ± " + number(s.ups[i] - s.ys[i]) : ""}`);
         return i < 0 ? null : (spec.main || runs.length > 1 ? label + " " : "") + number(s.ys[i]);
       }).filter(w => w);
       if (spec.ledger || spec.held) spec.out.replaceChildren(...words);
@@ -323,13 +331,13 @@
         ...names.map(name => el("tr", {}, el("td", { "data-name": "" }, name), ...known.map(run => el("td", { class: "number", "data-name": run.name }, (run.words.facts.find(f => f[0] === name) || ["", ""])[1])))));
       parts.facts.replaceChildren(el("div", { class: "scroll", style: { width: "100%" } }, table));
     } else if (known.length) parts.facts.replaceChildren(...known[0].words.facts.map(([name, value]) => el("div", {}, el("b", {}, value), el("span", {}, name))));
-    const key = (colour, text, dash) => el("li", {}, el("i", { class: dash ? "dash" : "", style: { borderColor: colour } }), text);
+    const key = (colour, text, dash) => el("li", {}, swatch(colour, dash), text);
     const focused = document.activeElement && parts.legend.contains(document.activeElement);
     if (!focused) parts.legend.replaceChildren(...(several ? runs.map(run => {
       const box = el("input", { type: "checkbox", onchange: e => { run.hidden = !e.target.checked; redraw(); } });
       box.checked = !run.hidden;
-      return el("li", {}, el("label", {}, box, " ", el("i", { style: { borderColor: colourOf(run, null) } }), run.name));
-    }) : runs.map(run => key(colourOf(run, null), "train"))), ...sets().map(set => key(several ? "var(--soft)" : colourOf(runs[0], set), `held-out ${set}`, several)),
+      return el("li", {}, el("label", {}, box, " ", swatch(colourOf(run, null), ""), run.name));
+    }) : runs.map(run => key(colourOf(run, null), "train", ""))), ...sets().map(set => key(several ? "var(--soft)" : colourOf(runs[0], set), `held-out ${set}`, dashOfSet(set))),
       el("li", { class: "soft" }, "▼ spike · ▲ checkpoint · ┊ start · ○ end"));
     parts.slide.max = parts.step.max = lastStep();
     if (cursor.step === null) parts.slide.value = parts.step.value = lastStep();

@@ -28,7 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
-from olm_data.storage.disk import fsync_directory, write_durable
+from olm_data.storage.disk import fsync_directory, room_left, write_durable
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import clear_files, write_pointer
@@ -151,7 +151,7 @@ class _Save:
             raise ResourceError(
                 f"the checkpoint of step {self.contents.step} could not be written",
                 where=self.store.root,
-                why=_reason(error),
+                why=_reason(error, self.store),
                 fix="free some space or correct the permissions there",
             ) from error
         finally:
@@ -331,8 +331,11 @@ def _taken(final: Store, number: int) -> ConflictError:
     )
 
 
-def _reason(error: BaseException) -> str:
+def _reason(error: BaseException, store: Store) -> str:
+    reason, failure = str(error), error
     if isinstance(error, CheckpointException) and error.failures:
         rank, (failure, _) = next(iter(error.failures.items()))
-        return f"rank {rank}: {failure}"
-    return str(error)
+        reason = f"rank {rank}: {failure}"
+    full = getattr(failure, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    left = room_left(store.root) if full and not store.remote else ""
+    return f"{reason}; {left}" if left else reason

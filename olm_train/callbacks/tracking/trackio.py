@@ -121,8 +121,11 @@ class TrackioTracker(Tracker):
         if any(os.environ.get(name) for name in SERVERS) or not self._rows:
             return
         path = SQLiteStorage.get_project_db_path(self._told.project)
-        with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
-            steps = _steps(file, id)
+        try:
+            with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file:
+                steps = _steps(file, id)
+        except sqlite3.Error as error:  # the disk is full: nobody knows what is there
+            raise RowsLost(self._there) from error
         if sum(step > self._there for step in steps) < self._rows:
             raise RowsLost(_whole(steps))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +31,21 @@ HOSTILE = "<img src=x onerror=document.title='hacked'><script>document.title='ha
 
 @pytest.fixture
 def server(lock: Path, run: Path) -> Iterator[Server]:
-    with Server([RunView(run, HOSTILE, str(lock))], 0) as serving:
+    with served([RunView(run, HOSTILE, str(lock))]) as serving:
+        yield serving
+
+
+@contextlib.contextmanager
+def served(views: list[RunView]) -> Iterator[Server]:
+    """Answer for some runs while the body runs."""
+    with Server(views, 0) as serving:
         thread = threading.Thread(target=serving.serve_forever, args=(0.01,))
         thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+        try:
+            yield serving
+        finally:
+            serving.shutdown()
+            thread.join()
 
 
 def get(server: Server, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
@@ -192,6 +203,41 @@ def test_a_click_shows_what_each_document_cost_and_the_page_what_each_source_doe
         page.wait("document.querySelector('#olm-documents .docs')")
         assert "no losses of this step yet" in page.text()
         assert "null" not in page.text()
+        assert chromium.problems == []
+
+
+@needs_browser
+def test_the_legends_of_two_runs_tell_their_curves_apart(
+    lock: Path, run: Path, tmp_path: Path
+) -> None:
+    sets = ["a", "b", "merged/a", "merged/b"]
+    results = {name: {"CE loss": 5.0 + n, "BPB": 1.0 + n} for n, name in enumerate(sets)}
+    with (run / "metrics.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 5, "eval": results}) + "\n")
+    for step in (1, 2):
+        ledger_of(lock, run, step)
+    folders = [run, *(shutil.copytree(run, tmp_path / name) for name in ("second", "third"))]
+    views = [RunView(each, each.name, str(lock)) for each in folders]
+    with served(views) as serving, browser() as chromium:
+        page = chromium.open(serving.url)
+        page.wait("document.querySelectorAll('#clip-0 ~ g path.train').length == 3")
+        page.wait("document.querySelectorAll('.part .swatch').length >= 6 + 3 * 4")
+        seen = "[...document.querySelectorAll('%s .swatch')].map(n => n.style.background)"
+        legend, parts = page.js(seen % ".legend"), page.js(seen % ".part")
+        assert len(set(legend)) == len(legend) == 3 + len(sets)
+        held = parts[: 3 * len(sets)]
+        assert len(set(held)) == len(held)
+        text = "[...document.querySelectorAll('.part')].map(n => n.textContent).join()"
+        latest = page.js(text)
+        first, past = (
+            page.js(
+                "(() => { const n = document.querySelector('input[type=number]'); "
+                f"n.value = {step}; n.dispatchEvent(new Event('change')); return {text} }})()"
+            )
+            for step in (1, 5)
+        )
+        assert first != latest
+        assert past == latest  # the ledger ends at step 2
         assert chromium.problems == []
 
 

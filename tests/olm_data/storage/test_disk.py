@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from olm_data.storage.disk import (
     make_folder,
     of_machine,
     refuse_file_above,
+    room_left,
     sizes_in_folder,
     write_in_place,
 )
@@ -25,6 +27,20 @@ def test_system_errors_name_the_place_and_the_next_step() -> None:
     assert full.value.exit_code == 5
     with pytest.raises(ResourceError, match="not allowed"), io_errors("/x"):
         raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_a_file_system_without_inodes_is_not_said_to_have_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    there = list(os.statvfs(tmp_path))
+    there[5:8] = [4000, 0, 0]  # inodes: all, free, free to this user
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(there))
+    inodes = pytest.raises(ResourceError, match="all inodes are in use")
+    with inodes as full, io_errors(str(tmp_path)):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert "bytes are free" not in str(full.value)
+    there[5:8] = [0, 0, 0]  # a file system that does not count them
+    assert "bytes are free" in room_left(str(tmp_path))
 
 
 def test_a_missing_file_is_itself_to_a_reader_and_a_missing_folder_an_error_to_a_writer() -> None:

@@ -78,6 +78,18 @@ assert tracker.truncate(9) == 3
 tracker.log(list(StepReader(folder, 4).read(complete=True)))
 tracker.close("finished")
 assert count() == 9
+tracker.open(key, 9)
+assert tracker.truncate(8) == 8
+tracker.log(list(StepReader(folder, 9).read(complete=True)))
+wait_until(lambda: count() == 9, "the last row")
+path.unlink()
+path.mkdir()  # nobody can say what is there
+try:
+    tracker.close("finished")
+except RowsLost as error:
+    assert error.step == 8, error
+else:
+    raise AssertionError("nothing was said")
 """
 
 
