@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.runs import REPOSITORY
 from support.tracked import (
     Sink,
@@ -25,7 +26,8 @@ from support.tracked import (
 
 from olm_data.errors import UsageError
 from olm_data.run_log.log import Start, append_start, keep_until
-from olm_train.track import configured, named
+from olm_train.callbacks.tracking.state import Tracked, write_tracked
+from olm_train.track import configured, main, named
 
 READ: dict[str, Callable[[Path], Sink]] = {
     "comet": of_comet,
@@ -99,6 +101,16 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     done = track(tmp_path / "run", "--to", "tensorboard", "--dry-run")
     assert "3 steps, for tensorboard" in done.stdout
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error_for_people(tmp_path: Path) -> None:
+    write_log(tmp_path, range(1, 3))
+    write_tracked(tmp_path, "tensorboard", Tracked(key="tensorboard", step=1))
+    (tmp_path / "tracking.json.tmp").mkdir()  # stands for a mount that is read-only for root too
+    done = CliRunner().invoke(main, [str(tmp_path), "--to", "tensorboard"])
+    assert isinstance(done.exception, SystemExit)
+    assert done.exit_code == 4
+    assert "tracking.json.tmp" in done.stderr
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
