@@ -127,6 +127,12 @@ def _damaged(input: InputFile, file: IO[bytes] | None, error: BaseException) -> 
     where = input.path
     if file is not None and not file.closed:
         where += f", near byte {file.tell()} of {input.bytes}"
+    if "Dictionary mismatch" in str(error):  # zstd's words
+        return InputError(
+            "the file was compressed with a zstd dictionary, which is not read",
+            where=input.path,
+            fix="unpack it with the dictionary: zstd -d -D DICTIONARY FILE",
+        )
     return InputError(
         "the file is truncated or damaged",
         where=where,

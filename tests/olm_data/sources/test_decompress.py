@@ -88,6 +88,15 @@ def test_zero_bytes_after_and_between_compressed_streams_are_no_data(
             read_source(path)
 
 
+def test_a_file_that_needs_a_dictionary_is_not_called_damaged(tmp_path: Path) -> None:
+    samples = [lines([{"text": f"sample {n}"}]) for n in range(2000)]
+    known = zstandard.train_dictionary(2000, samples)
+    packed = zstandard.ZstdCompressor(dict_data=known).compress(samples[0])
+    path = write(tmp_path / "a.jsonl.zst", packed)
+    with pytest.raises(InputError, match=r"zstd dictionary, which is not read[\s\S]*zstd -d -D"):
+        read_source(path)
+
+
 def test_one_zero_byte_after_gzip_is_no_data_and_zeros_alone_are_no_gzip(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl.gz", gzip.compress(lines([{"text": "one"}])) + b"\0")
     assert read_source(path).texts == ["one"]
