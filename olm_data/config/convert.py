@@ -233,11 +233,17 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
         raise UsageError(
             f"{printable(found)} is not a dataclass that can be made",
             where=where,
-            fix="decorate it with @dataclass(frozen=True, kw_only=True), and write all methods "
-            f"that {parts.base.__name__} leaves open",
+            fix=f"decorate it with @dataclass({_frozen(parts.base)}kw_only=True), and write all "
+            f"methods that {parts.base.__name__} leaves open",
         )
     given = {key: item for key, item in value.items() if key != "name"}
     return _section(kind, hint, given, values, path)
+
+
+def _frozen(base: type) -> str:
+    """Return the option that a dataclass derived from `base` needs, as its base has it."""
+    own = getattr(base, "__dataclass_params__", None)
+    return "frozen=True, " if own is not None and own.frozen else ""
 
 
 def _keeps(limits: Meta, value: Any) -> bool:
