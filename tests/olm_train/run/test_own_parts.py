@@ -146,7 +146,10 @@ def test_each_part_has_its_effect(tiny_mixture: Path, tmp_path: Path, change: An
         ({"train_module__loss__name": OWN + "SpikyLos"}, "did you mean 'SpikyLoss'"),
         ({"train_module__loss__name": "no_such_lab:X"}, "no module no_such_lab"),
         ({"trainer__callbacks__counting__by": 0}, "counting.by is at least 1"),
-        ({"trainer__callbacks__counting__name": OWN + "NoDataclass"}, "not a dataclass"),
+        (
+            {"trainer__callbacks__counting__name": OWN + "NoDataclass"},
+            "with @dataclass(kw_only=True)",
+        ),
         ({"trainer__callbacks__counting__name": "countng"}, "no kind called"),
         ({"trainer__callbacks__speed_monitr": {}}, "did you mean 'speed_monitor'"),
         ({"trainer__callbacks__own": {}}, "unknown field trainer.callbacks.own"),
