@@ -66,6 +66,11 @@ def kind_of(path: str) -> str | None:
         return None
 
 
+def is_text_name(path: str) -> bool:
+    """Whether a name is that of a file of text or of records with text, as it ends."""
+    return _TEXT.search(path) is not None
+
+
 def require(path: str, *wanted: str) -> None:
     """Refuse a path that holds something else than what is wanted.
 

@@ -21,7 +21,6 @@ from pathlib import Path
 import click
 import msgspec
 
-import olm_data
 from olm_data.command import Command
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
@@ -51,6 +50,7 @@ with needs("evaluating a model"):
     from olm_train.model.decoder import Decoder
     from olm_train.model.loss_chunked import by_label_chunked
     from olm_train.stop import stopped_by_sigterm
+    from olm_train.text_file import is_text_file, tokenized
     from olm_train.watched_run import Watch, refuse_to_watch
 
 ROWS = 8
@@ -195,7 +195,7 @@ class Evaluation:
         return results
 
     def _length_of_row(self, dataset: Dataset) -> int:
-        return max(1, min(self.length, dataset.tokens))
+        return _rows_of(dataset.tokens, self.length)[0]
 
     def _on_dataset(
         self,
@@ -204,8 +204,8 @@ class Evaluation:
         device: torch.device,
         stop: Callable[[], bool] | None,
     ) -> dict[str, float] | None:
-        length = self._length_of_row(dataset)
-        held_out = HeldOut(dataset, length, ROWS * length, by=self._by, world=World(device=device))
+        size = _rows_of(dataset.tokens, self.length)
+        held_out = HeldOut(dataset, *size, by=self._by, world=World(device=device))
         return held_out.measure(losses_of(model), stop=stop)
 
     def _on_task(
@@ -217,7 +217,8 @@ class Evaluation:
         stop: Callable[[], bool] | None,
     ) -> dict[str, float] | None:
         world = World(device=device)
-        task = TaskRequests(eval_set, self.length, ROWS * self.length, world=world)
+        size = _rows_of(len(eval_set.requests.tokens), self.length)
+        task = TaskRequests(eval_set, *size, world=world)
         scores = task.measure(losses_of(model), stop=stop)
         if scores is None or other is None:
             return None if scores is None else scores.metrics()
@@ -228,8 +229,8 @@ class Evaluation:
         return scores.metrics() | change(scores.values[name], before.values[name]).metrics(name)
 
     def _open(self, found: Portable, place: str, scratch: Path | None) -> Dataset | EvalSet:
-        if scratch is not None and Path(place).is_file():
-            place = _tokenized(found, place, scratch)
+        if scratch is not None and is_text_file(place):
+            place = tokenized(found, place, scratch)
         opened: Dataset | EvalSet
         if Store(place).exists(MANIFEST):
             opened = open_task(place, place, found.recorded_lock)
@@ -240,6 +241,12 @@ class Evaluation:
         if found.recorded_lock is None:
             _check(found, rules, place)
         return opened
+
+
+def _rows_of(tokens: int, longest: int) -> tuple[int, int]:
+    """Return tokens of a row and of a batch for so many tokens: few of them make few rows."""
+    length = max(1, min(longest, tokens))
+    return length, length * max(1, min(ROWS, -(-tokens // length)))
 
 
 def _length_of(found: Portable) -> int:
@@ -273,30 +280,6 @@ def _check(found: Portable, rules: TokenizerRules, place: str) -> None:
         )
 
 
-def _tokenized(found: Portable, file: str, scratch: Path) -> str:
-    """Tokenise a file of text with the model's tokenizer; return the folder of the data set."""
-    data = found.tokenizer_json()
-    tokenizer = found.tokenizer()  # checked against the lock
-    assert data is not None
-    scratch.mkdir()
-    (scratch / TOKENIZER).write_bytes(data)
-    rules = found.rules(tokenizer)
-    names = [
-        None if token is None else tokenizer.id_to_token(token)
-        for token in (rules.begins, rules.eos)
-    ]
-    output = str(scratch / "tokens")
-    olm_data.tokenize(
-        file,
-        tokenizer=scratch / TOKENIZER,
-        output=output,
-        bos=names[0] or "none",
-        eos=names[1] or "none",
-        workers=1,
-    )
-    return output
-
-
 def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()) -> Evaluated:
     """Return the results of a model on several data sets or tasks; `by`: see `HeldOut`."""
     return Evaluation(found, folders, by=by).measure(found)
@@ -308,7 +291,7 @@ def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()
     "--data",
     multiple=True,
     required=True,
-    help="Folder of a dataset or of an eval set, or a file of text; repeat it.",
+    help="Folder of a dataset or of an eval set, or a file of text, local or remote; repeat it.",
 )
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option("--compare", help="Another model, as MODEL: differences of tasks to it.")

@@ -27,7 +27,7 @@ FACADE = {
     },
     "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "shard", "tokenizer"},
-    "tokenizer": {"probe", "tokenizer"},
+    "tokenizer": {"byte_alphabet", "probe", "tokenizer"},
     "eval_sets": {"eval_set"},
     "exporting": {"destination", "model_folder", "model_receipt"},
     "packing": {"best_fit"},

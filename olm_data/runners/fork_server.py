@@ -48,6 +48,16 @@ def start(modules: Sequence[str]) -> None:
         forkserver.ensure_running()
 
 
+def take_environment(values: Mapping[str, str]) -> None:
+    """In a worker: let the environment be what the parent's is now, but for `ONE_THREAD`.
+
+    The server's own is that of the time when it started: credentials set since would be missing.
+    """
+    for name in os.environ.keys() - values.keys() - ONE_THREAD.keys():
+        del os.environ[name]
+    os.environ.update({n: value for n, value in values.items() if n not in ONE_THREAD})
+
+
 def short_sockets() -> None:
     """See to it that this process's workers can be reached, however long the name of TMPDIR is.
 

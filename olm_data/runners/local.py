@@ -24,7 +24,7 @@ import resource
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,7 +34,7 @@ import numpy as np
 
 from olm_data.errors import ResourceError
 from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Rest, Runner, Watch
-from olm_data.runners.fork_server import short_sockets
+from olm_data.runners.fork_server import short_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
 
@@ -205,7 +205,8 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         self.tasks: list[int] = []
         self.idle = True
-        self.process = context.Process(target=_worker_main, args=(theirs, job, shared), daemon=True)
+        own = (theirs, job, shared, dict(os.environ))
+        self.process = context.Process(target=_worker_main, args=own, daemon=True)
         self.process.start()
         theirs.close()  # so that the worker's death is the end of the pipe
 
@@ -260,8 +261,9 @@ class Reporter:
         self.row[Count.PEAK_KIB] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _worker_main(pipe: Connection, job: Job, shared: Any) -> None:
+def _worker_main(pipe: Connection, job: Job, shared: Any, environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    take_environment(environment)
     guard()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, len(Count))

@@ -18,6 +18,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from olm_data.tokenizer.byte_alphabet import byte_alphabet
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 
@@ -68,7 +69,7 @@ def token_bytes(spec: TokenizerSpec) -> TokenBytes | None:
     model = json.loads(spec.json_bytes)
     if not _byte_level(model.get("decoder")):
         return None
-    alphabet = _alphabet()
+    alphabet = byte_alphabet()
     added = {token["id"]: token["content"] for token in model.get("added_tokens") or []}
     pieces: list[bytes] = [b""] * spec.vocab_size
     for token, number in spec.reference.get_vocab(with_added_tokens=True).items():
@@ -116,11 +117,3 @@ def _byte_level(decoder: object) -> bool:
         inner = decoder.get("decoders") or []
         return len(inner) == 1 and _byte_level(inner[0])
     return decoder.get("type") == "ByteLevel"
-
-
-def _alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones stand for themselves, others from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in plain}
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    return table | {chr(0x100 + k): byte for k, byte in enumerate(others)}

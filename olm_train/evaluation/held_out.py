@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.rows.label_groups import LabelGroups, Segments
@@ -201,15 +202,29 @@ def open_held_out(name: str, folder: str, lock: Lock | None) -> Dataset:
             why="there would be no loss to measure",
             fix="hold out more (olm-data tokenize --holdout), or leave it out",
         )
-    if lock is None:
-        return dataset
-    theirs, ours = dataset.manifest.tokenizer, lock.tokenizer
-    if what := theirs.difference(ours):
-        raise ValidationError(
-            f"the held-out data set {name!r} was made by another tokenizer than the mixture: "
-            f"{what} is {getattr(theirs, what)}, not {getattr(ours, what)}",
-            where=folder,
-            why="its losses would mean nothing",
-            fix="tokenise it with the tokenizer of the mixture",
-        )
+    if lock is not None:
+        what = f"the held-out data set {name!r}"
+        require_tokenizer(dataset.manifest.tokenizer, lock, what, folder)
     return dataset
+
+
+def require_tokenizer(theirs: TokenizerRules, lock: Lock, what: str, folder: str) -> None:
+    """Refuse data whose ids mean something else than in training.
+
+    Args:
+        theirs: tokenizer of the data.
+        lock: of the training.
+        what, folder: the data and their place, for the message.
+
+    Raises:
+        ValidationError: they were made with another tokenizer than the mixture.
+    """
+    if field := theirs.difference(lock.tokenizer):
+        raise ValidationError(
+            f"{what} was made by another tokenizer than the mixture: {field} is "
+            f"{getattr(theirs, field)}, not {getattr(lock.tokenizer, field)}",
+            where=folder,
+            why="what is measured on it would mean nothing",
+            fix="make it with the tokenizer of the mixture: olm-data tokenize of text, olm-data "
+            "eval-set build of a task",
+        )

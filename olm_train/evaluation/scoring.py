@@ -88,6 +88,8 @@ def score(eval_set: EvalSet, log_p: Float64, cut: NDArray[np.bool_], truncated: 
     bad = np.logical_or.reduceat(cut[asked], first)
     if alone is not None:
         bad |= np.bincount(requests.question[cut & requests.unconditional], minlength=len(bad)) > 0
+    for each in compared.values():  # no number is no wrong answer
+        bad |= np.logical_or.reduceat(np.isnan(each), first)
     values, ties = dict[str, Float64](), 0
     if several.any():
         for name, each in compared.items():
@@ -149,9 +151,12 @@ class Change:
 
     @property
     def p(self) -> float:
-        """Probability of a difference as large by chance, two-sided, normal."""
+        """Probability of a difference as large by chance, two-sided, normal.
+
+        NaN where it cannot be told: all questions have changed by the same.
+        """
         if not self.error:
-            return 1.0 if self.mean == 0 else 0.0
+            return 1.0 if self.mean == 0 else math.nan
         return math.erfc(abs(self.mean) / self.error / math.sqrt(2))
 
     def metrics(self, metric: str) -> dict[str, float]:

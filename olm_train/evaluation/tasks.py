@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import UsageError
 from olm_data.eval_sets.eval_set import EvalSet
 from olm_data.mixture.lock import Lock
 from olm_train.distributed.world import World
-from olm_train.evaluation.held_out import ByLabel
+from olm_train.evaluation.held_out import ByLabel, require_tokenizer
 from olm_train.evaluation.request_rows import RequestRows
 from olm_train.evaluation.scoring import TaskScores, score
 from olm_train.model.loss import sum_by_piece
@@ -111,15 +111,6 @@ def open_task(name: str, folder: str, lock: Lock | None) -> EvalSet:
         ValidationError: it is damaged, or of another tokenizer than the mixture.
     """
     eval_set = EvalSet.open(folder)
-    if lock is None:
-        return eval_set
-    theirs, ours = eval_set.info.tokenizer, lock.tokenizer
-    if what := theirs.difference(ours):
-        raise ValidationError(
-            f"the eval set {name!r} was made by another tokenizer than the mixture: {what} is "
-            f"{getattr(theirs, what)}, not {getattr(ours, what)}",
-            where=folder,
-            why="its scores would mean nothing",
-            fix="build it with the tokenizer of the mixture: olm-data eval-set build",
-        )
+    if lock is not None:
+        require_tokenizer(eval_set.info.tokenizer, lock, f"the eval set {name!r}", folder)
     return eval_set

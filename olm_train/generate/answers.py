@@ -5,6 +5,7 @@ Piece -> take -> ... -> whole()          Piece -> events() -> one JSON object ea
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET, UnsetType
 
 from olm_data.errors import ValidationError
+from olm_data.tokenizer.byte_alphabet import byte_alphabet
 from olm_train.generate.engine import Scored
 from olm_train.generate.protocol import (
     Answer,
@@ -30,6 +32,10 @@ from olm_train.generate.worker import Piece
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""Name of a token that is one byte, of tokenizers that fall back to bytes."""
 
 
 class _Answers(ABC):
@@ -113,8 +119,22 @@ class _Answers(ABC):
         )
 
     def _text(self, token: int) -> str:
-        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
-        return text
+        """Return the text of a token as it is within one: some decoders drop a first space."""
+        once, twice = (
+            self._tokenizer.decode(ids, skip_special_tokens=False) for ids in ([token], [token] * 2)
+        )
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    def _bytes(self, token: int) -> list[int] | None:
+        """Return the bytes of a token, of a part of a character too; None: not known."""
+        text = self._text(token)
+        if "\ufffd" not in text:
+            return list(text.encode())
+        name = self._tokenizer.id_to_token(token) or ""
+        if one := _BYTE.fullmatch(name):
+            return [int(one[1], 16)]
+        alphabet = byte_alphabet()
+        return [alphabet[c] for c in name] if alphabet.keys() >= set(name) else None
 
     def _name(self, token: int) -> str:
         """Return the text of a token; of a part of a character its name, which no other has."""
@@ -226,16 +246,14 @@ class ChatAnswer(_Answers):
         return ChatLogprobs(
             [
                 TokenLogprob(
-                    token=text,
+                    token=self._text(score.token),
                     logprob=score.logprob or 0.0,
-                    bytes=list(text.encode()),
+                    bytes=self._bytes(score.token),
                     top_logprobs=[self._top(*each) for each in score.top],
                 )
                 for score in piece.scores
-                for text in (self._text(score.token),)
             ]
         )
 
     def _top(self, token: int, value: float) -> TopLogprob:
-        text = self._text(token)
-        return TopLogprob(text, value, list(text.encode()))
+        return TopLogprob(self._text(token), value, self._bytes(token))

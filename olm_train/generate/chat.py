@@ -7,6 +7,8 @@ Turns that no longer fit into what the model looks at are left out, the oldest f
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -25,6 +27,11 @@ with needs("talking to a model"):
     from olm_train.generate.loaded import LoadedModel
     from olm_train.generate.sampling import Sampling
     from olm_train.generate.template import ChatTemplate, Message
+
+
+COMMANDS = "/new begins anew, Ctrl-C ends an answer, /exit or Ctrl-D ends it all"
+_COMMAND = re.compile(r"/[a-z]+")
+"""What is no text to be said."""
 
 
 class Chat:
@@ -125,6 +132,8 @@ def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from (line.rstrip("\n") for line in sys.stdin)
         return
+    with contextlib.suppress(ImportError):  # not on each system
+        import readline  # noqa: F401  # `input` edits lines with it, and takes a paste as one
     while True:
         try:
             yield input("> ")
@@ -189,12 +198,14 @@ def main(
         note=note,
     )
     if sys.stdin.isatty():
-        note(f"{loaded.found.name}: /new begins anew, Ctrl-C ends an answer, Ctrl-D ends it all")
+        note(f"{loaded.found.name}: {COMMANDS}")
     for line in _lines():
         if line.strip() == "/exit":
             break
         if line.strip() == "/new":
             chat.forget()
+        elif _COMMAND.fullmatch(line.strip()):
+            note(f"there is no command {line.strip()}: {COMMANDS}")
         elif line.strip():
             _say(chat, line, note)
 

@@ -110,11 +110,11 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A turn as it is sent."""
+    """A turn as it is sent; prompts have no place for a name."""
 
     role: str
     content: str | list[Part] | None = None
-    name: str | None = None
+    name: Literal[""] | None = None
 
     def plain(self) -> Message:
         """Return it with its text in one piece."""
@@ -223,6 +223,8 @@ def chat(
     most = room(ids) if most is None else most
     if most == 0:
         raise UsageError("max_completion_tokens is at least 1", where="max_completion_tokens")
+    if body.top_logprobs and not body.logprobs:
+        raise UsageError("top_logprobs needs logprobs: true", where="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
     sampling = body.sampling()
     requests = tuple(
@@ -260,19 +262,19 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
-    """A token that might have been."""
+    """A token that might have been; `bytes`: None where they are not known."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A token of an answer."""
+    """A token of an answer; `bytes`: of its text, or of its part of a character."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 

@@ -3,6 +3,7 @@
     POST /v1/completions        text or ids -> texts; echo, logprobs, streams
     POST /v1/chat/completions   messages -> answers; streams
     GET  /v1/models             the one model
+    GET  /health                200 while it writes texts, else 503
 
 All requests are written together by one `Worker`. A request must name this server as its host, and
 send JSON as such: a page of another site can do neither. Never: production; there is no other user
@@ -14,7 +15,9 @@ from __future__ import annotations
 import contextlib
 import secrets
 import select
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -48,6 +51,8 @@ with needs("serving a model"):
 
 MAX_BODY = 16 << 20
 """Bytes of a request."""
+FAREWELL_SECONDS = 5.0
+"""At its end, for those who are being answered to be told so."""
 NO_CONTEXT = 1024
 """Tokens of an answer where neither the request nor the model says how many."""
 
@@ -73,6 +78,10 @@ class _Model(msgspec.Struct, frozen=True):
 class _Models(msgspec.Struct, frozen=True):
     data: list[_Model]
     object: str = "list"
+
+
+class _Health(msgspec.Struct, frozen=True):
+    status: str
 
 
 class _Refused(NamedTuple):
@@ -114,8 +123,27 @@ class Server(LoopbackServer):
         self, loaded: LoadedModel, template: ChatTemplate, worker: Worker, name: str, port: int
     ) -> None:
         self.loaded, self.template, self.worker, self.name = loaded, template, worker, name
+        self._answers, self._fewer = 0, threading.Condition()
         super().__init__(_Handler, port)
         self.url += "v1"
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around an answer: `server_close` waits for its end."""
+        with self._fewer:
+            self._answers += 1
+        try:
+            yield
+        finally:
+            with self._fewer:
+                self._answers -= 1
+                self._fewer.notify_all()
+
+    def server_close(self) -> None:
+        """Listen no more, and let those who are being answered hear how it ends."""
+        super().server_close()
+        with self._fewer:
+            self._fewer.wait_for(lambda: not self._answers, FAREWELL_SECONDS)
 
     def room(self, prompt: Sequence[int]) -> int:
         """Tokens that an answer to a prompt may have."""
@@ -129,8 +157,12 @@ class _Handler(LoopbackHandler):
     def do_GET(self) -> None:
         if not self._welcome():
             return
-        if urlsplit(self.path).path == "/v1/models":
+        path = urlsplit(self.path).path
+        if path == "/v1/models":
             self._say(200, _Models([_Model(self.server.name)]))
+        elif path == "/health":
+            ended = self.server.worker.ended
+            self._say(503 if ended else 200, _Health(shown(str(ended)) if ended else "ok"))
         else:
             self._refuse(_Refused(404, "not_found_error", "there is no such page"))
 
@@ -138,7 +170,10 @@ class _Handler(LoopbackHandler):
         body = self._body()
         if body is None:
             return
-        path = urlsplit(self.path).path
+        with self.server.answering():
+            self._post(urlsplit(self.path).path, body)
+
+    def _post(self, path: str, body: bytes) -> None:
         try:
             if path == "/v1/completions":
                 self._complete(decode(body, CompletionBody))
@@ -281,7 +316,7 @@ def main(
       -d '{"prompt": "def ", "max_tokens": 20}'
 
     For trying a model out, with clients that know the API; for production export it and take a
-    server made for that, such as vLLM. Ctrl-C ends it. From another machine:
+    server made for that, such as vLLM. Ctrl-C or SIGTERM ends it. From another machine:
     ssh -L 8000:127.0.0.1:8000 HOST
     """
     loaded = LoadedModel.open(
@@ -292,10 +327,10 @@ def main(
         trust=trust,
     )
     talk = loaded.template(template)
-    with (
-        Worker(loaded.engine(batch)) as worker,
-        Server(loaded, talk, worker, loaded.found.name, port) as server,
-    ):
-        click.echo(f"{loaded.found.name} answers at {server.url}; not for production")
+    worker = Worker(loaded.engine(batch))
+    # The worker ends first: who waits for a text is told, and the server lets it be said.
+    with Server(loaded, talk, worker, loaded.found.name, port) as server, worker:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
+            click.echo(f"{loaded.found.name} answers at {server.url}; not for production")
             server.serve_forever(poll_interval=0.2)

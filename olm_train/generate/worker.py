@@ -137,6 +137,12 @@ class Worker:
         self._asked.put(None)
         self._thread.join()
 
+    @property
+    def ended(self) -> Exception | None:
+        """Why no more texts are written; None: they are."""
+        with self._lock:
+            return self._ended
+
     def submit(self, requests: Sequence[Request]) -> Job:
         """Ask for texts.
 

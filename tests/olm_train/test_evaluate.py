@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from support.eval_requests import make_task
 from support.hf_models import hf_model
 from support.runs import build_trainer, metrics
 
+from olm_data.dataset.dataset import Dataset
+from olm_data.eval_sets.eval_set import EvalSet
+from olm_data.storage.store import Store
+from olm_train import evaluate
 from olm_train.checkpoint.portable import open_portable
-from olm_train.evaluate import main
+from olm_train.data.batch import Batch
+from olm_train.evaluate import Evaluation, main
 from olm_train.export import main as export
+from olm_train.model.decoder import Decoder
 
 
 def test_the_loss_is_that_of_the_runs_own_evaluation(tiny_mixture: Path, tmp_path: Path) -> None:
@@ -139,3 +148,46 @@ def test_a_model_of_transformers_has_the_loss_of_a_run_that_begins_with_it(
     small = CliRunner().invoke(main, [*map(str, words), "--data", str(held)])
     assert small.exit_code == 3
     assert "and the model knows 100" in small.output
+
+
+def test_a_file_of_text_may_lie_in_a_store(
+    run: Path, tiny_mixture: Path, s3: dict[str, str]
+) -> None:
+    held = f"{tiny_mixture.parent / 'held'}.jsonl"
+    store = Store(f"s3://{s3['bucket']}/texts")
+    store.put("held.jsonl.gz", gzip.compress(Path(held).read_bytes()))
+    places = [held, f"file://{held}", store.url("held.jsonl.gz")]
+    found = invoke(run / "run", *(word for place in places for word in ("--data", place)))
+    assert list(found) == places
+    assert found[places[0]] == found[places[1]] == found[places[2]]
+
+
+def test_a_file_that_holds_no_text_is_refused_with_what_can_be_typed(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"context": "a", "choices": [" b"]}\n')
+    words = [str(run / "run"), "--data", str(tmp_path / "mine.jsonl")]
+    refused = CliRunner().invoke(main, words)
+    assert refused.exit_code == 4
+    assert "olm-data eval-set build" in refused.output
+    assert "--text-column" not in refused.output
+
+
+def test_a_few_tokens_make_few_rows(
+    run: Path, tiny_mixture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[tuple[int, ...]]()
+
+    def losses_of(model: Decoder) -> Callable[[Batch], torch.Tensor]:
+        def by_label(batch: Batch) -> torch.Tensor:
+            seen.append(tuple(batch.labels.shape))
+            return torch.zeros(batch.labels.shape)
+
+        return by_label
+
+    monkeypatch.setattr(evaluate, "losses_of", losses_of)
+    data = [str(run / "mine"), str(tiny_mixture.parent / "held")]
+    found = open_portable(run / "run", "latest", print)
+    Evaluation(found, data, sequence_length=1 << 20).measure(found)
+    tokens = [EvalSet.open(data[0]).info.tokens, Dataset.open(data[1]).tokens]
+    assert seen == [(1, size) for size in tokens]

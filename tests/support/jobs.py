@@ -85,3 +85,17 @@ class Durable(Job):
 
     def describe(self, task: int) -> str:
         return f"input-{task}.jsonl"
+
+
+@dataclass(frozen=True)
+class Environment(Job):
+    """Returns the environment that a task finds."""
+
+    def prepare(self) -> None:
+        pass
+
+    def run(self, task: int, report: Report) -> dict[str, str]:
+        return dict(os.environ)
+
+    def describe(self, task: int) -> str:
+        return str(task)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import re
 import zipfile
 from collections import Counter
 from pathlib import Path
 
+import fsspec
 import pytest
 from support.ai2_wheel import WHEEL, real_wheel
 from support.command import inside
@@ -90,8 +92,9 @@ def test_what_is_not_there_is_said(
     [
         ('{"context": "a", "choices": []}', "choices"),
         ('{"context": "a", "choices": [" b"], "gold": 1}', "choice 1 is right"),
-        ('{"context": ["a"], "choices": [" b", " c"]}', "1 contexts, 2 choices"),
+        ('{"context": ["a"], "choices": [" b", " c"], "gold": 0}', "1 contexts, 2 choices"),
         ('{"context": "a", "choices": [" b"], "answer": 0}', "answer"),
+        ('{"context": "a", "choices": [" b", " c"]}', "which of the 2 choices is right"),
         ("nonsense", "not as it must be"),
     ],
 )
@@ -147,3 +150,27 @@ def test_all_request_sets_of_the_real_wheel_are_read() -> None:
     assert len(easy.questions) == 570
     assert sum(len(question.choices) for question in easy.questions) == 2281
     assert all(c.unconditional == "Answer:" for q in easy.questions for c in q.choices)
+
+
+def test_lines_are_the_same_however_the_file_lies_there(tmp_path: Path) -> None:
+    lines = (
+        b'{"context": "a", "choices": [" b", " c"], "gold": 1}\n\n{"context": "", "choices": ["d"]}'
+    )
+    (tmp_path / "mine.jsonl").write_bytes(lines)
+    (tmp_path / "mine.jsonl.gz").write_bytes(gzip.compress(lines))
+    (tmp_path / "mine.json").write_bytes(b"\xef\xbb\xbf" + lines)
+    with fsspec.open("memory://tasks/mine.jsonl", "wb") as file:
+        file.write(lines)
+    own = read_jsonl(tmp_path / "mine.jsonl")
+    assert [(len(q.choices), q.gold) for q in own.questions] == [(2, 1), (1, 0)]
+    assert own.source_sha256 == hashlib.sha256(lines).hexdigest()
+    for place in (
+        str(tmp_path / "mine.jsonl.gz"),
+        str(tmp_path / "mine.json"),
+        "memory://tasks/mine.jsonl",
+    ):
+        found = read_jsonl(place)
+        assert (found.name, found.questions) == ("mine", own.questions), place
+    (tmp_path / "array.json").write_text("[]")
+    with pytest.raises(InputError, match="one file of JSON lines"):
+        read_jsonl(tmp_path / "array.json")

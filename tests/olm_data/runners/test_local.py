@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.inline_runner import InlineRunner
-from support.jobs import Squares
+from support.jobs import Environment, Squares
 
 from olm_data.errors import InputError, ResourceError
 from olm_data.runners.base import Count
 from olm_data.runners.local import LocalRunner, granted_cpus
 
 
-def run(runner: Any, job: Squares, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
+def run(runner: Any, job: Any, tasks: list[int], total: int) -> tuple[dict, np.ndarray, list]:
     results: dict[int, int] = {}
     counts = np.zeros((total, len(Count)), np.int64)
     notes: list[str] = []
@@ -123,6 +123,22 @@ def test_workers_got_ready_for_another_job_are_not_used(tmp_path: Path) -> None:
         assert run(runner, job, [0, 1, 2], 3)[0] == {0: 0, 1: 1, 2: 4}
     with runner.ready(job, 2, 3):
         assert run(runner, job, [0, 1, 2, 3], 4)[0] == {0: 0, 1: 1, 2: 4, 3: 9}
+
+
+def test_workers_have_the_environment_of_their_parent_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OLM_TEST_SECRET", "old")
+    first = run(LocalRunner(1), Environment(), [0], 1)[0][0]  # the fork server runs from here on
+    assert first["OLM_TEST_SECRET"] == "old"
+    assert first["OMP_NUM_THREADS"] == "1"
+    monkeypatch.delenv("OLM_TEST_SECRET")
+    monkeypatch.setenv("OLM_TEST_KEY", "new")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    second = run(LocalRunner(1), Environment(), [0], 1)[0][0]
+    assert second["OLM_TEST_KEY"] == "new"
+    assert "OLM_TEST_SECRET" not in second
+    assert second["OMP_NUM_THREADS"] == "1"
 
 
 def test_workers_got_ready_in_vain_are_gone_after_the_block(tmp_path: Path) -> None:

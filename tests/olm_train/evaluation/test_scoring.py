@@ -26,6 +26,7 @@ def test_a_difference_is_taken_question_by_question() -> None:
     assert found.error == pytest.approx(0.25)
     assert found.p == pytest.approx(0.3173, abs=1e-4), "one standard error"
     assert change(now, now).p == 1.0
+    assert math.isnan(change(now + 1, now).p), "without a spread nothing can be told"
     assert found.metrics("acc") == {"acc change": 0.25, "acc change stderr": found.error}
 
 

@@ -116,3 +116,17 @@ def test_a_question_that_lacks_its_right_choice_is_refused_and_not_skipped(tmp_p
     made = EvalSet.write(Store(str(tmp_path)), About(**about), found.requests)
     with pytest.raises(ValidationError, match="a question has not one right choice"):
         EvalSet.open(made.folder)
+
+
+def test_a_log_probability_that_is_no_number_is_no_wrong_answer() -> None:
+    made = eval_set(case(SEEDS[0]), Primary.acc)
+    log_p = np.linspace(-3.0, -1.0, len(made.requests.ends))
+    log_p[0] = np.nan
+    found = score(made, log_p, np.zeros(len(log_p), bool), 0)
+    questions = made.requests.questions
+    assert found.counts["left out"] == 1
+    assert found.counts["questions"] == questions - 1
+    assert all(np.isnan(each[0]) for each in found.values.values())
+    nothing = score(made, log_p * np.nan, np.zeros(len(log_p), bool), 0).metrics()
+    assert np.isnan(nothing["acc"])
+    assert nothing["left out"] == questions

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from support.small_tokenizer import train
-from tokenizers import Tokenizer
+from support.tokenizer_kinds import unigram
+from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
 from olm_train.generate.answers import ChatAnswer, CompletionAnswer
@@ -96,7 +97,7 @@ def test_answers_of_one_prompt_count_it_once(tokenizer: Tokenizer) -> None:
     assert [each["content"] for each in said] == ["ab", "cd"]
     first = chat_choices(whole)[0].logprobs
     assert first is not None
-    assert bytes(first.content[0].bytes).decode() == first.content[0].token
+    assert bytes(first.content[0].bytes or []).decode() == first.content[0].token
     assert math.isclose(first.content[0].top_logprobs[1].logprob, -2.0)
 
 
@@ -104,3 +105,20 @@ def test_logits_that_are_no_numbers_are_no_answer(tokenizer: Tokenizer) -> None:
     answer = ChatAnswer(asked((5,)), tokenizer, "i", 1, "m")
     with pytest.raises(ValidationError, match="non-finite"):
         answer.take(Piece(0, "", 0, (), (), "non-finite"))
+
+
+@pytest.mark.parametrize("text", ["ab 🙂🙂 cd", " the é"])
+@pytest.mark.parametrize("kind", ["byte-level", "byte-fallback"])
+def test_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str, kind: str) -> None:
+    if kind == "byte-fallback":
+        tokenizer = Tokenizer.from_str(unigram(byte_fallback=True).decode())
+        space = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()
+        tokenizer.decoder = decoders.Sequence([*space, decoders.Strip(" ", 1, 0)])
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    scores = tuple(Scored(i, -1.0, ((i, -1.0),)) for i in ids)
+    answer = ChatAnswer(asked((5,)), tokenizer, "i", 1, "m")
+    answer.take(Piece(0, text, len(ids), scores, (), "length"))
+    (choice,) = chat_choices(answer.whole())
+    assert choice.logprobs is not None
+    for each in (choice.logprobs.content, [one.top_logprobs[0] for one in choice.logprobs.content]):
+        assert b"".join(bytes(one.bytes or []) for one in each).decode().strip() == text.strip()

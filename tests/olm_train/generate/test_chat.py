@@ -82,12 +82,13 @@ def test_the_oldest_turns_go_where_there_is_no_room_and_it_is_told(loaded: Loade
 def test_the_command_answers_each_line(saved: Path, loaded: LoadedModel) -> None:
     words = [str(saved), "--seed", "4", "--temperature", "1", "--top-k", "0", "--system", "S"]
     words += ["--max-new-tokens", "6"]
-    text = "cat\n\n/new\ncat\n/exit\nnever\n"
+    text = "cat\n\n/new\n/help\ncat\n/exit\nnever\n"
     result = CliRunner().invoke(main, words, input=text)
     assert result.exit_code == 0, result.output
     prompt = "S\n\nUser: cat\nAssistant:"
     expected = [written(loaded, prompt, 4), written(loaded, prompt, 5)]
     assert result.stdout.replace("\r", "") == "".join(f"{each}\n" for each in expected)
+    assert "there is no command /help: /new begins anew" in result.stderr
 
 
 def test_a_template_is_read_and_a_long_line_ends_nothing(saved: Path, tmp_path: Path) -> None:
@@ -123,11 +124,14 @@ def test_on_a_terminal_it_asks_and_streams(saved: Path) -> None:
             seen = b""
             while b"> " not in seen:
                 seen += os.read(master, 4096)
-            os.write(master, b"the cat\n")
+            os.write(master, b"\x1b[200~the\ncat\x1b[201~\n")  # pasted
             while seen.count(b"> ") < 2:
                 seen += os.read(master, 4096)
             os.write(master, b"\x04")
+            while not seen.endswith(b"\n"):
+                seen += os.read(master, 4096)
             assert it.wait(600) == 0
     finally:
         os.close(master)
     assert b"/new begins anew" in seen
+    assert seen.count(b"> ") == 2, "two lines that are pasted are one turn"

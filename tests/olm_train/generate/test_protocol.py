@@ -92,6 +92,8 @@ def test_a_chat_has_room_to_the_end_or_what_it_asks_for(ids_of: PromptIds) -> No
     assert [each.sampling.seed for each in asked(n=2, seed=8)] == [8, 9]
     with pytest.raises(UsageError, match="at least 1"):
         asked(max_tokens=0)
+    with pytest.raises(UsageError, match="needs logprobs"):
+        asked(top_logprobs=3)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,7 @@ def test_a_chat_has_room_to_the_end_or_what_it_asks_for(ids_of: PromptIds) -> No
     [
         {"messages": []},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"messages": [{"role": "user", "content": "a", "name": "Ann"}]},
         {"messages": [{"role": "user", "content": "a"}], "tools": []},
         {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}},
         {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 21},

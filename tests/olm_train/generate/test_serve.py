@@ -12,7 +12,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ from support.polling import wait_until
 from support.talking import POSITIONS, save_talker
 
 from olm_data.errors import ResourceError
-from olm_train.generate.engine import Request, Writing
+from olm_train.generate.engine import Engine, Request, Writing
 from olm_train.generate.loaded import LoadedModel
+from olm_train.generate.runner import Read, Runner
 from olm_train.generate.sampling import Sampling
 from olm_train.generate.serve import Server
 from olm_train.generate.template import ChatTemplate
@@ -193,7 +195,8 @@ def test_a_conversation_is_answered(client: openai.OpenAI, loaded: LoadedModel) 
     assert choice.logprobs is not None
     content = choice.logprobs.content
     assert content is not None
-    assert [bytes(token.bytes or []).decode() for token in content] == [t.token for t in content]
+    whole = b"".join(bytes(token.bytes or []) for token in content)
+    assert whole.decode(errors="replace") == text.text
     assert {len(token.top_logprobs) for token in content} == {2}
     events = list(client.chat.completions.create(**options, stream=True))
     assert events[0].choices[0].delta.role == "assistant"
@@ -341,8 +344,56 @@ def test_slow_clients_hold_nobody_up(server: Server, client: openai.OpenAI) -> N
         assert client.completions.create(model="", prompt="a", max_tokens=2).choices
 
 
+class Endless(Runner):
+    """The same token again and again, by a slow model."""
+
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], reads: Sequence[Read | None] = ()
+    ) -> tuple[torch.Tensor, list[Any]]:
+        return self.decode([0] * len(prompts)), [None] * len(prompts)
+
+    def decode(self, tokens: Sequence[int]) -> torch.Tensor:
+        time.sleep(0.01)
+        return torch.tensor([[0.0, 99.0]]).repeat(len(tokens), 1)
+
+    def remove(self, row: int) -> None:
+        pass
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_those_who_wait_are_told_of_the_end(loaded: LoadedModel) -> None:
+    worker = Worker(Engine(Endless(), loaded.tokenizer))
+    said = {False: b"", True: b""}
+
+    def ask(stream: bool) -> None:
+        body = {"prompt": "a", "max_tokens": 1 << 30, "stream": stream}
+        with begun(server, body) as connection:
+            connection.settimeout(60)
+            while b"the server is stopping" not in said[stream]:
+                said[stream] = said[stream][-100:] + connection.recv(1 << 16)
+
+    with Server(loaded, ChatTemplate(), worker, "tiny", 0) as server, worker:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        serving.start()
+        assert raw(server, "GET", "/health", b"", {}) == 200
+        clients = [threading.Thread(target=ask, args=(stream,)) for stream in (False, True)]
+        for each in clients:
+            each.start()
+        wait_until(lambda: worker._count == 2 and said[True], "both are written")
+        worker.__exit__(None, None, None)
+        for each in clients:
+            each.join()
+        assert raw(server, "GET", "/health", b"", {}) == 503
+        server.shutdown()
+        serving.join()
+    assert all(b"the server is stopping" in each for each in said.values())
+
+
 @pytest.mark.slow
-def test_the_command_serves_until_it_is_interrupted(saved: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_interrupted(saved: Path, number: int) -> None:
     command = [sys.executable, "-m", "olm_train.cli", "serve", str(saved), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as it:
         try:
@@ -353,7 +404,13 @@ def test_the_command_serves_until_it_is_interrupted(saved: Path) -> None:
             assert "not for production" in line
             with openai.OpenAI(base_url=found[0], api_key="none", timeout=600) as client:
                 client.completions.create(model="", prompt="a", max_tokens=5)
-                it.send_signal(signal.SIGINT)
+                events = client.completions.create(
+                    model="", prompt="a", max_tokens=90, n=200, stream=True
+                )
+                next(iter(events))
+                it.send_signal(number)
+                with pytest.raises(openai.APIError, match="the server is stopping"):
+                    list(events)
                 assert it.wait(600) == 0
         finally:
             it.kill()
