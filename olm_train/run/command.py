@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from olm_data.command import for_people
 from olm_data.config.values import with_value
 from olm_data.errors import OlmError, UsageError, shown
+from olm_train.run.own_code import place_in_own_code
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
@@ -150,12 +151,7 @@ def _ended(argv: list[str], help: str, action: Callable[[Arguments], int]) -> in
         known = for_people(error, "training")
         if isinstance(known, OlmError):
             return _fail(_trace(argv) or f"error: {shown(str(known))}", known.exit_code)
-        return _fail(
-            _trace(argv)
-            or f"unexpected error: {shown(f'{type(error).__name__}: {error}')}\n"
-            "  fix: run again with --debug for the traceback, and please report it",
-            1,
-        )
+        return _fail(_trace(argv) or _unexpected(error), 1)
 
 
 def _resolve(arguments: Arguments) -> RunConfig:
@@ -291,6 +287,15 @@ def _plan(arguments: Arguments) -> Plan:
 
 def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the message of an error that nobody foresaw, of our code or of a part of one's own."""
+    where = place_in_own_code(error)
+    fix = "run again with --debug for the traceback" + ("" if where else ", and please report it")
+    lines = [f"unexpected error: {type(error).__name__}: {error}"]
+    lines += [f"  where: {where}, in code of your own"] if where else []
+    return shown("\n".join([*lines, f"  fix: {fix}"]))
 
 
 def _trace(argv: list[str]) -> str:
