@@ -34,6 +34,7 @@ from olm_data.sources.nested import MISSING, MOST_FIELDS, flattened, value_below
 from olm_data.sources.values import kept_columns, kind_of_json, plain_values
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_FIELDS = decoder(dict[str, msgspec.Raw])
 
 
 class _NoDocument(Exception):
@@ -68,6 +69,7 @@ class Records:
         rename = {attribute: name for name, attribute in self._attribute.items()}
         self._type = msgspec.defstruct("Record", fields, rename=rename, gc=False)
         self._decoder = decoder(self._type)
+        self._key = json.dumps(options.text_column, ensure_ascii=False).encode()
 
     def decode(self, block: bytes, place: int) -> Iterator[DocumentBatch]:
         """Decode a block of whole lines, which is not kept; return its documents.
@@ -145,6 +147,10 @@ class Records:
             return None
         if len(records) != len(starts) or not all(type(t) is str for t in self._texts(records)):
             return None
+        if block.count(self._key) > len(starts):
+            spans = zip(starts.tolist(), stops.tolist(), strict=True)
+            if any(self._has_two_texts(block[a:b]) for a, b in spans):
+                return None
         return list(records)
 
     def _one(self, line: bytes) -> tuple[Any, bool]:
@@ -153,6 +159,9 @@ class Records:
         Raises:
             _NoDocument: it is malformed, has no text, or is filtered out.
         """
+        if self._has_two_texts(line):
+            name = printable(self._scan.options.text_column)
+            raise _NoDocument("malformed", f"the field {name!r} stands twice")
         try:
             record = self._decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -162,6 +171,26 @@ class Records:
             self._require_match(record)
             raise self._no_text(text)
         return record, False
+
+    def _has_two_texts(self, line: bytes) -> bool:
+        """Whether the text field stands twice, where decoders silently take the last one.
+
+        The name stands as often in other fields as in their raw values; only what stands beside
+        those can be a second field.
+        """
+        named = line.count(self._key)
+        if named < 2:
+            return False
+        pairs: list[tuple[str, Any]] = []
+        try:
+            values = _FIELDS.decode(line).values()
+            if named - sum(bytes(value).count(self._key) for value in values) < 2:
+                return False
+            text = line.decode(errors="surrogateescape")
+            json.loads(text, object_pairs_hook=lambda found: pairs.__setitem__(slice(None), found))
+        except (msgspec.MsgspecError, ValueError, RecursionError):  # who decodes it says why
+            return False
+        return [name for name, _ in pairs].count(self._scan.options.text_column) > 1
 
     def _careful(self, line: bytes) -> tuple[Any, bool]:
         """Decode a record the typed decoder refuses: bad text is told from bad metadata beside it.

@@ -29,6 +29,10 @@ ODD_LINES = {
     b'{"text": "two"} {"text": "objects"}': "malformed",
     b'{"text": "raw\ttab"}': "malformed",
     b"[" * 100_000: "malformed",
+    b'{"text": "one", "text": "other"}': "malformed",
+    b'{"text": "one", "te\\u0078t": "written otherwise", "text" : null}': "malformed",
+    b'{"text": "one \xff", "text": "other"}': "malformed",
+    b'{"text": "one", "n": {"text": "inner"}, "text": "other"}': "malformed",
     b'{"id": "no text"}': "no_text",
     b'{"text": null}': "no_text",
     b'{"text": 7}': "no_text",
@@ -77,3 +81,12 @@ def test_ids_of_any_json_type_become_strings(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines([{"text": "a", "id": i} for i in ("x", 7, None, [1, "\u00e9"], 1.5)]))
     assert read_source(path).ids == ["x", "7", None, '[1,"\u00e9"]', "1.5"]
+
+
+def test_a_name_that_stands_twice_elsewhere_is_no_second_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"kind": "text", "text": "text"}\n{"text": "b", "meta": {"text": "c", "text": "d"}}\n'
+        b'{"text": "c", "a\\"text": "text"}\n{"te\\u0078t": "d"}\n'
+    )
+    assert read_source(path).texts == ["text", "b", "c", "d"]
