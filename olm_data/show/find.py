@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.errors import UsageError
 from olm_data.runners.local import granted_cpus
 from olm_data.show.token_text import TokenBytes, token_bytes
 from olm_data.storage.names import is_unicode
@@ -66,9 +67,13 @@ def find_text(dataset: Dataset, text: str, *, most: int, watch: Watch | None = N
     """Return the first `most` documents that hold `text`, with its first place in each.
 
     Args:
-        text: not empty; found as it is, upper and lower case differ.
+        text: found as it is, upper and lower case differ.
+
+    Raises:
+        UsageError: it is empty.
     """
-    assert text
+    if not text:
+        raise UsageError("nothing to search for", fix="name a text that documents hold")
     if not is_unicode(text):
         return []  # texts are UTF-8, too
     rules, spec = dataset.manifest.tokenizer, dataset.tokenizer

@@ -295,6 +295,7 @@ def test_another_merge_in_its_place_is_not_replaced(tiny_mixture: Path, tmp_path
     stop = "--trainer.hard_stop={value: 3, unit: steps}"
     trainer_with(tiny_mixture, tmp_path, OFF, stop, merge_last_n_steps=2).fit()
     (tmp_path / "step00000003").rename(tmp_path / "elsewhere")
+    (tmp_path / "latest").unlink()
     with pytest.raises(ConflictError, match="another checkpoint is there already"):
         trainer_with(tiny_mixture, tmp_path, OFF, stop, merge_last_n_steps=3).fit()
 

@@ -69,7 +69,7 @@ def test_a_named_checkpoint_is_another_model(run_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["none"], 4, "there is no checkpoint"),
+        (["none"], 4, "there is no such folder"),
         (["{run}", "--checkpoint", "7"], 4, "there is no checkpoint 7"),
         (["{run}", "--top-k", "x"], 2, "not a valid integer"),
         (["{run}", "--top-p", "0"], 2, "top_p is above 0 and at most 1"),
