@@ -68,7 +68,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/runners/local.py": ({"read_text": 4}, "/proc and /sys: files of the kernel"),
     "olm_data/sources/files.py": ({"open": 1}, "inputs: bounded by sources/limits.py, row 24"),
     "olm_data/sources/json_records.py": (
-        {"decoder": 1, "json.loads": 2},
+        {"decoder": 2, "json.loads": 3},
         "lines of inputs: bounded by sources/limits.py; recursion is caught there, row 23",
     ),
     "olm_data/sources/parquet.py": ({"pq.ParquetFile": 1}, "inputs: bounded by limits, row 24"),
