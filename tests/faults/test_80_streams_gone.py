@@ -64,7 +64,10 @@ def test_80_what_is_lost_is_an_error_and_what_is_not_wanted_is_none(
         assert "No space left" in done.stderr
 
 
-@pytest.mark.parametrize("stream", ["2>/dev/full", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    "stream",
+    ["2>/dev/full", *(pytest.param(each, marks=pytest.mark.slow) for each in ("2>&-", ">&- 2>&-"))],
+)
 def test_80_a_run_whose_log_is_full_or_closed_trains_on(
     tiny_mixture: Path, tmp_path: Path, stream: str
 ) -> None:

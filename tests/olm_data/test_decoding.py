@@ -29,7 +29,7 @@ RACE = textwrap.dedent("""
     }
     sys.setswitchinterval(1e-6)
     use, wrong = USES[sys.argv[1]], []
-    for _ in range(400):
+    for _ in range(120):
         inner = msgspec.defstruct("Inner", [("c", list[int])])
         kind = msgspec.defstruct("Outer", [("a", int), ("b", inner)])
         begin = threading.Barrier(8)

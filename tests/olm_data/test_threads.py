@@ -65,6 +65,7 @@ class Circle:
         self.held, self.me = results, self
 
 
+@pytest.mark.slow
 def test_results_that_nobody_takes_may_be_collected_in_a_thread_that_works_on_them() -> None:
     dropped, done = threading.Event(), threading.Event()
 

@@ -105,6 +105,7 @@ def no_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_a_prefetcher_may_be_collected_in_its_own_thread():
     begun, dropped = threading.Event(), threading.Event()
@@ -126,6 +127,7 @@ def test_a_prefetcher_may_be_collected_in_its_own_thread():
     gc.collect()  # what a finalizer raised is an error of this test
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_a_prefetcher_is_collected_while_its_thread_waits_for_the_same_thread():
     begun, lock, got = threading.Event(), threading.Lock(), list[bool]()

@@ -75,6 +75,7 @@ def _both() -> tuple[tuple[list[float], list[int]], tuple[list[float], list[int]
     return _trained(0), _trained(2)
 
 
+@pytest.mark.slow
 def test_weights_of_ones_own_modules_are_asked_for_ahead_and_no_bit_changes() -> None:
     """A gather for the root, then for each of four blocks and for the part inside it."""
     for (losses, asked), (same, ahead) in run_ranks(_both, 2):
