@@ -95,17 +95,17 @@ from olm_data.threads import end_of
 class Owner: pass
 
 def work():
-    begun.set()
+    said.wait(30)
     sum(range(10_000_000))
     print("whole", flush=True)
 
-owner, begun = Owner(), threading.Event()
+owner, said = Owner(), threading.Event()
 known, thread = weakref.ref(owner), threading.Thread(target=work, daemon=True)
 thread.start()
-begun.wait()
 del owner
 end_of([thread], known)
 print("not waited for", flush=True)
+said.set()
 """
 
 
