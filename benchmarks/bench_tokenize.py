@@ -28,7 +28,7 @@ asked for. Prints medians and ratios.
 
     python benchmarks/bench_tokenize.py --peers --tokenizer gpt2/tokenizer.json --megabytes 20
 
-With --peers: other tools beside ours; see peers/tokenizers/driver.py for what is measured and how.
+With --peers: other tools beside ours; peers/token_writers/driver.py says what is measured, how.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow.parquet as pq
-from peers.tokenizers import driver
+from peers.token_writers import driver
 from tokenizing.inputs import (
     KINDS,
     corpus,

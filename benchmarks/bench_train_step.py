@@ -220,7 +220,8 @@ def alone(args: argparse.Namespace, world: World) -> Iterator[dict[str, Any]]:
                 try:
                     best, memory = timed_alone(make, args, config, world, batches)
                 except (NotInstalled, torch.cuda.OutOfMemoryError) as error:
-                    yield {**about, "skipped": str(error).splitlines()[0]}
+                    what = "failed" if make is peer_loop else "skipped"
+                    yield {**about, what: str(error).splitlines()[0]}
                     continue
                 flops = tokens / best * num_flops_per_token(config, pairs_per_token=pairs)
                 yield {
@@ -253,22 +254,26 @@ def timed_alone(
     return best, torch.cuda.max_memory_allocated() if cuda else None
 
 
-def print_alone(args: argparse.Namespace, world: World) -> None:
-    """Print what --gpu-sizes measures, line by line as it comes."""
+def print_alone(args: argparse.Namespace, world: World) -> int:
+    """Print what --gpu-sizes measures, line by line as it comes; return the exit code."""
+    failed = False
     if not args.json:
         print(f"{'preset':10}{'row':>6}  {'':30}{'tokens/s':>12}{'MFU':>8}{'GB':>8}")
     for result in alone(args, world):
+        failed |= "failed" in result
         if args.json:
             print(json.dumps(result), flush=True)
             continue
         line = f"{result['preset']:10}{result['length']:>6}  {result['name']:30}"
-        if "skipped" in result:
-            print(f"{line}skipped: {result['skipped']}", flush=True)
+        why = [f"{what}: {result[what]}" for what in ("failed", "skipped") if what in result]
+        if why:
+            print(f"{line}{why[0]}", flush=True)
             continue
         mfu = "-" if result["mfu"] is None else f"{result['mfu']:.1%}"
         memory = "-" if result["memory_bytes"] is None else f"{result['memory_bytes'] / 1e9:.1f}"
         speed = f"{result['tokens_per_second']:>12,.0f}"
         print(f"{line}{speed}{mfu:>8}{memory:>8}", flush=True)
+    return 1 if failed else 0
 
 
 def seconds(step: Callable[[], object], world: World) -> float:
@@ -310,8 +315,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     world = World.start()
     if args.gpu_sizes:
-        print_alone(args, world)
-        return
+        raise SystemExit(print_alone(args, world))
     config, masked, unmasked = shape_and_batches(args, world)
     steps = {
         "ours, documents masked": our_step(args, config, world, masked),
@@ -325,10 +329,9 @@ def main() -> None:
             try:
                 loop = peer_loop(args, config, world, masked, folder)
             except NotInstalled as error:
-                print(f"{PEER}: skipped: {error}", file=sys.stderr)
-            else:
-                stack.callback(loop.close)
-                take[PEER] = loop.step
+                raise SystemExit(f"error: {PEER}: {error}") from error
+            stack.callback(loop.close)
+            take[PEER] = loop.step
         for once in take.values():
             once(), once()
         times: dict[str, list[float]] = {name: [] for name in take}

@@ -15,8 +15,8 @@ from typing import NoReturn
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, run_process, run_program
-from olm_data.commands.said import with_common_options
+from olm_data.command import CommandGroup, run_process, run_program, with_common_options
+from olm_data.commands.said import STORAGE_OPTIONS
 from olm_data.errors import UsageError
 
 COMMANDS = {
@@ -81,7 +81,7 @@ class _Group(CommandGroup):
             return None
         name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
-        return with_common_options(command)
+        return with_common_options(command, STORAGE_OPTIONS)
 
     def nearest(self, name: str, known: list[str]) -> str:
         instead = REPLACED.get(name)

@@ -7,18 +7,22 @@ run_process -> run_program: streams secured -> command -> error as a message and
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
+import resource
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
 
+from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
-from olm_data.redaction import redacted
+from olm_data.redaction import hold_typed, redacted
 from olm_data.sinks import guard, print_traceback
 from olm_data.streams import OutputLost, drop_results, secure_streams
 
@@ -86,9 +90,94 @@ def _error_event(as_json: bool, exit_code: int, what: str, **parts: str | None) 
         write_event(sys.stdout, "error", exit_code=exit_code, what=redacted(what), **parts)
 
 
+QUIET = "olm_data.quiet"
+
+
+def quiet() -> bool:
+    """Return whether the running command was asked to say no more than its result."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.meta.get(QUIET))
+
+
 def say(text: object) -> None:
-    """Print a remark to standard error."""
-    click.echo(shown(str(text)), err=True)
+    """Print a remark to standard error; with `-q` no sentences but warnings."""
+    if not (quiet() and isinstance(text, str) and not text.startswith("warning: ")):
+        click.echo(shown(str(text)), err=True)
+
+
+class Count(click.IntRange):
+    """A whole number of an option, also as people write it: `32K`, `1.5M`."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        with suppress(UsageError):  # click says what is wrong with a text that is none
+            value = parse_count(value)
+        return super().convert(value, param, ctx)
+
+
+def _be_quiet(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta[QUIET] = True
+
+
+def _be_verbose(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if not given:
+        return
+    if context.meta.get(QUIET):
+        raise click.UsageError("-q and -v contradict each other", context)
+    start = time.monotonic()
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Elapsed(start))
+    log = logging.getLogger("olm_data")
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+
+    def end() -> None:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+        own, children = (resource.getrusage(who) for who in _WHO)
+        cpu = sum(use.ru_utime + use.ru_stime for use in (own, children))
+        most = max(own.ru_maxrss, children.ru_maxrss) / 1024
+        seconds = time.monotonic() - start
+        click.echo(f"took {seconds:.1f} s, {cpu:.1f} s of CPU, {most:,.0f} MiB at most", err=True)
+
+    context.call_on_close(end)
+
+
+_WHO = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+
+class _Elapsed(logging.Formatter):
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self._start = start
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{time.monotonic() - self._start:8.2f} s  {shown(record.getMessage())}"
+
+
+def _flag(*names: str, help: str, then: Callable[..., None] | None = None) -> click.Option:
+    return click.Option(
+        names, is_flag=True, expose_value=False, is_eager=True, help=help, callback=then
+    )
+
+
+def with_common_options(command: click.Command, *more: click.Option) -> click.Command:
+    """Add what every command takes: -q, -v, --debug, `more`, and -o for its --output."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            with_common_options(one, *more)
+    for parameter in command.params:
+        if "--output" in parameter.opts and "-o" not in parameter.opts:
+            parameter.opts.insert(0, "-o")
+    options = [
+        _flag("-q", "--quiet", help="Print only the result and warnings.", then=_be_quiet),
+        _flag("-v", "--verbose", help="Print each step and what it took.", then=_be_verbose),
+        _flag("--debug", help="Show the traceback of an error."),  # read in `run_program`
+        *more,
+    ]
+    given = {parameter.name for parameter in command.params}  # named before in this process
+    command.params += [option for option in options if option.name not in given]
+    return command
 
 
 class Command(click.Command):
@@ -99,6 +188,7 @@ class Command(click.Command):
         self.context_settings["help_option_names"] = ["-h", "--help"]
         debug = click.Option(["--debug"], is_flag=True, help="Show the traceback of an error.")
         self.params.append(debug)
+        with_common_options(self)
 
     def invoke(self, ctx: click.Context) -> Any:
         with reported(debug=ctx.params.pop("debug")):
@@ -142,8 +232,10 @@ def run_program(group: CommandGroup, program: str, *words: str) -> NoReturn:
     guard()
     arguments = [*words, *sys.argv[1:]]
     as_json = "--json" in arguments
+    hold_typed(arguments)
     with reported(debug="--debug" in arguments, as_json=as_json):
         secure_streams()
+        _refuse_memory(arguments)
         try:
             # what a command gave to ctx.exit, or returned
             code = group.main(arguments, program, standalone_mode=False)
@@ -162,6 +254,16 @@ def run_program(group: CommandGroup, program: str, *words: str) -> NoReturn:
             click.echo(group.interrupted, err=True)
         sys.stdout.flush()
     sys.exit(code or 0)
+
+
+def _refuse_memory(arguments: list[str]) -> None:
+    for word in arguments:
+        if word.startswith("memory://") or "=memory://" in word:
+            raise UsageError(
+                "memory:// is what one process holds, and a command ends: nothing stays there",
+                where=printable(word),
+                fix="name a folder or a bucket; memory:// is for a script that calls olm_data",
+            )
 
 
 def run_process(program: Callable[[], object]) -> None:

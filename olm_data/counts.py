@@ -2,6 +2,7 @@
 
     parse_count    `100000`, `1.5M`, `95B`       scaled         `12.3 M`
     parse_share    `0.001`, `1/1000`, `0.1%`     duration       `3 min 20 s`
+    counted        `1 document`, `2 documents`
     rates          documents, text and tokens a second
     spell_ranges   `0-2,5`
 
@@ -17,6 +18,7 @@ from fractions import Fraction
 from olm_data.errors import UsageError, quoted
 
 MAX_COUNT = 1 << 62
+MAX_SEQUENCE_LENGTH = 1 << 24
 
 _WRITTEN = re.compile(r"([0-9][0-9_]{0,30}(?:\.[0-9]{1,30})?)([KMBT]?)", re.IGNORECASE)
 _POWER = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
@@ -64,11 +66,18 @@ def parse_share(text: str, option: str, *, allow_one: bool = False) -> Fraction:
     return share
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things in words: `1 document`, `1,234 documents`, `2 entries`."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
+
+
 def rates(documents: int, text_bytes: int, tokens: int, seconds: float) -> str:
     """Return `1,234 documents, 12.3 MB/s of text, 3.1 M tokens/s`."""
     seconds = max(seconds, 1e-9)
     return (
-        f"{documents:,} documents, {text_bytes / seconds / 1e6:.1f} MB/s of text, "
+        f"{counted(documents, 'document')}, {text_bytes / seconds / 1e6:.1f} MB/s of text, "
         f"{scaled(tokens / seconds)} tokens/s"
     )
 

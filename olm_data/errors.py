@@ -86,8 +86,8 @@ class ConflictError(OlmError):
 
 
 def _one_line(text: str) -> str:
-    """Return `text` with its line breaks escaped, but for those of an indented list."""
-    return re.sub(r"\n(?! {4})", r"\\n", text)
+    """Return `text` on one line, but for the lines of an indented list."""
+    return re.sub(r"\s*\n(?! {4})\s*", " ", text)
 
 
 def _rebuild(
@@ -130,7 +130,7 @@ def quoted(value: object) -> str:
     if isinstance(value, Fraction):
         near = f"{float(value):g}" if abs(value) < _MOST_FLOAT else ""
         return near or f"{'-' if value < 0 else ''}1e{len(str(int(abs(value)))) - 1} or more"
-    return repr(value) if not isinstance(value, str) else f"'{printable(value[:80])}'"
+    return repr(value) if not isinstance(value, str) else f"'{printable(redacted(value))[:80]}'"
 
 
 def shown(text: str) -> str:

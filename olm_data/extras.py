@@ -1,7 +1,7 @@
 """Optional packages: which extra of the distribution brings them, and what to type for it.
 
     with needs("s3", "s3://"):
-        import boto3
+        import s3fs
 
 Never: a version check; what is installed and does not work says so itself.
 """
@@ -21,8 +21,6 @@ EXTRAS = {
     "adlfs": "azure",
     "aiohttp": "http",
     "awkward": "fast",
-    "boto3": "s3",
-    "botocore": "s3",
     "comet_ml": "comet",
     "datasets": "hub",
     "gcsfs": "gcs",
@@ -32,6 +30,7 @@ EXTRAS = {
     "markupsafe": "report",
     "matplotlib": "report",
     "ray": "ray",
+    "s3fs": "s3",
     "safetensors": "train",
     "tensorboard": "track",
     "torch": "train",

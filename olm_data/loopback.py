@@ -33,6 +33,7 @@ class LoopbackServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 4096  # connections that wait for their thread; the system may take fewer
 
     def __init__(self, handler: type[LoopbackHandler], port: int) -> None:
         try:
@@ -59,6 +60,19 @@ class LoopbackHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "olm", ""
     timeout = 60
+
+    def parse_request(self) -> bool:
+        """Take a request apart; one that says twice how long it is, or for whom, is refused."""
+        if not super().parse_request():
+            return False
+        lengths = self.headers.get_all("Content-Length", []) + self.headers.get_all(
+            "Transfer-Encoding", []
+        )
+        if max(len(lengths), len(self.headers.get_all("Host", []))) > 1:
+            self.close_connection = True
+            self.send_error(400, "Content-Length or Host is said twice")
+            return False
+        return True
 
     def welcome(self) -> bool:
         """Whether the request names this server as its host."""

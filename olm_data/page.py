@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 COLOURS = ("#3f7fe8", "#e07b39", "#3a9d6e", "#b0489c", "#7a6ff0", "#c2a21b", "#4fb3bf", "#c94f4f")
+_WIDE, _NARROW = 9.0, 4.8  # inches, of which a screen of 390 pixels shows a good 5
 _INK = "#010203"  # stands for the page's text colour while matplotlib draws
 
 
@@ -194,7 +195,7 @@ def svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.2) -> Marku
     Args:
         draw: draws into the axes it is given.
         alt: what the picture says, in words, for those who do not see it.
-        height: inches at 72 points; the width is 9.
+        height: inches at 72 points; the width is 9, and 4.8 for a phone, drawn apart.
 
     Raises:
         MissingExtra: matplotlib is not installed.
@@ -209,8 +210,9 @@ def svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.2) -> Marku
     settings["text.parse_math"] = False  # a $ in a name is a $
     for name in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.", "grid."):
         settings[f"{name}color"] = _INK
-    with mpl.rc_context(settings):
-        figure = Figure(figsize=(9.0, height), layout="constrained")
+
+    def drawn(width: float) -> Markup:
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
         axes.spines[["top", "right"]].set_visible(False)
@@ -222,13 +224,16 @@ def svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.2) -> Marku
             label.set_text(printable(label.get_text()))
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        text = out.getvalue().replace(_INK, "currentColor")
+        text = "\n".join(map(printable, text.split("\n")))
+        picture = text[text.index("<svg") :]
+        named = f'<svg role="img" aria-label="{escape(shown(alt))}"'
+        return Markup(picture.replace("<svg", named, 1))  # matplotlib escapes the text it draws
+
     from markupsafe import Markup, escape
 
-    text = out.getvalue().replace(_INK, "currentColor")
-    text = "\n".join(map(printable, text.split("\n")))
-    drawn = text[text.index("<svg") :]
-    named = drawn.replace("<svg", f'<svg role="img" aria-label="{escape(shown(alt))}"', 1)
-    return part("figure", Markup(named))  # matplotlib escapes the text it draws
+    with mpl.rc_context(settings):
+        return part("figure", drawn(_WIDE), drawn(_NARROW))
 
 
 def _plain_powers(axes: Axes) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -35,7 +35,13 @@ _QUERY = re.compile(
     r"|[a-z_-]{0,64}secret[a-z_-]{0,64}|password|api[_-]?key|access[_-]?key[a-z_-]{0,64}|key)=)[^&;\s\"'<>]+",
     re.IGNORECASE,
 )
-_USER = re.compile(r"(://)[^/\s@\"'<>]+@")  # no scheme: to look for one takes quadratic time
+# What stands before the last @ of user:password, whatever is in the password, but for a blank and
+# a quote that closes the URL; or before the host. A number after a colon is a port. No scheme, and
+# a bounded length: to look for more takes quadratic time. Paths make one slash of two.
+_PASSWORD = r"(?:[^\s\"'<>]|[\"'<>](?![\s,;:)\]}]|$)){1,1024}"
+_USER = re.compile(
+    rf"(:/{{1,2}})(?:[^/?#\s:@\"'<>]*:(?!\d{{1,5}}(?:[/?#]|$))({_PASSWORD})|(?<=//)([^/?#\s\"'<>]+))@"
+)
 _ELSEWHERE = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -52,11 +58,13 @@ _VARIABLE = re.compile(
     r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|ACCOUNT_KEY"
     r"|STORAGE_KEY|CONNECTION_STRING|CREDENTIALS?)(?:_|$)"
 )
+_OF_TEXT = re.compile(r"(?:^|_)(?:EOS|BOS|PAD|UNK|MASK|SEP|CLS|END|START|STOP|SPECIAL|PER)_TOKEN$")
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|URI|URL|ENDPOINT|NAME|LIMIT|COUNT)$")
 _FIELD = re.compile(r"(?:key|signature|password|pwd|secret|token)=([^;]+)", re.IGNORECASE)
 """What is secret of a connection string, whose other fields are ordinary words."""
-_URL_PASSWORD = re.compile(r"://[^/\s@]*?([^:/\s@]+)@")
 
+_typed: frozenset[str] = frozenset()
+"""Of the command line that this process runs."""
 _held: set[str] = set()
 """Grows by a few strings for each client that this process makes. Other threads do that at any
 moment, so whoever looks at it takes a copy, in one call."""
@@ -67,14 +75,34 @@ def hold(*secrets: str | None) -> None:
     _held.update(secret for secret in secrets if secret)
 
 
+def hold_typed(words: Sequence[str]) -> None:
+    """Note the passwords in URLs of a command line: messages cut and take apart what it says."""
+    global _typed
+    _typed = frozenset(password for word in words for password in _passwords(word))
+
+
+def _passwords(text: str) -> list[str]:
+    return [password or user for _, password, user in _USER.findall(text)]
+
+
 def redacted(text: str) -> str:
     """Return `text` without credentials, by shape and by value."""
     text = _by_shape(text)
-    secrets = frozenset(_held | _of_environment(os.environ))
+    secrets = frozenset(_held | _typed | _of_environment(os.environ))
     spans = _spans(text, _pieces(secrets, PIECE), PIECE)
     for start, stop in reversed(spans):
         text = text[:start] + MASK + text[stop:]
     return text
+
+
+def is_credential(name: str, value: object) -> bool:
+    """Whether a field or key of such a name holds a credential: `api_key`, `hubToken`, `password`.
+
+    What a configuration holds so is stored nowhere.
+    """
+    upper = re.sub(r"(?<=[a-z])(?=[A-Z])|[-. ]", "_", name).upper()
+    named = _VARIABLE.search(upper) and not _PLACE.search(upper) and not _OF_TEXT.search(upper)
+    return bool(named) and isinstance(value, str) and value != ""
 
 
 def names_credentials(url: str) -> bool:
@@ -120,7 +148,8 @@ def _strings(answer: Any) -> Iterator[str]:
 
 
 def _by_shape(text: str) -> str:
-    text = _USER.sub(rf"\1{MASK}@", text)
+    if "@" in text:
+        text = _USER.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(rf"\1{MASK}", text)
     for pattern in (*_ELSEWHERE, _KEY_ID):
         text = pattern.sub(rf"\1{MASK}", text)
@@ -138,7 +167,7 @@ def _of_environment(environment: Mapping[str, str]) -> set[str]:
             if not (os.path.isabs(value) and os.path.exists(value)):  # else the path of a file
                 found.update(_FIELD.findall(value) or [value])
         elif "@" in value:
-            found.update(_URL_PASSWORD.findall(value))
+            found.update(_passwords(value))
     return found
 
 

@@ -14,11 +14,15 @@ import os
 import stat
 from typing import IO
 
-from olm_data.errors import ValidationError, printable
+from olm_data.errors import InputError, ValidationError, printable
 
 MAX_WHOLE = 256 << 20
-"""Bytes of a file that is read whole where its reader knows no smaller limit: a manifest, plan,
-lock or commit record. Those of a million shards stay below it."""
+"""Bytes of a file that is read whole where its reader knows no other limit."""
+
+MAX_DOCUMENT = 4 << 30
+"""Bytes of a manifest, plan, job, lock or commit record: of ten million inputs and shards."""
+
+PIECE = 1 << 20
 
 MAX_SMALL = 1 << 20
 """Bytes of a heartbeat, a configuration, or another file that people could write by hand."""
@@ -77,7 +81,9 @@ def read_regular(
     with open_regular(path, within=within) as file:
         size = os.fstat(file.fileno()).st_size
         refuse_large(size, limit, os.fspath(path))
-        data = file.read(limit + 1)  # it may have grown
+        data = file.read(size + 1)
+        while more := file.read(min(PIECE, limit + 1 - len(data))):  # it has grown
+            data += more
         refuse_large(len(data), limit, os.fspath(path))
         return data
 
@@ -111,6 +117,21 @@ def refuse_large(size: int, limit: int, where: str) -> None:
             where=printable(where),
             why="it would have to fit into memory as a whole",
             fix="check that this is the file you meant; in a dataset, restore it from a copy",
+        )
+
+
+def refuse_unreadable(size: int, limit: int, where: str) -> None:
+    """Refuse to write a file of `size` bytes that its reader takes up to `limit` bytes of.
+
+    Raises:
+        InputError: it is larger.
+    """
+    if size > limit:
+        raise InputError(
+            f"the file would have {size:,} bytes; one of its kind has at most {limit:,}",
+            where=printable(where),
+            why="it has an entry for each input and shard, and nothing could read it again",
+            fix="join small inputs, take larger shards, or make several datasets and mix them",
         )
 
 

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection, Sequence
 
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -16,9 +17,31 @@ LEAST_NAME, MOST_NAME = 12, 60
 """Cells of a terminal that a name is cut to."""
 
 
+class _WholeCells(Table):
+    """A table that becomes a block of lines a row where its cells would be broken to fit."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbroken = options.update(width=1 << 16)
+        if Measurement.get(console, unbroken, self).maximum <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if self.title:
+            yield Text(str(self.title), "bold")
+        _, *heads = (str(column.header) for column in self.columns)
+        for name, *cells in zip(*(column.cells for column in self.columns), strict=True):
+            yield name
+            block = Table.grid(padding=(0, 2), pad_edge=True)
+            block.add_column(no_wrap=True)
+            block.add_column(overflow="fold")
+            for head, cell in zip(heads, cells, strict=True):
+                if cell:
+                    block.add_row(head, cell)
+            yield block
+
+
 def table(head: Sequence[str], *, names: int = 1, title: str | None = None) -> Table:
     """Return a table to add rows to: the first columns are names, the others stand at the right."""
-    made = Table(title=title, title_justify="left", title_style="bold")
+    made = _WholeCells(title=title, title_justify="left", title_style="bold")
     for number, name in enumerate(head):
         made.add_column(name, justify="left" if number < names else "right", overflow="fold")
     return made

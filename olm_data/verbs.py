@@ -19,6 +19,7 @@ import click
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.mixture.lock import Lock
+from olm_data.storage.options import Options, use_options
 
 
 def tokenize(
@@ -40,7 +41,8 @@ def tokenize(
         output: folder or `s3://bucket/prefix` of the dataset.
         show_progress: print progress to standard error.
         fields: any other field of a recipe, which are the options of `olm-data tokenize`:
-            `holdout=0.01`, `where="score >= 3"`, `keep=["url", "score"]`, `workers=4`.
+            `holdout=0.01`, `where="score >= 3"`, `keep=["url", "score"]`, `workers=4`,
+            `storage_options={"profile": "lab"}`, which this process goes on using.
 
     Returns:
         The dataset, opened; its held-out part is `Dataset.open(output + "/validation")`.
@@ -71,6 +73,7 @@ def mix(
     output: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    storage_options: Options | None = None,
 ) -> Lock:
     """Compile a mixture manifest and write its lock, as `olm-data mix` does.
 
@@ -78,6 +81,8 @@ def mix(
         manifest: path of `manifest.yaml`.
         output: path of the lock; default: `NAME.lock.json` beside the manifest.
         overwrite: replace another lock there.
+        storage_options: for the clients of buckets, as fsspec takes them; by URL, where they
+            differ. This process goes on using them.
 
     Returns:
         The lock, with its `digest`, `total_rows` and `folder`.
@@ -88,6 +93,7 @@ def mix(
     """
     from olm_data.mixture import mix as verb
 
+    use_options(storage_options or {})
     place = None if output is None else os.fspath(output)
     return verb.mix(os.fspath(manifest), place, overwrite=overwrite).lock
 

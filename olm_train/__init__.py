@@ -1,7 +1,7 @@
 """Train decoder language models on rows of an `olm_data` mixture lock.
 
-Names are imported on first use: torch is loaded by the module that needs it, so that configuration
-errors and help are shown at once.
+Names (`__init__.pyi` types them) are imported on first use: torch is loaded by the module that
+needs it, so that configuration errors and help are shown at once.
 
     from olm_train import DataLoader, DecoderConfig, Trainer, TransformerTrainModuleConfig, World
 """
@@ -9,7 +9,6 @@ errors and help are shown at once.
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
@@ -43,7 +42,7 @@ _HOMES = {
 __all__ = [*_HOMES]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         from olm_data.extras import needs
 

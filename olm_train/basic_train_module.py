@@ -20,16 +20,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
+from olm_data.config.arguments import checked
+from olm_data.config.hints import NonNegativeInt, PositiveFloat
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, INSTANCES, LR, NON_FINITE, TOKENS
 from olm_train.data.batch import Batch, batch_words
 from olm_train.distributed.world import World
+from olm_train.loss_context import LossContext, LossTerms, takes_context
 from olm_train.model.loss import count_valid
 from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.given import Given, built, names_of
-from olm_train.optim.schedule import AnySchedule, Constant
-from olm_train.optim.schedule_base import Position
+from olm_train.optim.schedule import Constant
+from olm_train.optim.schedule_base import Position, Schedule
 from olm_train.optim.state import class_name, make_room, set_values, state_of
 from olm_train.parallel.apply import gradient_sync, reshard, spread
 from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
@@ -37,8 +41,9 @@ from olm_train.parallel.wrapping import units
 from olm_train.stability.gate import FiniteGate, NonFinite, take_step
 from olm_train.train_module_base import TrainModule
 
-Loss = Callable[[Any, Any], Tensor]
-"""(what the model returned, labels) -> mean loss of the micro-batch, or a loss for each label."""
+Loss = Callable[..., Tensor]
+"""(what the model returned, labels) -> mean loss of the micro-batch, or a loss for each label. One
+with an argument `context` is also given the model and a place for its terms: `LossContext`."""
 DDP = DataParallelConfig(name=DataParallelType.ddp)
 
 
@@ -76,6 +81,7 @@ class BasicTrainModule(TrainModule):
 
     counted: ClassVar[str] = INSTANCES
 
+    @checked("model", "optimizer", "loss")
     def __init__(
         self,
         model: nn.Module,
@@ -84,13 +90,13 @@ class BasicTrainModule(TrainModule):
         *,
         optim: Mapping[str, Any] | None = None,
         world: World | None = None,
-        scheduler: AnySchedule | None = None,
-        max_grad_norm: float | None = None,
+        scheduler: Schedule | None = None,
+        max_grad_norm: PositiveFloat | None = None,
         dp_config: DataParallelConfig = DDP,
         wrap_classes: Sequence[type[nn.Module]] = (),
         min_num_params: int | None = None,
         non_finite: NonFinite = NonFinite.halt,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
     ) -> None:
         refuse_unfit(model, loss)
         self.world, self.model, self.loss = world or World(), model, loss
@@ -133,11 +139,16 @@ class BasicTrainModule(TrainModule):
     def count(self, batch: Any) -> Tensor | int:
         """Return what the loss of a batch is a mean of: labels of a `Batch`, else instances.
 
-        That is the first dimension of the labels; override it for another weight.
+        That is the first dimension of the labels, without instances whose labels are all the
+        `ignore_index` of the loss; override it for another weight.
         """
         if isinstance(batch, Batch):
             return count_valid(batch.labels)
         arguments, named, labels = self.parts(batch)
+        ignored = getattr(self.loss, "ignore_index", None)
+        if ignored is not None and isinstance(labels, Tensor) and labels.ndim:
+            valid: Tensor = labels != ignored
+            return valid.unsqueeze(-1).flatten(1).any(1).sum()
         tensors = [t for t in (labels, *arguments, *named.values()) if isinstance(t, Tensor)]
         if not tensors or not tensors[0].ndim:
             raise UsageError(
@@ -171,18 +182,20 @@ class BasicTrainModule(TrainModule):
         if not batches or not 1 <= step <= max_steps:
             raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
         self.model.train()
+        own = [int(self.count(batch)) for batch in batches]  # before: most are on the host still
         batches = [_to(batch, self.world.device) for batch in batches]
-        own = [torch.as_tensor(self.count(batch), device=self.world.device) for batch in batches]
-        total = self.world.sum(torch.stack(own).sum().to(torch.int64))
+        total = self.world.sum(torch.tensor(sum(own), device=self.world.device))
         divisor = total.clamp(min=1).to(torch.float32)
         reshard(self.model)
         self.model.zero_grad(set_to_none=True)
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         loss = torch.zeros((), device=self.world.device)
+        terms = LossTerms(self.model, self.world)
         with self._random(step):
             for i, (batch, count) in enumerate(zip(batches, own, strict=True)):
                 with gradient_sync(self._forward, last=i == len(batches) - 1):
-                    part = self._mean_loss(batch) * (count / divisor)
+                    share = count / divisor
+                    part = self._mean_loss(batch, count, terms.context(share)) * share
                     if not part.requires_grad:
                         raise UsageError(
                             "the loss has no gradient: it does not depend on a trained parameter",
@@ -203,15 +216,18 @@ class BasicTrainModule(TrainModule):
         with self._sharded_step():
             take_step(self.optimizer, blocked)
         seen = TOKENS if isinstance(batches[0], Batch) else self.counted
-        return {CE_LOSS: loss, GRAD_NORM: grad_norm, LR: lr, seen: total, NON_FINITE: bad}
+        metrics: dict[str, Tensor | float] = {CE_LOSS: loss, GRAD_NORM: grad_norm, LR: lr}
+        metrics |= {seen: total, NON_FINITE: bad}
+        return terms.summed(metrics) if takes_context(self.loss) else metrics
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a batch, float64, and what it is a sum over, int64."""
-        batch = _to(batch, self.world.device)
+        count = int(self.count(batch))
         self.model.eval()
-        count = torch.as_tensor(self.count(batch), device=self.world.device).to(torch.int64)
-        return self._mean_loss(batch).to(torch.float64) * count, count
+        context = LossTerms(self.model, self.world).context(None)
+        mean = self._mean_loss(_to(batch, self.world.device), count, context)
+        return mean.to(torch.float64) * count, torch.tensor(count, device=self.world.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, buffers and the optimiser's state; the tensors are the live ones."""
@@ -238,11 +254,14 @@ class BasicTrainModule(TrainModule):
             set_values(self.model, self.optimizer, values)
         self._gate.open()
 
-    def _mean_loss(self, batch: Any) -> Tensor:
+    def _mean_loss(self, batch: Any, count: int, context: LossContext) -> Tensor:
+        """Return the mean loss of a micro-batch; of one without labels 0, not 0 / 0."""
         arguments, named, labels = self.parts(batch)
         device, dtype = self.world.device.type, self._autocast
+        given = {"context": context} if takes_context(self.loss) else {}
         with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
-            value = self.loss(self._forward(*arguments, **named), labels)
+            output = self._forward(*arguments, **named)
+            value = self.loss(output, labels, **given) if count else _nothing(output)
         if not isinstance(value, Tensor) or not value.is_floating_point():
             found = str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
             raise UsageError(
@@ -330,6 +349,16 @@ def refuse_unfit(model: nn.Module, loss: Loss) -> None:
                 if isinstance(parameter, UninitializedParameter)
                 else "build it outside of torch.device('meta'), or model.to_empty() and set them",
             )
+
+
+def _nothing(output: Any) -> Tensor:
+    """Return a loss of 0 whose gradient is 0 in all that a model returned."""
+    leaves = tree_leaves(output)
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):  # an object with them as fields
+        leaves = tree_leaves(vars(output))
+    found = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    zeros = [torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0.0).sum() for x in found]
+    return torch.stack([zero.float() for zero in zeros] or [torch.zeros(())]).sum()
 
 
 def _to(batch: Any, device: torch.device) -> Any:

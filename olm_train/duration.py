@@ -12,6 +12,7 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from olm_data.config.convert import Config
 from olm_data.errors import UsageError
 from olm_data.order.steps import StepSizes
 
@@ -38,7 +39,7 @@ TOKENS_PER_PARAMETER = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duration:
+class Duration(Config):
     """A length of training.
 
     Attributes:
@@ -51,8 +52,9 @@ class Duration:
     unit: DurationUnit
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.unit is DurationUnit.chinchilla:
-            if not 0 <= self.value < math.inf:
+            if self.value < 0:
                 raise UsageError(f"a duration in chinchilla is 0 or more, not {self.value}")
         elif not (isinstance(self.value, int) and self.value >= 0):
             raise UsageError(f"a duration is a whole number of {self.unit}, not {self.value}")

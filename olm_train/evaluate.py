@@ -13,6 +13,7 @@ writes, but for the tokens of a text file, which are deleted, and with `--watch`
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,12 +22,13 @@ from pathlib import Path
 import click
 import msgspec
 
-from olm_data.command import Command
+from olm_data.command import Command, Count, say
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
-from olm_data.errors import InputError, UsageError, ValidationError, shown
+from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.eval_sets.eval_set import MANIFEST, EvalSet
 from olm_data.extras import needs
+from olm_data.kinds import nearest
 from olm_data.run_log.metric_names import (
     EVAL_BPB,
     EVAL_CE_LOSS,
@@ -145,6 +147,13 @@ class Evaluation:
         """The data as they were given, and whether each is a task."""
         return {place: isinstance(each, EvalSet) for place, each in self._data.items()}
 
+    def after(self, name: str) -> str:
+        """Return after which token the first one of a document was predicted: " after EOS"."""
+        each = self._data[name]
+        if isinstance(each, EvalSet):
+            return ""
+        return " after BOS" if each.manifest.tokenizer.eos_begins is None else " after EOS"
+
     def measured(self) -> dict[str, Measured]:
         """Return what each of the data is, and how it is measured."""
         return {
@@ -229,6 +238,14 @@ class Evaluation:
         return scores.metrics() | change(scores.values[name], before.values[name]).metrics(name)
 
     def _open(self, found: Portable, place: str, scratch: Path | None) -> Dataset | EvalSet:
+        if "://" not in place and not os.path.lexists(place):
+            raise InputError(
+                "there is nothing at this path",
+                where=printable(place),
+                fix=nearest(
+                    place, "check it; --data takes a dataset, an eval set or a file of text"
+                ),
+            )
         if scratch is not None and is_text_file(place):
             place = tokenized(found, place, scratch)
         opened: Dataset | EvalSet
@@ -303,7 +320,7 @@ def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()
 )
 @click.option(
     "--sequence-length",
-    type=click.IntRange(1),
+    type=Count(1),
     help="Tokens of a row.  [default: as it was trained]",
 )
 @click.option(
@@ -331,9 +348,6 @@ def main(
     olm-train evaluate runs/first --data letters.txt
     olm-train evaluate runs/first --data tokens/held-out --watch
     """
-
-    def say(text: str) -> None:
-        click.echo(shown(text), err=True)
 
     def warn(error: Exception) -> None:
         say(f"warning: {error}")
@@ -363,14 +377,14 @@ def main(
         return
     step = "" if found.step is None else f", step {found.step:,}"
     for name, values in result.datasets.items():
-        for line in _lines(name, values, f"({found.name}{step})"):
+        for line in _lines(name, values, f"({found.name}{step})", evaluation.after(name)):
             click.echo(line)
 
 
-def _lines(name: str, values: dict[str, float], of: str) -> list[str]:
+def _lines(name: str, values: dict[str, float], of: str, after: str) -> list[str]:
     if EVAL_QUESTIONS in values:
         return [f"{name}: {line_of_task(values)} {of}"]
-    bits = f"{values[EVAL_BPB]:.4f} bits per byte, " if EVAL_BPB in values else ""
+    bits = f"{values[EVAL_BPB]:.4f} bits per byte{after}, " if EVAL_BPB in values else ""
     first = (
         f"{name}: CE loss {values[EVAL_CE_LOSS]:.4f} nats a token, perplexity "
         f"{values[EVAL_PERPLEXITY]:.2f}, {bits}{values[EVAL_TOKENS]:,} tokens {of}"

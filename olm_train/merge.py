@@ -1,4 +1,4 @@
-"""The mean of the weights of several checkpoints: `olm-train merge CHECKPOINT... --out FOLDER`.
+"""The mean of the weights of several checkpoints: `olm-train merge CHECKPOINT... --output FOLDER`.
 
 CHECKPOINTs -> verified -> one tensor at a time, summed in fp64 -> FOLDER, a checkpoint of weights
 """
@@ -45,7 +45,7 @@ def parse_weights(text: str) -> Weighting | Sequence[float]:
 
 @click.command(cls=Command)
 @click.argument("checkpoints", nargs=-1, required=True)
-@click.option("--out", required=True, help="Folder to make; local or s3://.")
+@click.option("--output", "--out", required=True, help="Folder to make; local or s3://.")
 @click.option(
     "--weights",
     default="uniform",
@@ -54,18 +54,18 @@ def parse_weights(text: str) -> Weighting | Sequence[float]:
     "each.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print merge.json instead of sentences.")
-def main(checkpoints: tuple[str, ...], out: str, weights: str, as_json: bool) -> None:
+def main(checkpoints: tuple[str, ...], output: str, weights: str, as_json: bool) -> None:
     """Write the weighted mean of the weights of checkpoints of one model.
 
     \b
-    olm-train merge runs/a/step00000800 runs/a/step00000900 runs/a/step00001000 --out runs/a/last3
-    olm-train merge runs/a/last3 runs/b --weights 3,1 --out merged
+    olm-train merge runs/a/step00000800 runs/a/step00000900 runs/a/step00001000 -o runs/a/last3
+    olm-train merge runs/a/last3 runs/b --weights 3,1 -o merged
 
     A run's folder stands for its newest checkpoint. generate, evaluate and export read FOLDER.
     """
     chosen = parse_weights(weights)
     found = [find_checkpoint(place, World(), say) for place in checkpoints]
-    folder, merge = merge_checkpoints(found, chosen, out)
+    folder, merge = merge_checkpoints(found, chosen, output)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(merge)))
         return

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from olm_data.errors import UsageError, suggest
 from olm_train.distributed.world import World
@@ -103,6 +104,7 @@ class MetricsBuffer:
         """
         later = {step: metrics for step, metrics in self._steps.items() if step > last}
         self._steps = {step: m for step, m in self._steps.items() if step <= last}
+        self._make_whole()
         places = [
             (step, name, value)
             for step, metrics in self._steps.items()
@@ -122,6 +124,32 @@ class MetricsBuffer:
         self._steps = later
         self._reduce = {key: each for key, each in self._reduce.items() if key[0] in later}
         return collected
+
+    def _make_whole(self) -> None:
+        """Give DTensors, such as the norm of a sharded gradient, their one value.
+
+        Raises:
+            UsageError: one was not recorded on each rank, all of which it takes.
+        """
+        sharded = {
+            (step, name): value
+            for step, metrics in self._steps.items()
+            for name, value in metrics.items()
+            if isinstance(value, DTensor)
+        }
+        if not self._world.any(bool(sharded)):
+            return
+        by_rank = [set(keys) for keys in self._world.gather([*sharded])]
+        if some := sorted(set.union(*by_rank) - set.intersection(*by_rank)):
+            raise UsageError(
+                f"the metric {some[0][1]!r} of step {some[0][0]:,} is sharded, and was not "
+                "recorded on every rank",
+                where="record_metric",
+                why="its value is that of all shards together",
+                fix="record it on every rank, or what .to_local() gives with a reduction",
+            )
+        for step, name in sorted(sharded):
+            self._steps[step][name] = sharded[step, name].full_tensor()
 
     def _reduced(self) -> dict[tuple[int, str], float]:
         """Return the metrics with a reduction, over all ranks; one exchange where there are any."""

@@ -78,7 +78,8 @@ class RunServices:
 
         Args:
             name: in the log; that of a metric of the step itself replaces it.
-            value: a number, or a tensor of one element, which is not read before the others are.
+            value: a number, or a tensor of one element, which is not read before the others are. A
+                DTensor, such as the norm of a sharded gradient, is recorded on every rank.
             reduce: over the ranks that recorded it; None: what rank 0 recorded.
         """
         self._buffer.record_one(self._metrics_step, name, value, reduce)

@@ -35,11 +35,12 @@ from olm_train.data.batch import AnyBatch, Batch, check_ids
 from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.flops import attention_pairs, num_flops_per_token
+from olm_train.loss_context import LossTerms, takes_context
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.head import Head
 from olm_train.model.init import init_parameters
-from olm_train.model.loss import count_valid
+from olm_train.model.loss import LossSums, count_valid
 from olm_train.model.loss_chunked import by_label_chunked, with_labels
 from olm_train.model.loss_config import CHUNK_SIZE
 from olm_train.model.shards import assign
@@ -205,7 +206,10 @@ class TransformerTrainModule(TrainModule):
         reshard(self.model)
         self.model.zero_grad(set_to_none=True)
         loss, z_loss = (torch.zeros((), device=self.world.device) for _ in range(2))
-        of_labels = self._loss
+        of_labels, terms = self._loss, LossTerms(self.model, self.world)
+        if takes_context(of_labels):
+            call: Callable[..., LossSums] = of_labels
+            of_labels = partial(call, context=terms.context(1 / divisor))
         if self.watch_losses is not None and self.loss.labels_apart:
             of_labels = with_labels(self._loss, self.loss.chunk_size or CHUNK_SIZE)
         for i, batch in enumerate(micro):
@@ -230,7 +234,7 @@ class TransformerTrainModule(TrainModule):
         lr = self._set_lr(step, max_steps, tokens, batch_growth)
         take_step(self.optimizer, blocked)
         skipped = {} if self._guard is None else {STEP_SKIPPED: self._guard.skipped()}
-        return {
+        metrics: dict[str, Tensor | float] = {
             CE_LOSS: loss,
             **extra,
             GRAD_NORM: grad_norm,
@@ -242,6 +246,7 @@ class TransformerTrainModule(TrainModule):
             SEQUENCE_LENGTH: micro[0].max_seqlen,
             NON_FINITE: bad,
         }
+        return terms.summed(metrics) if takes_context(self._loss) else metrics
 
     @torch.no_grad()
     def eval_losses(self, batch: Batch | AnyBatch, *, fp32_logits: bool = False) -> Tensor:

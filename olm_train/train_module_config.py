@@ -12,6 +12,7 @@ from olm_train.model.loss_config import LossConfig, OwnLoss
 from olm_train.optim import AnyOptim
 from olm_train.optim.adamw import AdamWConfig
 from olm_train.optim.base import OptimConfig
+from olm_train.optim.given import NamedOptim
 from olm_train.optim.schedule import AnySchedule, Constant
 from olm_train.optim.schedule_base import LRScaling, Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
@@ -47,7 +48,7 @@ class TransformerTrainModuleConfig(Config):
     """
 
     rank_microbatch_size: int
-    optim: Annotated[AnyOptim, Parts(OptimConfig, "olm_train.optimizers")] = field(
+    optim: Annotated[AnyOptim, Parts(OptimConfig, "olm_train.optimizers", NamedOptim)] = field(
         default_factory=AdamWConfig
     )
     scheduler: Annotated[AnySchedule, Parts(Schedule, "olm_train.schedulers")] = field(

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.arguments import checked
 from olm_data.config.convert import as_dict
+from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from olm_data.errors import OlmError
 from olm_data.order.skip import Range
 from olm_data.run_log.metric_names import NON_FINITE
@@ -36,6 +38,7 @@ from olm_train.checkpoint.manager import (
     default_work_dir,
 )
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
+from olm_train.checkpoint.unsaved import Unsaved
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.draw import draw
 from olm_train.distributed.holding import Holding, LeasePolicy
@@ -78,6 +81,7 @@ class Trainer(RunServices):
         UsageError: the data have fewer steps than `max_duration` asks for.
     """
 
+    @checked("train_module", "data_loader", "max_duration", "hard_stop")
     def __init__(
         self,
         *,
@@ -87,11 +91,11 @@ class Trainer(RunServices):
         work_dir: str | Path | None = None,
         max_duration: Duration | None = None,
         hard_stop: Duration | None = None,
-        metrics_collect_interval: int = 5,
+        metrics_collect_interval: PositiveInt = 5,
         load: LoadPolicy | None = None,
-        max_rewinds: int = 3,
-        time_limit: float | Literal["slurm"] | None = None,
-        time_margin: float = 120.0,
+        max_rewinds: NonNegativeInt = 3,
+        time_limit: PositiveFloat | Literal["slurm"] | None = None,
+        time_margin: NonNegativeFloat = 120.0,
         checkpointer: CheckpointerConfig | None = None,
         callbacks: Mapping[str, Callback] | None = None,
         config: JsonObject | None = None,
@@ -108,7 +112,7 @@ class Trainer(RunServices):
         self.metrics_collect_interval = metrics_collect_interval
         self.load_policy = load or LoadPolicy()
         known = as_dict({"model": train_module.model_config, "train_module": train_module.config})
-        self.config = {**json.loads(json.dumps(known, default=str)), **(config or {})}
+        self.config = {**json.loads(json.dumps(known, default=str)), **as_dict(config or {})}
         self.config_changes: tuple[str, ...] = ()
         self.step, self.resumed = 0, False
         self.left: list[str] = []
@@ -126,6 +130,7 @@ class Trainer(RunServices):
         self._epoch = 0  # the pass over the data loader that was begun; 0: none
         self._time_limit = (time_limit, time_margin)
         self._asked: list[tuple[Kind, bool]] | None = None
+        self._unsaved: Unsaved | None = None
         self._recordable = False
         self._waiting = Waiting(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
@@ -201,7 +206,9 @@ class Trainer(RunServices):
         first = self.checkpoints.config.kind_at(0, self.stop_step) if self.step == 0 else None
         self._around_step("pre_train", first)
         self._stop_if_asked()
-        steps = iter(self.data_loader)
+        steps, module = iter(self.data_loader), self.train_module
+        if not self._recordable:
+            self._unsaved = Unsaved({"model": module.model, "loss": getattr(module, "loss", None)})
         while self.step < self.stop_step:
             with record_function(DATA_WAIT):
                 while not self.data_loader.ready(DATA_POLL_SECONDS) and not self._preemption.asked:
@@ -238,6 +245,13 @@ class Trainer(RunServices):
         if self.step and not self._recordable:  # what cannot be saved is refused at once
             self.checkpoints.check_state()
             self._recordable = True
+            if self._unsaved is not None and (changed := self._unsaved.changed()):
+                self.say(
+                    f"note: a step changes what no checkpoint holds: {', '.join(changed[:5])}; a "
+                    "run that goes on begins with their first values. Keep them in persistent "
+                    "buffers, or in state_dict of a callback"
+                )
+            self._unsaved = None
         self.callbacks.call("evaluate")
         for kind, wait in asked:
             self.save_checkpoint(kind, wait=wait)
@@ -330,6 +344,7 @@ class Trainer(RunServices):
         self.flush_metrics()
         self.callbacks.call("log_evaluation", self.step, results)
 
+    @checked()
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None:
         """Save a checkpoint of the current step, unless there is one; every rank calls it.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from olm_data.command import Command
+from olm_data.command import Command, Count
 from olm_data.extras import needs
 from olm_data.storage.store import is_remote
 
@@ -23,7 +23,7 @@ from olm_data.storage.store import is_remote
 @click.command(cls=Command)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: a free one."
+    "--port", type=Count(0, 65535), default=8765, show_default=True, help="0: a free one."
 )
 @click.option("--lock", help="Mixture lock of the runs, where it no longer lies where it did.")
 def main(runs: tuple[str, ...], port: int, lock: str | None) -> None:

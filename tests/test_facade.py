@@ -20,7 +20,7 @@ FACADE = {
         "regular_files", "threads",
     },
     "command line": {"command", "extras", "loopback"},
-    "config": {"convert", "hints", "import_path", "reference", "schema", "values"},
+    "config": {"arguments", "convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "flock", "hub_repository", "in_clear", "json_file", "lease", "names",
         "places", "process", "scratch", "store", "version",

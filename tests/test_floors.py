@@ -30,7 +30,7 @@ FLOORS = {
             "decoding",
         ),
         ("kinds",),
-        ("bounded_json", "canonical", "arrow_values", "config", "user_cache"),
+        ("bounded_json", "canonical", "arrow_values", "config", "user_cache", "parquet"),
         ("progress", "tables", "loopback"),
         ("storage",),
         ("page",),
@@ -53,13 +53,14 @@ FLOORS = {
         ("command",),
         ("commands",),
         ("verbs", "cli"),
+        ("__main__",),
     ),
     "olm_train": (
         ("distributed", "model"),
         ("data", "metrics", "notices", "hf"),
         ("stability", "duration", "stop"),
         ("evaluation", "optim", "parallel", "probe"),
-        ("train_module_base", "train_module_config"),
+        ("train_module_base", "train_module_config", "loss_context"),
         ("estimate",),
         ("train_module", "basic_train_module", "checkpoint"),
         ("generate", "watched_run", "text_file"),
@@ -80,6 +81,7 @@ FLOORS = {
             "watch",
         ),
         ("cli",),
+        ("__main__",),
     ),
 }
 """Rooms from the ground up: those of one floor do not import each other."""

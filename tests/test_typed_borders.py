@@ -17,12 +17,12 @@ UNTYPED = ("[str, Any]", "[str, object]")
 _TORCH = "torch's protocol: tensors and plain values, nested by names"
 
 FREE: dict[str, str] = {
-    "olm_train/auto/arguments.py check_arguments": "arguments of any call",
     "olm_train/auto/module.py NextTokenModule.parts": "what any model takes, by its names",
     "olm_train/basic_train_module.py BasicTrainModule.__init__": "options of any optimiser",
     "olm_train/basic_train_module.py BasicTrainModule.load_state_dict": _TORCH,
     "olm_train/basic_train_module.py BasicTrainModule.parts": "what any model takes, by its names",
     "olm_train/basic_train_module.py BasicTrainModule.state_dict": _TORCH,
+    "olm_train/checkpoint/unsaved.py Unsaved.__init__": "a model and a loss of any kind",
     "olm_train/optim/given.py built": "options of any optimiser",
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,

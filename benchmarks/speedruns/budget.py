@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from speedruns.text import Measured
+
 WARM_UP, TIMED = 3, 9
 """Steps of the throwaway run that do not count, and those whose median does."""
 
@@ -24,11 +26,13 @@ class Budget:
         seconds: of training, for the whole machine.
         cores: threads of a contestant.
         processors: count seconds of processors instead, `seconds * cores` of them.
+        fixed_steps: of every run, where runs of one contestant are compared with each other.
     """
 
     seconds: float
     cores: int
     processors: bool = False
+    fixed_steps: int | None = None
 
     @property
     def limit(self) -> float:
@@ -42,10 +46,12 @@ class Budget:
     def steps(self, times: list[float]) -> int:
         """Return the steps that fit, of the times of a throwaway run's steps."""
         timed = sorted(times[WARM_UP:])
-        return max(2, round(self.limit / timed[len(timed) // 2]))
+        return self.fixed_steps or max(2, round(self.limit / timed[len(timed) // 2]))
 
     def calibrate(self, step: Callable[[], object]) -> int:
-        """Return the steps that fit, by taking some."""
+        """Return the steps that fit, by taking some; `fixed_steps` without taking any."""
+        if self.fixed_steps:
+            return self.fixed_steps
         times = []
         for _ in range(WARM_UP + TIMED):
             start = self.now()
@@ -75,7 +81,7 @@ class Stopwatch:
 
 @dataclass
 class Point:
-    """Bits per byte of each source, and the training it took.
+    """What was measured of each source, and the training it took.
 
     Attributes:
         seconds: on the clock, evaluations left out.
@@ -87,7 +93,20 @@ class Point:
     tokens: int
     seconds: float
     used: float
-    bits: dict[str, float]
+    bits: dict[str, Measured]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned of every contestant.
+
+    Attributes:
+        rate: the peak.
+        warmup: fraction of the run.
+    """
+
+    rate: float
+    warmup: float
 
 
 def evaluated_steps(steps: int, points: int) -> set[int]:

@@ -3,9 +3,9 @@
     blocks of 128 tokens -> Trainer(AdamW, cosine, bf16 autocast) -> the model
 
 The options are those of the chapter "Training a causal language model from scratch" of the
-library's course (rate 5e-4, cosine, weight decay 0.1, rows of 128 tokens, 32 at a time, the warm-up
-cut to a tenth of a run that is shorter than ten of it), and of its page on training on CPUs (bf16).
-Tokenizer and shape are ours, so that only the training differs.
+library's course (rate 5e-4, cosine, weight decay 0.1, rows of 128 tokens, 32 at a time; its warm-up
+of 1,000 steps is longer than these runs, so a tenth of them), and of its page on training on CPUs
+(bf16). Tokenizer and shape are ours, so that only the training differs; rate and warm-up are tuned.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from olm_train.model.config import DecoderConfig
-from speedruns.budget import TIMED, WARM_UP, Budget, Point, Stopwatch, evaluated_steps
-from speedruns.text import Source, bits_per_byte
+from speedruns.budget import TIMED, WARM_UP, Budget, Point, Stopwatch, Tuning, evaluated_steps
+from speedruns.text import Source, measure
 
-RATE, DECAY, WARMUP, LENGTH, ROWS = 5e-4, 0.1, 1000, 128, 32
+PUBLISHED = Tuning(rate=5e-4, warmup=0.1)
+DECAY, LENGTH, ROWS = 0.1, 128, 32
 
 
 class NotThere(Exception):
@@ -78,6 +79,7 @@ def train(
     shape: DecoderConfig,
     sources: Sequence[Source],
     budget: Budget,
+    tuning: Tuning = PUBLISHED,
     *,
     seed: int,
     points: int = 1,
@@ -121,9 +123,9 @@ def train(
             self.watch.stop()
             model = kwargs["model"].eval()
             bits = {
-                source.name: bits_per_byte(
+                source.name: measure(
                     lambda ids: model(input_ids=ids).logits,
-                    held_out[source.name], source.held_out_bytes, LENGTH, device,
+                    held_out[source.name], source.sizes, LENGTH, device,
                 )
                 for source in sources
             }  # fmt: skip
@@ -140,10 +142,10 @@ def train(
                 output_dir=folder,
                 max_steps=steps,
                 per_device_train_batch_size=ROWS,
-                learning_rate=RATE,
+                learning_rate=tuning.rate,
                 weight_decay=DECAY,
                 lr_scheduler_type="cosine",
-                warmup_steps=min(WARMUP, steps // 10),
+                warmup_steps=round(tuning.warmup * steps),
                 bf16=True,
                 use_cpu=device.type == "cpu",
                 seed=seed,
@@ -157,5 +159,5 @@ def train(
             ).train()
         return times
 
-    steps = budget.steps(run(WARM_UP + TIMED, Times(set())).steps)
+    steps = budget.fixed_steps or budget.steps(run(WARM_UP + TIMED, Times(set())).steps)
     return run(steps, Times(evaluated_steps(steps, points))).found

@@ -19,13 +19,11 @@ from pathlib import Path
 import yaml
 
 from olm_data.config.values import Values
-from olm_data.run_log.metric_names import EVAL_BPB
 from olm_train.checkpoint.portable import open_portable
-from olm_train.evaluate import evaluate_all
 from olm_train.model.config import DecoderConfig
 from olm_train.run.config import RunConfig
-from speedruns.budget import TIMED, WARM_UP, Budget, Point, evaluated_steps
-from speedruns.text import QUICKSTART, Source, lock_of
+from speedruns.budget import TIMED, WARM_UP, Budget, Point, Tuning, evaluated_steps
+from speedruns.text import QUICKSTART, Source, lock_of, measure
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 
@@ -58,12 +56,47 @@ class Ours:
         with tempfile.TemporaryDirectory() as folder:
             return self._resolved(Path(folder)).model
 
+    @property
+    def published(self) -> Tuning:
+        """Rate and warm-up of the file."""
+        with tempfile.TemporaryDirectory() as folder:
+            module = self._resolved(Path(folder)).train_module
+        return Tuning(module.optim.lr, module.scheduler.warmup_fraction)
+
+    def tuned(self, tuning: Tuning) -> Ours:
+        """Return the same at another rate and warm-up.
+
+        Rates of groups keep their ratio to the peak.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            module = self._resolved(Path(folder)).train_module
+        ratio = tuning.rate / module.optim.lr
+        groups = [
+            {
+                "params": group.params,
+                "opts": {n: v * ratio if n == "lr" else v for n, v in group.opts.items()},
+            }
+            for group in module.optim.group_overrides
+        ]
+        more = [
+            f"--train_module.optim.lr={tuning.rate}",
+            f"--train_module.optim.group_overrides={json.dumps(groups)}",
+            f"--train_module.scheduler.warmup_fraction={tuning.warmup}",
+        ]
+        return Ours(
+            self._config, self._sources, self._length, ranks=self._ranks,
+            overrides=[*self._overrides, *more],
+        )  # fmt: skip
+
     def train(self, budget: Budget, *, seed: int, points: int = 1) -> list[Point]:
         """Train for the budget; return what was measured at its points."""
+        steps = budget.fixed_steps or self._calibrate(budget, seed)
+        return self._run(steps, seed, points, budget, evaluate=True)
+
+    def _calibrate(self, budget: Budget, seed: int) -> int:
         trial = self._run(WARM_UP + TIMED, seed, 1, budget)
         times = [after.used - before.used for before, after in pairwise(trial)]
-        steps = budget.steps([times[0], *times])
-        return self._run(steps, seed, points, budget, evaluate=True)
+        return budget.steps([times[0], *times])
 
     def _run(
         self, steps: int, seed: int, points: int, budget: Budget, *, evaluate: bool = False
@@ -78,11 +111,12 @@ class Ours:
             if not evaluate:
                 return every
             found = [every[step - 1] for step in wanted]
-            folders = {source.name: str(source.held_out) for source in self._sources}
             for point in found:
-                model = open_portable(str(folder / "run"), str(point.step), print)
-                measured = evaluate_all(model, list(folders.values())).datasets
-                point.bits = {name: measured[at][EVAL_BPB] for name, at in folders.items()}
+                model = open_portable(str(folder / "run"), str(point.step), print).model().eval()
+                point.bits = {
+                    source.name: measure(model, source.held_out_tokens, source.sizes, self._length)
+                    for source in self._sources
+                }
             return found
 
     def _start(self, folder: Path, steps: int, seed: int, batch: int, saved: Sequence[int]) -> None:
@@ -92,9 +126,12 @@ class Ours:
             "checkpointer": {"save_interval": steps, "fixed_steps": list(saved)},
             "speed_monitor": {"data_wait_alarm": 1.0},
         }
-        command = [
-            sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={self._ranks}",
+        launcher = [
+            "-m", "torch.distributed.run", f"--nproc-per-node={self._ranks}",
             "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+        ]  # fmt: skip
+        command = [
+            sys.executable, *(launcher if self._ranks > 1 else []),
             "-m", "olm_train.run", str(self._config), *self._overrides, f"--seed={seed}",
             f"--data_loader.mixture={lock}", f"--trainer.save_folder={folder / 'run'}",
             f"--trainer.callbacks={json.dumps(callbacks)}",

@@ -1,9 +1,10 @@
-"""A plain GPT in a plain loop, by the two recipes that nanoGPT's README publishes.
+"""A plain GPT in a plain loop: by the two recipes that nanoGPT's README publishes, or with Muon.
 
-    windows at random -> forward, cross entropy, backward -> clip -> cosine -> AdamW
+    windows at random -> forward, cross entropy, backward -> clip -> cosine | line -> AdamW | Muon
 
 On a CPU: characters, 4 layers, width 128, rows of 64, fp32. On a GPU: GPT-2 124M, bf16, compiled.
-The recipe as facts; the code is ours.
+The recipe as facts; the code is ours. `MUON` is the same network with the quickstart's tokens,
+width, depth, batch, optimiser and schedule: what is left is our architecture.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from speedruns.budget import WARM_UP, Budget, Point, Stopwatch, evaluated_steps
-from speedruns.text import Source, Windows, bits_per_byte
+from olm_train.optim.muon import Muon
+from speedruns.budget import WARM_UP, Budget, Point, Stopwatch, Tuning, evaluated_steps
+from speedruns.text import Source, Windows, measure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A published recipe; dropout is 0 and there are no biases in either."""
+    """A recipe; dropout is 0 and there are no biases in any.
+
+    Attributes:
+        lowest: rate at the end, of the peak.
+        muon: for the blocks' matrices, and a line down to the lowest rate; the table's rate is
+            `table` times the peak.
+    """
 
     layers: int
     heads: int
@@ -31,22 +39,29 @@ class Recipe:
     length: int
     rows: int
     micro_batches: int
-    rate: float
-    lowest_rate: float
-    warmup: int
+    published: Tuning
+    lowest: float = 0.1
     beta2: float
     characters: bool
     decay: float = 0.1
     clip: float = 1.0
+    muon: bool = False
+    bf16: bool = False
+    table: float = 1.0
 
 
 CPU = Recipe(
-    layers=4, heads=4, width=128, length=64, rows=12, micro_batches=1, rate=1e-3,
-    lowest_rate=1e-4, warmup=100, beta2=0.99, characters=True,
+    layers=4, heads=4, width=128, length=64, rows=12, micro_batches=1,
+    published=Tuning(rate=1e-3, warmup=0.05), beta2=0.99, characters=True,
 )  # fmt: skip
 GPU = Recipe(
-    layers=12, heads=12, width=768, length=1024, rows=12, micro_batches=40, rate=6e-4,
-    lowest_rate=6e-5, warmup=2000, beta2=0.95, characters=False,
+    layers=12, heads=12, width=768, length=1024, rows=12, micro_batches=40,
+    published=Tuning(rate=6e-4, warmup=0.1), beta2=0.95, characters=False, bf16=True,
+)  # fmt: skip
+MUON = Recipe(
+    layers=2, heads=2, width=256, length=256, rows=16, micro_batches=1,
+    published=Tuning(rate=1.2e-2, warmup=0.02), lowest=0.0, beta2=0.95, characters=False,
+    muon=True, bf16=True, table=3.33,
 )  # fmt: skip
 
 
@@ -106,13 +121,14 @@ class Text:
             self.vocabulary = -(-self.vocabulary // 64) * 64
             return
         texts = [source.text for source in sources]
-        every = [*texts, *(text for source in sources for text in source.held_out_texts)]
+        # each after a line's end, as tokens are after a document's
+        held_out = [["\n" + text for text in source.held_out_texts] for source in sources]
+        every = [*texts, *(text for source in held_out for text in source)]
         points = np.unique(np.concatenate([np.unique(_code_points(text)) for text in every]))
         self.vocabulary = len(points)
         self.streams = [np.searchsorted(points, _code_points(text)) for text in texts]
         self.held_out = [
-            [np.searchsorted(points, _code_points(text)) for text in source.held_out_texts]
-            for source in sources
+            [np.searchsorted(points, _code_points(text)) for text in source] for source in held_out
         ]
 
 
@@ -126,23 +142,14 @@ class Loop:
         self.recipe, self.device = recipe, device
         self.model = PlainGPT(recipe, text.vocabulary).to(device)
         self._forward = torch.compile(self.model) if compiled else self.model
-        parameters = list(self.model.parameters())
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.ndim == 2], "weight_decay": recipe.decay},
-                {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-            ],
-            lr=recipe.rate,
-            betas=(0.9, recipe.beta2),
-            fused=device.type == "cuda",
-        )
+        self._optimizer = self._build_optimizer()
         shares = [source.share for source in text.sources]
         self._windows = Windows(text.streams, shares, recipe.length, seed)
 
     def step(self, rate: float) -> None:
         """Take one step."""
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["ratio"]
         for _ in range(self.recipe.micro_batches):
             ids, labels = (part.to(self.device) for part in self._windows.draw(self.recipe.rows))
             with self._autocast():
@@ -162,31 +169,53 @@ class Loop:
         return result
 
     def _autocast(self) -> torch.autocast:
-        cuda = self.device.type == "cuda"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=cuda)
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.recipe.bf16)
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        recipe = self.recipe
+        tables = [self.model.table.weight, self.model.positions.weight]
+        inner = [p for p in self.model.blocks.parameters() if p.ndim == 2]
+        vectors = [p for p in self.model.parameters() if p.ndim == 1]
+        adam = {"lr": 0.0, "betas": (0.9, recipe.beta2), "eps": 1e-8}
+        if not recipe.muon:
+            groups = [
+                {"params": [*tables, *inner], "weight_decay": recipe.decay, "ratio": 1.0},
+                {"params": vectors, "weight_decay": 0.0, "ratio": 1.0},
+            ]
+            return torch.optim.AdamW(groups, fused=self.device.type == "cuda", **adam)
+        parts = [[recipe.width] * 3 if len(p) == 3 * recipe.width else [len(p)] for p in inner]
+        options = {"momentum": 0.95, "nesterov": True, "adjust_lr": "rms_norm", "parts": parts}
+        muon = Muon([
+            {"params": inner, "weight_decay": recipe.decay, "ratio": 1.0, "lr": 0.0, **options},
+            {"params": tables, "weight_decay": 0.0, "ratio": recipe.table, **adam},
+            {"params": vectors, "weight_decay": 0.0, "ratio": 1.0, **adam},
+        ])  # fmt: skip
+        muon.reduced = True
+        return muon
 
 
-def rate_at(recipe: Recipe, step: int, steps: int) -> float:
-    """Return the rate of a step, from 0: linear up, then half a cosine down to the lowest one."""
-    warmup = min(recipe.warmup, steps // 10)
+def rate_at(recipe: Recipe, tuning: Tuning, step: int, steps: int) -> float:
+    """Return the rate of a step, from 0: linear up, then half a cosine, or a line, down."""
+    warmup = round(tuning.warmup * steps)
     if step < warmup:
-        return recipe.rate * (step + 1) / (warmup + 1)
+        return tuning.rate * (step + 1) / (warmup + 1)
     done = (step - warmup) / max(1, steps - warmup)
-    height = 0.5 * (1 + math.cos(math.pi * done))
-    return recipe.lowest_rate + height * (recipe.rate - recipe.lowest_rate)
+    height = 1 - done if recipe.muon else 0.5 * (1 + math.cos(math.pi * done))
+    return tuning.rate * (recipe.lowest + height * (1 - recipe.lowest))
 
 
 def train(
     recipe: Recipe,
     sources: Sequence[Source],
     budget: Budget,
+    tuning: Tuning | None = None,
     *,
     seed: int,
     points: int = 1,
     device: torch.device | None = None,
 ) -> list[Point]:
     """Train for the budget; return what was measured at its points."""
-    device = device or torch.device("cpu")
+    device, tuning = device or torch.device("cpu"), tuning or recipe.published
     text = Text(recipe, sources)
     trial = Loop(recipe, text, seed, device, compiled=device.type == "cuda")
     for _ in range(WARM_UP):
@@ -197,15 +226,13 @@ def train(
     wanted = evaluated_steps(steps, points)
     watch.start()
     for number in range(steps):
-        loop.step(rate_at(recipe, number, steps))
+        loop.step(rate_at(recipe, tuning, number, steps))
         if number + 1 not in wanted:
             continue
         watch.stop()
         loop.model.eval()
         bits = {
-            source.name: bits_per_byte(
-                loop.logits, documents, source.held_out_bytes, recipe.length, device
-            )
+            source.name: measure(loop.logits, documents, source.sizes, recipe.length, device)
             for source, documents in zip(sources, text.held_out, strict=True)
         }
         loop.model.train()

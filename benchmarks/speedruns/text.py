@@ -1,17 +1,22 @@
-"""What all contestants learn from and are measured on: the documents of the same shards.
+"""What all contestants learn from and are measured on: the quickstart's files, a tenth held out.
 
-    quickstart's commands -> tokenizer, shards, held-out shards of each source
+    files -- by digest --> to learn from | held out, near copies dropped --> select | report
+        -> tokenizer of what is learnt from, shards of each part
         -> ours: a mixture lock;  tokens: a stream of a source;  characters: its text again
 
-A tokenizer of bytes gives the text back, so characters and tokens are of the same documents.
+A tokenizer of bytes gives the text back, so characters and tokens are of the same documents. What
+is chosen is chosen on `select`; what is claimed is measured on `report`, once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,15 +29,29 @@ from torch import Tensor
 
 import olm_data
 from olm_data.dataset.dataset import Dataset
+from olm_data.sources.pylib import list_inputs
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "pipelines" / "quickstart"
+HALVES = ("select", "report")
+HELD_OUT = 0.05
+"""Of the files, for each half. The whole corpus has some 1,600, and more is not learnt in 75 s."""
+MOST_CHARACTERS = 16_384
+"""Of a held-out document: a few long tables would be half of the bytes."""
+WORDS = 8
+"""Of a shingle, what two texts are compared by."""
+COPY = 0.5
+"""Share of a document's shingles that others hold, from which it counts as a near copy."""
 EVAL_TOKENS = 16_384
 """Of a batch, at least a row."""
 EPOCHS = 1000
 """More than any budget reads; how many it read is printed."""
 
+_WORD = re.compile(r"\w+|[^\w\s]")
+
 Logits = Callable[[Tensor], Tensor]
 """ids int64 [b, S] -> logits [b, S, V]."""
+Texts = Callable[[str], Mapping[str, str]]
+"""Subset -> texts by path."""
 
 
 @dataclass(frozen=True)
@@ -66,33 +85,126 @@ class Source:
 
     @property
     def held_out_tokens(self) -> list[np.ndarray]:
-        """The tokens to be measured on, by document."""
-        return [document.tokens for document in Dataset.open(str(self.held_out))]
+        """The tokens to be measured on, by document, each after the end of another one."""
+        dataset = Dataset.open(str(self.held_out))
+        before = [] if dataset.eos is None else [dataset.eos]
+        return [np.concatenate([before, d.tokens]).astype(np.int64) for d in dataset]
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of the text of each document to be measured on."""
+        return np.array([d.text_bytes for d in Dataset.open(str(self.held_out))], np.float64)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bits that a model needs for each document, beside the documents' bytes."""
+
+    bits: np.ndarray
+    sizes: np.ndarray
 
     @property
-    def held_out_bytes(self) -> int:
-        """Bytes of the text to be measured on."""
-        return sum(d.text_bytes for d in Dataset.open(str(self.held_out)))
+    def per_byte(self) -> float:
+        """Bits of all documents over their bytes."""
+        return float(self.bits.sum() / self.sizes.sum())
+
+    @property
+    def error(self) -> float:
+        """Standard error of `per_byte`, the documents drawn at random: that of a ratio."""
+        count = len(self.bits)
+        if count < 2:
+            return math.nan
+        rest = self.bits - self.per_byte * self.sizes
+        return math.sqrt(count / (count - 1) * float(rest @ rest)) / float(self.sizes.sum())
+
+    def less(self, other: Measured) -> Measured:
+        """Return the difference to another model, document by document."""
+        return Measured(self.bits - other.bits, self.sizes)
 
 
-def quickstart_sources(folder: Path) -> list[Source]:
-    """Return the quickstart's sources, made by its own commands if they are not there yet."""
+def split(texts: Mapping[str, str]) -> tuple[dict[str, str], dict[str, dict[str, str]], int]:
+    """Divide files into those to learn from and the held-out halves, none a near copy of another.
+
+    Where a file goes depends on its text alone. A held-out file of which `COPY` of the shingles are
+    in what is learnt from, or in held-out files before it, is in neither half (a licence is).
+
+    Args:
+        texts: by path.
+
+    Returns:
+        Texts by path to learn from; of each half; and how many near copies were dropped.
+    """
+    train: dict[str, str] = {}
+    candidates: list[tuple[float, str, str]] = []
+    for path, text in texts.items():
+        place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        if place < HELD_OUT * len(HALVES):
+            candidates.append((place, path, text[:MOST_CHARACTERS]))
+        else:
+            train[path] = text
+    known: set[int] = set()
+    for text in train.values():
+        known |= shingles(text)
+    halves: dict[str, dict[str, str]] = {half: {} for half in HALVES}
+    for place, path, text in sorted(candidates):
+        own = shingles(text)
+        if len(own & known) < COPY * len(own):
+            halves[HALVES[int(place / HELD_OUT)]][path] = text
+            known |= own
+    kept = sum(map(len, halves.values()))
+    return train, halves, len(candidates) - kept
+
+
+def shingles(text: str) -> set[int]:
+    """Return the digests of each run of `WORDS` words and signs; of all, where there are fewer."""
+    words = _WORD.findall(text)
+    return {hash(tuple(words[at : at + WORDS])) for at in range(max(1, len(words) - WORDS + 1))}
+
+
+def pylib_texts(subset: str) -> dict[str, str]:
+    """Return the texts of a subset of the source `pylib`, by path."""
+    files = list_inputs(subset).files
+    return {file.path: Path(file.url).read_text("utf-8", errors="replace") for file in files}
+
+
+def quickstart_sources(
+    folder: Path, half: str, vocabulary: int | None = None, texts: Texts = pylib_texts
+) -> list[Source]:
+    """Return the quickstart's sources, made in `folder` if they are not there yet.
+
+    Args:
+        half: of the held-out documents.
+        vocabulary: entries of the tokenizer; default: as many as the quickstart's has.
+        texts: of a subset of the source `pylib`, by path.
+    """
     script = (QUICKSTART / "run.sh").read_text()
-    (vocabulary,) = re.findall(r"--vocab-size (\d+)", script)
+    (found,) = re.findall(r"--vocab-size (\d+)", script)
+    folder = folder / f"vocabulary-{vocabulary or found}"
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = folder / "tokenizer.json"
-    if not tokenizer.exists():
-        _command("train-tokenizer", "--source", "pylib", "--subset", "stdlib",
-                 "--vocab-size", vocabulary, "--output", str(tokenizer))  # fmt: skip
     weights = yaml.safe_load((QUICKSTART / "mix.yaml").read_text())["stages"][0]["weights"]
     sources = []
-    for name, subset, share in re.findall(r"^tokenize (\w+) (\w+) ([\d.]+)$", script, re.M):
-        output = folder / "tokens" / name
-        if not (output / "manifest.json").exists():
-            _command("tokenize", "--source", "pylib", "--subset", subset,
-                     "--tokenizer", str(tokenizer), "--output", str(output),
-                     "--holdout", share)  # fmt: skip
-        weight = weights[name] / sum(weights.values())
-        sources.append(Source(name, weight, output, output / "validation"))
+    for name, subset in re.findall(r"^tokenize (\w+) (\w+) [\d.]+$", script, re.M):
+        parts = {part: folder / part / name for part in ("train", *HALVES)}
+        if not all((part / "manifest.json").exists() for part in parts.values()):
+            train, halves, copies = split(texts(subset))
+            kept = ", ".join(f"{len(of)} to {half}" for half, of in halves.items())
+            print(
+                f"{name}: {len(train)} files to learn from, {kept}; {copies} near copies left out",
+                file=sys.stderr,
+            )
+            for part, of in {"train": train, **halves}.items():
+                lines = folder / f"{name}-{part}.jsonl"
+                with lines.open("w", encoding="utf-8") as out:
+                    for path, text in of.items():
+                        out.write(json.dumps({"id": path, "text": text}) + "\n")
+                if not tokenizer.exists():  # of the code to learn from, as the quickstart's
+                    _command("train-tokenizer", str(lines), "--vocab-size",
+                             str(vocabulary or found), "--output", str(tokenizer))  # fmt: skip
+                _command("tokenize", str(lines), "--id-column", "id", "--tokenizer",
+                         str(tokenizer), "--output", str(parts[part]))  # fmt: skip
+        share = weights[name] / sum(weights.values())
+        sources.append(Source(name, share, parts["train"], parts[half]))
     return sources
 
 
@@ -139,42 +251,43 @@ class Windows:
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
 
-def held_out_rows(
-    documents: Sequence[np.ndarray], length: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield inputs and labels of each document, cut into rows of at most `length`, in order."""
-    for document in documents:
-        for start in range(0, len(document) - 1, length):
-            piece = document[start : start + length + 1]
-            yield piece[:-1], piece[1:]
-
-
 @torch.no_grad()
-def bits_per_byte(
+def measure(
     logits: Logits,
     documents: Sequence[np.ndarray],
-    size: int,
+    sizes: np.ndarray,
     length: int,
     device: torch.device | None = None,
-) -> float:
-    """Return the bits that a model needs for documents, over their bytes.
+) -> Measured:
+    """Return the bits that a model needs for each document.
 
-    Rows do not overlap and stay inside a document; its first id is given, as in our evaluation.
+    A document is cut into rows of at most `length`, which do not overlap and stay inside of it.
+
+    Args:
+        documents: ids of each; the first one is given, all others are predicted.
+        sizes: bytes of each.
     """
-    rows = sorted(held_out_rows(documents, length), key=lambda row: len(row[0]))
-    nats, at = 0.0, 0
+    rows = sorted(
+        (
+            (number, document[start : start + length + 1])
+            for number, document in enumerate(documents)
+            for start in range(0, len(document) - 1, length)
+        ),
+        key=lambda row: len(row[1]),
+    )
+    nats, at = np.zeros(len(documents)), 0
     while at < len(rows):
-        width = len(rows[at][0])
-        most = at + max(1, EVAL_TOKENS // length)
-        batch = [row for row in rows[at:most] if len(row[0]) == width]
+        width = len(rows[at][1])
+        batch = [
+            row for row in rows[at : at + max(1, EVAL_TOKENS // length)] if len(row[1]) == width
+        ]
         at += len(batch)
-        inputs, labels = (
-            torch.from_numpy(np.stack(part).astype(np.int64)).to(device)
-            for part in zip(*batch, strict=True)
-        )
-        found = logits(inputs).float().flatten(0, 1)
-        nats += float(F.cross_entropy(found, labels.flatten(), reduction="sum"))
-    return nats / np.log(2) / size
+        ids = torch.from_numpy(np.stack([row[1] for row in batch]).astype(np.int64)).to(device)
+        found = logits(ids[:, :-1]).float()
+        losses = F.cross_entropy(found.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        of_rows = losses.view(len(batch), -1).double().sum(1).cpu().numpy()
+        np.add.at(nats, [row[0] for row in batch], of_rows)
+    return Measured(nats / np.log(2), sizes)
 
 
 def _command(*arguments: str) -> None:

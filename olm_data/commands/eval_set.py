@@ -7,6 +7,7 @@ import os
 import click
 
 from olm_data.commands.said import note, print_json, warn
+from olm_data.counts import counted
 from olm_data.errors import UsageError, suggest, typed
 
 
@@ -105,7 +106,8 @@ def build(
     choices = sum(len(each.choices) for each in found.questions)
     if dry_run:
         click.echo(
-            f"would build {found.name}: {len(found.questions):,} questions, {choices:,} choices, "
+            f"would build {found.name}: {counted(len(found.questions), 'question')}, "
+            f"{counted(choices, 'choice')}, "
             f"primary metric {judged or found.primary}, into {output}"
         )
         return
@@ -115,14 +117,15 @@ def build(
         print_json(info)
         return
     click.echo(
-        f"{os.fspath(output)}: {info.name}, {info.questions:,} questions, {info.requests:,} "
+        f"{os.fspath(output)}: {info.name}, "
+        f"{counted(info.questions, 'question')}, {info.requests:,} "
         f"requests, {info.tokens:,} tokens, primary metric {info.primary}, digest "
         f"{info.digest[:12]}"
     )
     click.echo(f"licence of its texts: {info.licence}")
     if info.merged:
         warn(
-            f"in {info.merged:,} requests a token spans context and continuation: choices should "
-            "begin with a space or a new line where the context does not end with one"
+            f"in {counted(info.merged, 'request')} a token spans context and continuation: choices "
+            "should begin with a space or a new line where the context does not end with one"
         )
     note(f"next: olm-train evaluate RUN --data {typed(output)}")

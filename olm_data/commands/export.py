@@ -7,6 +7,7 @@ import shlex
 import click
 
 from olm_data.commands.said import note, print_json, show_progress
+from olm_data.counts import counted
 from olm_data.errors import printable
 
 READERS = {
@@ -57,12 +58,15 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
         print_json(done)
     else:
         place = printable(done.output)
-        click.echo(f"{done.status}: {done.documents:,} documents, {done.tokens:,} tokens", nl=False)
+        click.echo(
+            f"{done.status}: {counted(done.documents, 'document')}, {done.tokens:,} tokens",
+            nl=False,
+        )
         click.echo(f" for {done.format} in {place}")
         if done.files:
             size = sum(done.files.values())
-            click.echo(f"{len(done.files):,} files, {size / 1e9:,.3f} GB", nl=False)
-            click.echo(f"; tokens of {done.linked:,} shards by link, not copied")
+            click.echo(f"{counted(len(done.files), 'file')}, {size / 1e9:,.3f} GB", nl=False)
+            click.echo(f"; tokens of {counted(done.linked, 'shard')} by link, not copied")
         for sentence in done.lost:
             click.echo(f"note: {printable(sentence)}")
     if dry_run:

@@ -7,6 +7,7 @@ from functools import partial
 
 import click
 
+from olm_data.command import Count
 from olm_data.commands.import_mixture import MANIFEST, import_mixture
 from olm_data.commands.said import note, print_json, refuse_given, show_progress, show_read
 from olm_data.errors import UsageError, typed
@@ -31,9 +32,7 @@ MIXTURES = (".yaml", ".yml", ".json", ".txt")
     "--strict-inputs", is_flag=True, help="Refuse if a file of the folders would not be imported."
 )
 @click.option("--tokens", help="MIXTURE: of the run, such as 100B, where the file does not say.")
-@click.option(
-    "--sequence-length", type=click.IntRange(1), default=2048, show_default=True, help="MIXTURE."
-)
+@click.option("--sequence-length", type=Count(1), default=2048, show_default=True, help="MIXTURE.")
 @click.option(
     "--data", default="./tokens", show_default=True, help="MIXTURE: folder of the datasets."
 )

@@ -8,6 +8,7 @@ import shlex
 import click
 
 from olm_data.commands.said import note, print_json, warn
+from olm_data.counts import counted
 
 SHOWN = 20
 MANIFEST = "manifest.yaml"
@@ -87,7 +88,7 @@ def import_mixture(
             raise ConflictError(
                 "a file is here already", where=output, fix="choose another --output, or remove it"
             ) from None
-        note(f"wrote {output}: {len(found.sources):,} sources")
+        note(f"wrote {output}: {counted(len(found.sources), 'source')}")
     for source, command in zip(found.sources, commands, strict=True):
         if command is None:
             warn(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from olm_data.commands.said import note, print_json, refuse_given, warn
-from olm_data.errors import UsageError, typed
+from olm_data.commands.said import note, print_json, quiet, refuse_given, warn
+from olm_data.counts import counted
+from olm_data.errors import UsageError, printable, typed
 
 if TYPE_CHECKING:
     from olm_data.mixture.mix import MixResult
@@ -101,7 +102,10 @@ def mix(
     _print_mixed(done, explain=explain, tree=tree, as_json=as_json)
     for warning in [*warnings(done.lock), *done.warnings]:
         warn(warning)
-    note(f"{done.status}: {done.path} (digest {done.lock.digest[:12]})")
+    made = f"{done.status}: {done.path} (digest {done.lock.digest[:12]})"
+    if quiet() and not (as_json or tree or explain):
+        click.echo(printable(made))
+    note(made)
     if extend:
         older = done.lock.extends[-1]
         note(
@@ -136,7 +140,7 @@ def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -
             terminal.print(shown.draw(done.lock), soft_wrap=True)
         if explain:
             click.echo("\n".join(shown.explain(done.lock)))
-        if not (tree or explain):
+        if not (tree or explain or quiet()):
             print_summary(done.lock, terminal)
 
 
@@ -160,16 +164,18 @@ def _print_difference(old: str, new: str, as_json: bool) -> None:
     for line in found.lines:
         click.echo(line)
     if found.same_rows == found.old_rows == found.new_rows:
-        click.echo(f"all {found.old_rows:,} rows are the same")
+        click.echo(f"all {counted(found.old_rows, 'row')} are the same")
     elif found.same_rows == min(found.old_rows, found.new_rows):
         which = "new" if found.extends else "old"
         click.echo(
-            f"the {which} run goes on where the other ends: the first {found.same_rows:,} rows are "
+            f"the {which} run goes on where the other ends: the first "
+            f"{counted(found.same_rows, 'row')} are "
             "the same"
         )
     elif found.same_rows:
         click.echo(
-            f"the first {found.same_rows:,} rows are the same; row {found.same_rows:,} differs"
+            f"the first "
+            f"{counted(found.same_rows, 'row')} are the same; row {found.same_rows:,} differs"
         )
     else:
         click.echo("the runs differ from the first row on")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from olm_data.commands.said import note, print_json, show_bytes, show_progress
+from olm_data.counts import counted
 from olm_data.errors import printable, typed
 
 
@@ -37,7 +38,7 @@ def pull(address: str, output: str, dry_run: bool, as_json: bool) -> None:
     else:
         click.echo(f"{done.status}: {printable(done.output)}, {done.kind} {done.digest[:12]}")
         size = f"{done.bytes / 1e9:,.3f} GB"
-        click.echo(f"{done.files:,} files, {size}; {done.kept:,} were fetched before")
+        click.echo(f"{counted(done.files, 'file')}, {size}; {done.kept:,} were fetched before")
         click.echo(f"of {printable(done.address)}, commit {done.commit}")
     if not dry_run and done.kind == "dataset":
         note(f"next: olm-data stats {typed(output)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from olm_data.commands.said import note, print_json, show_bytes, show_progress
+from olm_data.counts import counted
 from olm_data.errors import printable, typed
 
 
@@ -53,12 +54,14 @@ def push(
     else:
         click.echo(f"{done.status}: {printable(done.address)}, {done.kind} {done.digest[:12]}")
         size = f"{done.sent_bytes / 1e9:,.3f} GB"
-        click.echo(f"{done.sent:,} files sent, {size}; {done.kept:,} were there")
+        click.echo(f"{counted(done.sent, 'file')} sent, {size}; {done.kept:,} were there")
         if done.commit:
             click.echo(f"commit {done.commit}")
     if done.not_sent:
         some = ", ".join(done.not_sent[:3]) + ", ..." * (len(done.not_sent) > 3)
-        note(f"not sent, no part of the {done.kind}: {len(done.not_sent):,} files ({some})")
+        note(
+            f"not sent, no part of the {done.kind}: {counted(len(done.not_sent), 'file')} ({some})"
+        )
     for sentence in done.notes:
         note(f"note: {sentence}")
     words = f"{done.address}@{done.commit}" if done.commit else None

@@ -11,10 +11,12 @@ import click
 
 from olm_data.commands.said import note, show_progress
 from olm_data.errors import UsageError, printable
+from olm_data.storage.objects import scheme_of
 
 if TYPE_CHECKING:
     from olm_data.dataset.plan import Plan
     from olm_data.progress import Progress
+    from olm_data.runners.here import HereRunner
     from olm_data.runners.local import LocalRunner
     from olm_data.runners.ray import RayRunner
     from olm_data.runners.slurm import SlurmRunner
@@ -103,7 +105,7 @@ def run(
         name = printable(request.tokenizer.name)
         note(f"tokenizer {name}, output {printable(request.output)}")
     if dry_run:
-        runner = make_runner(recipe)
+        runner = make_runner(recipe, _places(request))
         if base is None:
             refuse_place(Store(request.output, single_writer=single))
         plan = request.plan()
@@ -112,14 +114,23 @@ def run(
         return Planned(request, plan, runner.planned(len(plan.tasks)))
     from olm_data.tokenization.tokenize import tokenize
 
-    runner = make_runner(recipe)
+    runner = make_runner(recipe, _places(request))
     return Done(
         request, tokenize(request, runner=runner, progress=progress), runner.workers, progress
     )
 
 
-def make_runner(recipe: Recipe) -> LocalRunner | SlurmRunner | RayRunner:
+def _places(request: Request) -> list[str]:
+    return [request.output, *(file.url for file in request.source.inputs)]
+
+
+def make_runner(
+    recipe: Recipe, places: Sequence[str] = ()
+) -> LocalRunner | HereRunner | SlurmRunner | RayRunner:
     """Return the runner that a recipe names.
+
+    Args:
+        places: of inputs and output; the runner is this process where it holds one itself.
 
     Raises:
         UsageError: options that do not go together, or are none.
@@ -130,6 +141,16 @@ def make_runner(recipe: Recipe) -> LocalRunner | SlurmRunner | RayRunner:
     ):
         if given and recipe.runner != of:
             raise UsageError(f"{option} is for --runner {of}", fix=f"add --runner {of}")
+    if any(scheme_of(place) == "memory" for place in places):
+        if recipe.runner != "local":
+            raise UsageError(
+                "what this process holds at memory:// no other machine sees",
+                where=f"--runner {recipe.runner}",
+                fix="leave out --runner, or name a folder or bucket that all machines share",
+            )
+        from olm_data.runners.here import HereRunner
+
+        return HereRunner()
     if recipe.runner == "slurm":
         from olm_data.runners.slurm import SlurmRunner
 

@@ -6,7 +6,9 @@ import shutil
 
 import click
 
+from olm_data.command import Count
 from olm_data.commands.said import note, print_json, show_progress
+from olm_data.counts import counted
 from olm_data.errors import typed
 
 WITHOUT_TERMINAL = 120
@@ -14,7 +16,7 @@ WITHOUT_TERMINAL = 120
 
 @click.command()
 @click.argument("dataset", metavar="DATASET")
-@click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Inputs listed.")
+@click.option("--top", type=Count(1), default=20, show_default=True, help="Inputs listed.")
 @click.option("--html", "page", help="Also write a page with pictures to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
@@ -36,7 +38,7 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
             dataset_root(dataset),
             top=top,
             watch=lambda done, total: progress.update(
-                done / max(total, 1), f"{done:,} of {total:,} documents"
+                done / max(total, 1), f"{done:,} of {counted(total, 'document')}"
             ),
         )
     if page is not None:

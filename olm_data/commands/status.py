@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from olm_data.commands.said import print_json
+from olm_data.counts import counted
 
 if TYPE_CHECKING:
     from olm_data.tokenization.status import Status
@@ -42,7 +43,7 @@ def _lines(status: Status) -> list[str]:
         f"{status.output}: {status.state}",
         f"  tasks    {status.done:,} of {status.tasks:,} done, {status.running:,} running, "
         f"{status.left:,} left",
-        f"  written  {status.tokens:,} tokens in {status.documents:,} documents",
+        f"  written  {status.tokens:,} tokens in {counted(status.documents, 'document')}",
     ]
     if status.error:
         lines.insert(1, f"  error    {printable(status.error)}")
@@ -58,7 +59,7 @@ def _lines(status: Status) -> list[str]:
             f"  {printable(worker.name)} on {printable(worker.host)} ({worker.pid}): "
             f"{worker.state}, heard of {duration(worker.seconds_since_heard)} ago, "
             f"{worker.done:,} tasks done, {len(worker.running):,} running, "
-            f"{worker.documents:,} documents"
+            f"{counted(worker.documents, 'document')}"
         )
     if len(workers) > SHOWN_WORKERS:
         lines.append(f"  and {len(workers) - SHOWN_WORKERS:,} more workers (--json shows them all)")

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
+from olm_data.command import Count
 from olm_data.commands.said import note, show_bytes, show_progress, warn
+from olm_data.counts import counted
 from olm_data.errors import printable
 
 MOST_ENTRIES = 1 << 31
@@ -28,7 +30,7 @@ MOST_ENTRIES = 1 << 31
 )
 @click.option(
     "--vocab-size",
-    type=click.IntRange(max=MOST_ENTRIES),
+    type=Count(max=MOST_ENTRIES),
     default=32768,
     show_default=True,
     help="Number of entries.",
@@ -66,8 +68,8 @@ def train_tokenizer(
         warn(f"not read: {line}")
     if dry_run:
         size = sum(file.bytes for file in source.inputs)
-        click.echo(f"would train {vocab_size:,} entries on {source.name}", nl=False)
-        click.echo(f" ({len(source.inputs):,} inputs, {size:,} bytes) and write {output}")
+        click.echo(f"would train {counted(vocab_size, 'entry')} on {source.name}", nl=False)
+        click.echo(f" ({counted(len(source.inputs), 'input')}, {size:,} bytes) and write {output}")
         return
     with show_progress("reading") as progress:
         done = verb.train_tokenizer(
@@ -80,12 +82,13 @@ def train_tokenizer(
         )
     dropped = sum(done.dropped.values())
     click.echo(
-        f"{done.path}: {done.tokenizer.vocab_size:,} entries from {done.documents:,} documents, "
-        f"{done.text_bytes / 1e6:,.1f} MB of text ({dropped:,} records dropped)"
+        f"{done.path}: {counted(done.tokenizer.vocab_size, 'entry')} from "
+        f"{counted(done.documents, 'document')}, "
+        f"{done.text_bytes / 1e6:,.1f} MB of text ({counted(dropped, 'record')} dropped)"
     )
     for reason, count in done.dropped.items():
         place = printable(done.first[reason])
-        warn(f"{count:,} records {reason} ({DROP_REASONS[reason]}), the first: {place}")
+        warn(f"{counted(count, 'record')} {reason} ({DROP_REASONS[reason]}), the first: {place}")
     if done.tokenizer.vocab_size < vocab_size:
         warn(f"the text gave no more entries than that ({vocab_size:,} asked)")
     again = list(inputs)

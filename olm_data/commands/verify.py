@@ -6,6 +6,7 @@ from functools import partial
 
 import click
 
+from olm_data.command import Count
 from olm_data.commands.said import (
     note,
     print_json,
@@ -14,13 +15,14 @@ from olm_data.commands.said import (
     show_read,
     warn,
 )
+from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, ValidationError, typed
 
 
 @click.command()
 @click.argument("target", metavar="DIR|LOCK|RUN")
 @click.option("--sample", help="A quick look: the share of the blocks to read, 1%; 100% is all.")
-@click.option("--seed", type=click.IntRange(0), help="Which blocks and shards.  [default: 0]")
+@click.option("--seed", type=Count(0), help="Which blocks and shards.  [default: 0]")
 @click.option("--deep", is_flag=True, help="Also tokenise a sample of the original text again.")
 @click.option("--root", help="With --deep: where the inputs are.  [default: where they were]")
 @click.option("--trust", is_flag=True, help="With --deep: import a source that it names.")
@@ -116,7 +118,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
         found = verify_training(
             find_lock(log, lock),
             log,
-            watch=lambda done, total: progress.update(done / total, f"{done:,} steps"),
+            watch=lambda done, total: progress.update(done / total, f"{counted(done, 'step')}"),
         )
     if as_json:
         print_json(found)

@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
 from fractions import Fraction
 from operator import ge, gt, le, lt
@@ -52,22 +52,25 @@ from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values, short
 from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, printable
-from olm_data.redaction import MASK
+from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
 
 
 class Config:
-    """Base of a frozen dataclass whose annotations are checked also where Python makes it.
+    """Base of a dataclass whose fields are read alike wherever it is made, in Python and in a file.
 
-    A `__post_init__` of the dataclass's own calls `super().__post_init__()` first.
+    Text becomes the member that it names, a mapping the section that it stands for; what the
+    annotation does not allow is refused. A `__post_init__` of the dataclass's own calls
+    `super().__post_init__()` first.
     """
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
         here, hints = Values({}, file=kind.__name__), hints_of(kind)
         for field in fields_of(kind):
-            _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
+            found = _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
+            object.__setattr__(self, field.name, found)
 
 
 def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
@@ -86,17 +89,27 @@ def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
 def as_dict(config: Any) -> Any:
     """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values.
 
-    A field with `repr=False` is a credential: what it holds is `***`.
+    A field with `repr=False`, and a text in a field or key that is named like one (`api_key`,
+    `token`, `password`), is a credential: it is `***` instead.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return _fields_as_dict(config)
     if isinstance(config, Enum):
         return config.value
     if isinstance(config, Mapping):
-        return {str(key): as_dict(value) for key, value in config.items()}
+        return {
+            str(key): _hidden(value) if is_credential(str(key), value) else as_dict(value)
+            for key, value in config.items()
+        }
     if isinstance(config, (list, tuple)):
         return [as_dict(value) for value in config]
     return config
+
+
+def _hidden(secret: object) -> str:
+    """Return what stands for a credential; from here on no text of this process shows it."""
+    hold(str(secret))
+    return MASK
 
 
 def _fields_as_dict(config: Any) -> Any:
@@ -105,8 +118,8 @@ def _fields_as_dict(config: Any) -> Any:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if not field.repr and value is not None:
-            value = MASK
+        if (not field.repr and value is not None) or is_credential(field.name, value):
+            value = _hidden(value)
         value = _part_as_dict(hints.get(field.name), value)
         found |= value if field.name == rest else {field.name: value}
     return found
@@ -127,8 +140,10 @@ def _part_as_dict(hint: Any, value: Any) -> Any:
     kind = plain(hint)[0]
     if get_origin(kind) is dict:
         return {str(key): _part_as_dict(get_args(kind)[1], item) for key, item in value.items()}
-    found = as_dict(value)
-    if parts_of(hint) is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
+    found, parts = as_dict(value), parts_of(hint)
+    if parts is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
+        if isinstance(value, parts.wrapper or ()):
+            return as_dict(value.plain())
         found = {"name": import_path(type(value))} | {
             key: item for key, item in found.items() if key != "name"
         }
@@ -228,7 +243,11 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
             why="the configuration came with something else, and an import runs code",
             fix="name the class in a configuration of your own",
         )
-    kind = load_class(found, parts.base, where=where)
+    given = {key: item for key, item in value.items() if key != "name"}
+    wrapped = () if parts.wrapper is None else (parts.wrapper.wraps,)
+    kind = load_class(found, parts.base, *wrapped, where=where)
+    if not issubclass(kind, parts.base):
+        return _placed(lambda: parts.wrapper.of(found, kind, given), {}, values, path)
     if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
         raise UsageError(
             f"{printable(found)} is not a dataclass that can be made",
@@ -236,7 +255,6 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
             fix=f"decorate it with @dataclass({_frozen(parts.base)}kw_only=True), and write all "
             f"methods that {parts.base.__name__} leaves open",
         )
-    given = {key: item for key, item in value.items() if key != "name"}
     return _section(kind, hint, given, values, path)
 
 
@@ -317,8 +335,13 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     for name, field in fields.items():
         if name not in parsed and field.default is None:
             raise values.missing((*path, name), hints[name])
+    return _placed(lambda: kind(**parsed), fields, values, path)
+
+
+def _placed(make: Callable[[], Any], fields: Container[str], values: Values, path: KeyPath) -> Any:
+    """Return what is made, its errors with the place in the file."""
     try:
-        return kind(**parsed)
+        return make()
     except OlmError as error:
         inner = (error.where or "").split(".")
         deeper = (*path, *inner) if inner[0] in fields else path

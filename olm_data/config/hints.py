@@ -74,10 +74,14 @@ class Parts:
     Attributes:
         base: what the class has to be a subclass of.
         group: entry points by which packages give such classes a short name.
+        wrapper: a section, derived from `base`, that stands for classes of another kind, its
+            `wraps`: made by its `of(path, class, options)`, shown by its `plain()`. None: there is
+            none.
     """
 
     base: type
     group: str
+    wrapper: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

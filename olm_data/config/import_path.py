@@ -49,12 +49,14 @@ def entry_path(group: str, name: str) -> str | None:
     return found[0] if found else None
 
 
-def load_class(path: str, base: type, *, where: str, never_from: str | None = None) -> type[Any]:
+def load_class(
+    path: str, base: type, *others: type, where: str, never_from: str | None = None
+) -> type[Any]:
     """Import a class.
 
     Args:
         path: `module:Class`.
-        base: what it has to be a subclass of.
+        base, others: one of these it has to be a subclass of.
         where: the place of the name, for messages.
         never_from: a folder that no module is taken from, though it were on the import path.
 
@@ -92,7 +94,7 @@ def load_class(path: str, base: type, *, where: str, never_from: str | None = No
                 f"{name} has no class {attribute}", where=where, fix=suggest(part, classes)
             )
         found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not (isinstance(found, type) and issubclass(found, (base, *others))):
         raise UsageError(
             f"{path} is not a subclass of {base.__name__}",
             where=where,

@@ -23,6 +23,7 @@ from olm_data.dataset.manifest import Manifest, read_manifest
 from olm_data.dataset.record import damaged
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.dataset.tokenizer import own_tokenizer
+from olm_data.storage.options import Options, use_options
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -115,6 +116,7 @@ class Dataset(Sequence[Document]):
         digest: str | None = None,
         verify: Verify = "lazy",
         max_open: int | None = None,
+        storage_options: Options | None = None,
     ) -> Dataset:
         """Open the dataset at a local path or URL; reads the manifest only.
 
@@ -124,11 +126,14 @@ class Dataset(Sequence[Document]):
             verify: `off`, `lazy` (each 64 KiB block of tokens on first touch) or `full` (whole
                 shard when it is opened).
             max_open: most shards kept open at a time.
+            storage_options: for the clients of buckets, as fsspec takes them; by URL, where they
+                differ. This process goes on using them.
 
         Raises:
             InputError: there is no dataset, or no such version of it.
             ValidationError: the manifest is damaged, edited or of another version.
         """
+        use_options(storage_options or {})
         store = Store(path)
         return cls(store, read_manifest(store, digest), verify=verify, max_open=max_open)
 

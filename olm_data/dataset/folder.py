@@ -11,18 +11,13 @@ from collections.abc import Callable, Set
 from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
-from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.foreign import refuse_foreign
+from olm_data.storage.names import is_working
 from olm_data.storage.places import refuse_output
-from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
+from olm_data.storage.store import Store
 
 _FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED}
 _SHARD = re.compile(r"shard-\d{5,}\.(tokens\.(npy|bin)|ends\.npy|docs\.parquet|json)")
-_BEGUN = re.compile(
-    rf"\.olm-probe-[0-9a-f]{{32}}|{re.escape(HIDDEN_PREFIX)}\d+\.json|"
-    + "|".join(f"{re.escape(prefix)}.+" for prefix in (STAGING_PREFIX, WORKER_PREFIX))
-)
-"""What a run or an import writes before its plan or manifest says whose folder this is."""
 
 
 def foreign(names: Set[str], inside: Callable[[str], Set[str]]) -> set[str]:
@@ -36,7 +31,7 @@ def foreign(names: Set[str], inside: Callable[[str], Set[str]]) -> set[str]:
         inside: the names right in a folder of it.
     """
     shards = {name for name in names if _SHARD.fullmatch(name)}
-    ours = shards | {name for name in names if _BEGUN.fullmatch(name)}
+    ours = shards | {name for name in names if is_working(name.rstrip("/"))}
     if shards:  # of an import that was interrupted
         ours |= names & _FILES
     held_out = f"{VALIDATION}/"

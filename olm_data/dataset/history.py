@@ -29,7 +29,7 @@ from olm_data.dataset.manifest import (
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.errors import OlmError, ValidationError
-from olm_data.storage.json_file import read_json
+from olm_data.storage.json_file import read_json, write_json
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 
@@ -91,7 +91,7 @@ class Version:
         """
         if manifest.digest == self.manifest.digest:
             return
-        self.store.put(version_name(str(self.manifest.digest)), self.encoded)
+        write_json(self.store, version_name(str(self.manifest.digest)), self.encoded)
         self.store.replace(MANIFEST, manifest.encode(), self.encoded)
 
 

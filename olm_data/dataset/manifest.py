@@ -10,15 +10,18 @@ directory, or trust a manifest that does not match its digest.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, filterfalse
+from operator import attrgetter
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from olm_data.bounded_json import MalformedJson, Size, decode
+from olm_data.bounded_json import MalformedJson, Size, decode_own
 from olm_data.dataset.choices import Container
 from olm_data.dataset.container import CONTAINERS, tokens_header, tokens_suffix
 from olm_data.dataset.inputs import RecordOptions
@@ -29,6 +32,7 @@ from olm_data.dataset.tools import Tools
 from olm_data.dataset.windows import WIDTHS, documents_bound, stream_windows
 from olm_data.errors import InputError, ValidationError, printable, suggest
 from olm_data.kinds import kind_of, nearest, wrong_kind
+from olm_data.regular_files import MAX_DOCUMENT, refuse_unreadable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store
@@ -44,10 +48,12 @@ VERSIONS = "manifests"
 FORMAT, VERSION = "olm-dataset", 1
 _SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
-_FILES = {"tokens", "ends", "docs", "record"}
+
+Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+_DIGESTS = attrgetter(*(f"sha256.{kind}" for kind in ("tokens", "ends", "docs", "record")))
 
 
-class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One input: `documents` counts everything read from it, dropped documents included."""
 
     path: str
@@ -55,6 +61,18 @@ class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position: str
     documents: Size
     sha256: str
+
+
+class ShardDigests(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """The sha256 of each file of a shard; `digests["docs"]` is `digests.docs`."""
+
+    tokens: Digest
+    ends: Digest
+    docs: Digest
+    record: Digest
+
+    def __getitem__(self, kind: str) -> str:
+        return str(getattr(self, kind))
 
 
 class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -69,7 +87,7 @@ class ShardInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     documents: Size
     text_bytes: Size
     max_token_id: Size
-    sha256: dict[str, str]
+    sha256: ShardDigests
     file: str | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -127,12 +145,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         options = msgspec.json.encode(msgspec.json.decode(self.stored_options), order="sorted")
         msgspec.structs.force_setattr(self, "stored_options", msgspec.Raw(options))
 
+    def spelled(self) -> tuple[bytes, bytes]:
+        """Return the canonical JSON without `digest` and `tools`, and the JSON of these two."""
+        body = msgspec.structs.replace(self, digest=msgspec.UNSET, stored_tools=msgspec.UNSET)
+        rest = {"digest": self.digest, "tools": self.stored_tools}
+        kept = {name: value for name, value in rest.items() if value is not msgspec.UNSET}
+        return msgspec.json.encode(body, order="sorted"), msgspec.json.encode(kept)
+
     def compute_digest(self) -> str:
         """Return the sha256 of the canonical JSON without `digest` and `tools`."""
-        import hashlib
-
-        body = msgspec.structs.replace(self, digest=msgspec.UNSET, stored_tools=msgspec.UNSET)
-        return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
+        return hashlib.sha256(self.spelled()[0]).hexdigest()
 
     def encode(self) -> bytes:
         """Return the bytes of `manifest.json`."""
@@ -226,7 +248,9 @@ def build_manifest(
                 documents=record.documents,
                 text_bytes=record.text_bytes,
                 max_token_id=record.max_token_id,
-                sha256={kind: info.sha256 for kind, info in record.files.items()} | {"record": sha},
+                sha256=ShardDigests(
+                    **{kind: info.sha256 for kind, info in record.files.items()}, record=sha
+                ),
                 file=(files or {}).get(record.name, msgspec.UNSET),
             )
             for record, sha in full
@@ -308,6 +332,16 @@ def _read(store: Store, name: str) -> Manifest:
     return decode_manifest(data, store.url(name))
 
 
+def refuse_too_many(paths: Iterable[str], shards: int, inputs_of_a_task: int, where: str) -> None:
+    """Refuse, before work, what has a manifest or a commit record that nobody could read.
+
+    Raises:
+        InputError: there are too many inputs or shards.
+    """
+    manifest = sum(len(path.encode(errors="replace")) + 256 for path in paths) + 512 * shards
+    refuse_unreadable(max(manifest, 640 * inputs_of_a_task), MAX_DOCUMENT, where)
+
+
 def version_name(digest: str) -> str:
     """Return where the manifest of a version that an addition replaced is kept."""
     return f"{VERSIONS}/{digest}.json"
@@ -320,10 +354,10 @@ def decode_manifest(data: bytes, url: str) -> Manifest:
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
     try:
-        manifest = decode(data, Manifest)
+        manifest, (body, _) = decode_own(data, Manifest, Manifest.spelled)
     except MalformedJson as error:
         raise _malformed(error, url) from None
-    _check_manifest(manifest, url)
+    _check_manifest(manifest, hashlib.sha256(body).hexdigest(), url)
     return manifest
 
 
@@ -335,7 +369,7 @@ def _malformed(error: MalformedJson, url: str) -> ValidationError:
     )
 
 
-def _check_manifest(manifest: Manifest, url: str) -> None:
+def _check_manifest(manifest: Manifest, digest: str, url: str) -> None:
     def refuse(what: str, fix: str) -> None:
         raise ValidationError(what, where=url, fix=fix)
 
@@ -346,7 +380,7 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
             f"this release reads {FORMAT} version {VERSION}",
             "use the release that wrote it, or tokenise again",
         )
-    if manifest.digest != manifest.compute_digest():
+    if manifest.digest != digest:
         refuse("the manifest was changed after it was written: its digest does not match", restore)
     if manifest.container not in CONTAINERS or manifest.dtype not in ("uint16", "uint32"):
         refuse(
@@ -354,13 +388,12 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
             + suggest(manifest.dtype, ("uint16", "uint32")),
             restore,
         )
-    for shard in manifest.shards:
-        if not _SHARD_NAME.match(shard.name):
-            refuse(f"shard name {shard.name!r} is not of the form shard-00000", restore)
-        if shard.file:
-            refuse_escape(shard.file)
-        if shard.sha256.keys() != _FILES or not all(map(_DIGEST.match, shard.sha256.values())):
-            refuse(f"{shard.name} has no digest for each of its files", restore)
+    for name in filterfalse(_SHARD_NAME.match, [shard.name for shard in manifest.shards]):
+        refuse(f"shard name {name!r} is not of the form shard-00000", restore)
+    for file in [shard.file for shard in manifest.shards if shard.file]:
+        refuse_escape(file)
+    if not _hexadecimal("".join(chain.from_iterable(map(_DIGESTS, manifest.shards)))):
+        refuse("a shard has no digest for each of its files", restore)
     for addition in manifest.additions:
         if not _DIGEST.match(addition.parent):
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
@@ -372,7 +405,14 @@ def _check_manifest(manifest: Manifest, url: str) -> None:
         refuse(f"an option of the manifest cannot be: {printable(str(error))[:200]}", restore)
     totals = manifest.totals
     if (totals.tokens, totals.documents) != (
-        sum(s.tokens for s in manifest.shards),
-        sum(s.documents for s in manifest.shards),
+        sum([s.tokens for s in manifest.shards]),
+        sum([s.documents for s in manifest.shards]),
     ):
         refuse("the totals are not the sums over the shards", restore)
+
+
+def _hexadecimal(text: str) -> bool:
+    try:
+        return 2 * len(bytes.fromhex(text)) == len(text)  # it passes over spaces
+    except ValueError:
+        return False

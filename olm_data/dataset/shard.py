@@ -25,12 +25,13 @@ from olm_data.dataset.container import (
     tokens_suffix,
 )
 from olm_data.dataset.docs import DOCS, DocumentRows
+from olm_data.dataset.manifest import ShardDigests
 from olm_data.dataset.record import (
     RECORD,
     ShardRecord,
     damaged,
 )
-from olm_data.regular_files import MAX_WHOLE
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store
 
 Verify = Literal["off", "lazy", "full"]
@@ -47,7 +48,7 @@ class Shard:
         dtype: dtype of the tokens, from the manifest.
         tokens: token count, from the manifest.
         documents: document count, from the manifest.
-        sha256: digests by kind (`tokens`, `ends`, `docs`, `record`), from the manifest.
+        sha256: digests of its files, from the manifest.
         verify: `lazy` checks each 64 KiB block of tokens on first touch, `full` all of them now.
         container: whether the tokens have a NumPy header, from the manifest.
         file: name of the token file where it is not the shard's own, from the manifest.
@@ -71,7 +72,7 @@ class Shard:
         dtype: np.dtype[Any],
         tokens: int,
         documents: int,
-        sha256: dict[str, str],
+        sha256: ShardDigests,
         verify: Verify,
         container: Container = "npy",
         file: str | None = None,
@@ -103,7 +104,7 @@ class Shard:
             self._record = ShardRecord.decode(
                 self._read_whole(RECORD),
                 self.store.url(self.name + RECORD),
-                sha256=self._sha256["record"],
+                sha256=self._sha256.record,
                 token_bytes=self._header + self._tokens * self.dtype.itemsize,
             )
         return self._record
@@ -194,7 +195,7 @@ class Shard:
             data = np.frombuffer(self._read_whole(ENDS, size), np.uint8)
         else:  # mapped, so that thousands of open shards keep no ends in memory
             data = mapped_bytes(self.store, self.name + ENDS)
-        if self.verify != "off" and _sha256(data.data) != self._sha256["ends"]:
+        if self.verify != "off" and _sha256(data.data) != self._sha256.ends:
             raise damaged(url, "the document ends do not match their digest in the manifest")
         ends = data[HEADER_BYTES:].view(np.uint64)
         if len(ends) and (ends[0] == 0 or np.any(ends[1:] <= ends[:-1])):
@@ -203,7 +204,7 @@ class Shard:
             raise damaged(url, f"the last document does not end at token {self._tokens:,}")
         return ends
 
-    def _read_whole(self, kind: str, limit: int = MAX_WHOLE) -> bytes:
+    def _read_whole(self, kind: str, limit: int = MAX_DOCUMENT) -> bytes:
         try:
             return self.store.read(self.name + kind, limit=limit)
         except FileNotFoundError as error:

@@ -39,6 +39,7 @@ from olm_data.dataset.shuffle import document_order, shuffle_rows, shuffle_token
 from olm_data.dataset.windows import window_counts
 from olm_data.errors import ConflictError, ValidationError
 from olm_data.storage.disk import io_errors
+from olm_data.storage.json_file import create_json, write_json
 from olm_data.storage.store import Store
 
 if TYPE_CHECKING:
@@ -249,10 +250,10 @@ def publish_shard(
         for kind, path in paths.items():
             store.publish(name + kind, path, files[kind.split(".")[1]].sha256)
     try:
-        store.create(name + RECORD, record.encode())
+        create_json(store, name + RECORD, record.encode())
     except ConflictError:
         refuse_other_plan(store, name, plan)
-        store.put(name + RECORD, record.encode())  # damaged, or of a lost shard
+        write_json(store, name + RECORD, record.encode())  # damaged, or of a lost shard
     return record
 
 

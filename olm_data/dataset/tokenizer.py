@@ -54,6 +54,12 @@ class TokenizerRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((f for f in fields if getattr(self, f) != getattr(other, f)), None)
 
     @property
+    def eos_begins(self) -> int | None:
+        """EOS where no BOS begins a document: its first token is predicted after it, as in lm_eval
+        and in a stream of documents; None: BOS does, or there is neither."""
+        return self.eos if self.bos is None else None
+
+    @property
     def delimiters(self) -> tuple[int, ...]:
         """The ids that stand before and after each document."""
         return tuple(i for i in (self.bos, self.eos) if i is not None)

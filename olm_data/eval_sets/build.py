@@ -29,8 +29,9 @@ from olm_data.eval_sets.eval_set import (
 )
 from olm_data.eval_sets.tasks import Task
 from olm_data.storage.foreign import refuse_foreign
+from olm_data.storage.names import is_working
 from olm_data.storage.places import refuse_output
-from olm_data.storage.store import STAGING_PREFIX, Store
+from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 MOST_CACHED = 1 << 14
@@ -108,7 +109,7 @@ def build(
 def _not_ours(names: Set[str], inside: object) -> set[str]:
     """Return what no build that was interrupted has left in a folder."""
     ours = {TOKENS, REQUESTS}
-    return {name for name in names if name not in ours and not name.startswith(STAGING_PREFIX)}
+    return {name for name in names - ours if not is_working(name.rstrip("/"))}
 
 
 def _requests(task: Task) -> Iterator[tuple[tuple[int, int, int], str, str]]:

@@ -31,7 +31,7 @@ from olm_data.run_log.metric_names import (
     EVAL_PER_TOKEN,
     EVAL_UNCOND,
 )
-from olm_data.storage.json_file import read_json
+from olm_data.storage.json_file import read_json, write_json
 from olm_data.storage.store import Store
 
 MANIFEST, TOKENS, REQUESTS = "eval_set.json", "tokens.bin", "requests.bin"
@@ -161,8 +161,8 @@ class EvalSet:
         )
         whole = msgspec.structs.replace(counted, digest=_digest(counted))
         for name, each in data.items():
-            store.put(name, each)
-        store.put(MANIFEST, canonical_json(msgspec.to_builtins(whole)) + b"\n")
+            store.put(name, each, limit=MAX_BYTES)
+        write_json(store, MANIFEST, canonical_json(msgspec.to_builtins(whole)) + b"\n")
         return cls(store.root, whole, requests)
 
     @classmethod

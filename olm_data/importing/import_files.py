@@ -25,9 +25,17 @@ import numpy as np
 
 from olm_data import __version__
 from olm_data.canonical import digest
+from olm_data.counts import counted
 from olm_data.dataset.container import RAW_TOKENS
 from olm_data.dataset.folder import refuse_dataset_folder
-from olm_data.dataset.manifest import MANIFEST, PLAN, InputInfo, Manifest, build_manifest
+from olm_data.dataset.manifest import (
+    MANIFEST,
+    PLAN,
+    InputInfo,
+    Manifest,
+    build_manifest,
+    refuse_too_many,
+)
 from olm_data.dataset.options import ImportedOptions
 from olm_data.dataset.plan import shard_name
 from olm_data.dataset.record import ShardRecord, stored_plan
@@ -42,8 +50,9 @@ from olm_data.importing.borders import (
     read_borders,
     tokenizer_of,
 )
+from olm_data.importing.dtypes import advice, looks_like
 from olm_data.importing.shard import scan_tokens, write_sidecars
-from olm_data.importing.token_files import TokenFile, copies, find, refuse
+from olm_data.importing.token_files import TokenFile, copies, find, pieces, refuse
 from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import (
     passed_lines,
@@ -52,6 +61,7 @@ from olm_data.sources.passed import (
 )
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
+from olm_data.storage.json_file import create_json
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, absolute
@@ -90,22 +100,28 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
         """Return the result for people."""
         verb = "checked" if self.digest is None else "imported"
         found = [
-            f"{verb} {self.files:,} files: {self.tokens:,} tokens, {self.documents:,} documents",
+            f"{verb} {counted(self.files, 'file')}: {self.tokens:,} tokens, "
+            f"{counted(self.documents, 'document')}",
         ]
         if self.scanned:
             found.append(
-                f"  EOS scan    {self.scanned:,} files have no sidecar: their documents were found "
-                "by EOS ids, which is a guess"
+                f"  EOS scan    {counted(self.scanned, 'file')} without a sidecar: documents were "
+                "found by EOS ids, which is a guess"
             )
         if self.not_ended:
-            found.append(f"  not ended   {self.not_ended:,} documents do not end in the EOS id")
+            found.append(
+                f"  not ended   {counted(self.not_ended, 'document')} without the EOS id at its end"
+            )
         if self.empty:
-            found.append(f"  empty       {self.empty:,} documents without a token were left out")
+            found.append(
+                f"  empty       {counted(self.empty, 'document')} without a token were left out"
+            )
         found += [f"  not read    {line}" for line in passed_lines(self.passed_over)]
         if self.digest is not None:
             below = self.files - self.linked
             found += [
-                f"  tokens      not copied: {self.linked:,} files linked, {below:,} used by name",
+                f"  tokens      not copied: "
+                f"{counted(self.linked, 'file')} linked, {below:,} used by name",
                 f"  output      {printable(self.output)}",
                 f"  digest      {self.digest}",
             ]
@@ -218,6 +234,8 @@ def _import(
     before_manifest: Callable[[], None] = lambda: None,
 ) -> Imported:
     found, tokenizer = job.files, job.tokenizer
+    paths = (file.name for file in found)
+    refuse_too_many(paths, len(found), 1, job.store.url(MANIFEST))
     total, lock = [0, sum(file.bytes for file in found)], threading.Lock()
 
     def count_bytes(count: int) -> None:
@@ -237,12 +255,14 @@ def _import(
             job.dtype,
             vocab_size=tokenizer.vocab_size,
             eos=tokenizer.eos,
+            scanned=borders.scanned,
             on_read=count_bytes,
         )
         if tokenizer.eos is not None and not content.ended and len(borders.ends) > 1:
             refuse(
                 file,
-                f"none of its {len(borders.ends):,} documents ends in the EOS id {tokenizer.eos}",
+                f"none of its "
+                f"{counted(len(borders.ends), 'document')} ends in the EOS id {tokenizer.eos}",
                 fix="say which token does, --eos TOKEN, or that none does: --eos none",
             )
         not_ended = 0 if tokenizer.eos is None else len(borders.ends) - content.ended
@@ -300,7 +320,7 @@ def _write_manifest(job: _Import, shards: Sequence[_ImportedShard]) -> Manifest:
     )
     if not store.exists(TOKENIZER):
         store.create(TOKENIZER, tokenizer.json_bytes)
-    store.create(MANIFEST, manifest.encode())
+    create_json(store, MANIFEST, manifest.encode())
     return manifest
 
 
@@ -324,12 +344,12 @@ def _dtype(found: list[TokenFile], asked: str | None, tokenizer: TokenizerSpec) 
         one, other = list(said)[:2]
         refuse(said[other], f"its tokens are {other}, those of {said[one].name} {one}")
     if not said:
+        likely = looks_like(next(pieces(found[0]), b""), tokenizer.vocab_size)
         raise UsageError(
             "these files do not say how wide their tokens are",
             where=printable(found[0].url),
             why="the same bytes read with another dtype are other tokens",
-            fix=f"say it: --dtype uint16 or --dtype uint32 (for this tokenizer most likely "
-            f"{tokenizer.dtype.name})",
+            fix=f"say it, --dtype uint16 or --dtype uint32; {advice(likely)}",
         )
     dtype = next(iter(said))
     if dtype == "uint16" and tokenizer.vocab_size > 1 << 16:

@@ -29,6 +29,7 @@ from olm_data.dataset.record import (
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.shard_writer import TokensSummary, publish_shard
 from olm_data.importing.borders import Borders
+from olm_data.importing.dtypes import advice, defect, looks_like
 from olm_data.importing.token_files import TokenFile, pieces, refuse
 from olm_data.storage.store import Store
 
@@ -55,6 +56,7 @@ def scan_tokens(
     *,
     vocab_size: int,
     eos: int | None,
+    scanned: bool,
     on_read: Callable[[int], None],
 ) -> Content:
     """Read a token file once.
@@ -63,6 +65,7 @@ def scan_tokens(
         ends: uint64 [documents], where its documents end.
         vocab_size: every id must be below it.
         eos: id that should end each document, or None.
+        scanned: no sidecar says where documents end, and so how wide a token is.
         on_read: called with the bytes of each piece.
 
     Raises:
@@ -80,7 +83,9 @@ def scan_tokens(
             f"{zlib.crc32(view[i : i + BLOCK_BYTES]):08x}" for i in range(0, len(view), BLOCK_BYTES)
         ]
         ids = np.frombuffer(piece, dtype)
-        _refuse_ids(file, ids, place // dtype.itemsize, vocab_size, dtype)
+        first = place // dtype.itemsize
+        if wrong := defect(piece, dtype, vocab_size, first=first, width_known=not scanned):
+            refuse(file, wrong, fix=advice(looks_like(piece, vocab_size)))
         largest = max(largest, int(ids.max()))
         first, start, stop = number, 0, place + len(piece)
         while number < len(stops) and stops[number] <= stop:
@@ -96,25 +101,6 @@ def scan_tokens(
     info = FileInfo(file.bytes, sha256.hexdigest())
     tokens = TokensSummary(file=info, crc32="".join(crc32), largest=largest)
     return Content(tokens, ended, hashes)
-
-
-def _refuse_ids(
-    file: TokenFile, ids: np.ndarray, first: int, vocab_size: int, dtype: np.dtype[Any]
-) -> None:
-    largest = int(ids.argmax())
-    if int(ids[largest]) >= vocab_size:
-        refuse(
-            file,
-            f"token {first + largest:,} is {int(ids[largest]):,}, and the tokenizer has "
-            f"{vocab_size:,} entries",
-            fix="say the right --dtype and the --tokenizer that made the file",
-        )
-    if dtype.itemsize == 2 and first == 0 and len(ids) >= 64 and not ids[1::2].any():
-        refuse(
-            file,
-            "every second value is 0: these are uint32 tokens, not uint16",
-            fix="--dtype uint32",
-        )
 
 
 def write_sidecars(

@@ -18,6 +18,7 @@ from olm_data.dataset.container import RAW_TOKENS, TOKENS
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import kind_of, wrong_kind
 from olm_data.sources.passed import Passed
+from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, absolute
 
 KINDS = {".npy": "olmo-core", ".bin": "megatron", ".ds": "datatrove"}
@@ -160,7 +161,7 @@ def _named(text: str) -> TokenFile | None:
 
 def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]]:
     """Return the token files of a folder and below, and the files that do not belong to one."""
-    entries = {entry.name: entry for entry in store.entries()}
+    entries = {entry.name: entry for entry in store.entries() if not is_working(entry.name)}
     inside, passed = [], []
     described = set()
     for name, entry in entries.items():
@@ -187,7 +188,7 @@ def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]
 _SHARD_FILE = re.compile(
     r"(?:.*/)?(shard-\d{5,})\.(ends\.npy|tokens\.npy|tokens\.bin|docs\.parquet|json)"
 )
-_DATASET_FILE = re.compile(r"(?:.*/)?(manifest|plan|job|tokenizer)\.json|\.olm-.*|\.lock")
+_DATASET_FILE = re.compile(r"(?:.*/)?(manifest|plan|job|tokenizer)\.json")
 
 
 def _of_a_dataset(store: Store, name: str, names: Collection[str]) -> bool:

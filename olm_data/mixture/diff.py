@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockSource, ManifestStage, manifest_stages
 from olm_data.order.base import Order
@@ -96,7 +97,9 @@ def _keys(lock: Lock) -> list[bytes]:
 def _source_lines(old: Lock, new: Lock) -> list[str]:
     was, now = ({source.name: source for source in lock.sources} for lock in (old, new))
     lines = [f"source {name}: removed" for name in was if name not in now]
-    lines += [f"source {name}: added, {now[name].rows:,} rows" for name in now if name not in was]
+    lines += [
+        f"source {name}: added, {counted(now[name].rows, 'row')}" for name in now if name not in was
+    ]
     for name in was:
         if name in now:
             lines += _field_lines(f"source {name}", was[name], now[name])
@@ -111,7 +114,9 @@ def _field_lines(what: str, was: LockSource, now: LockSource) -> list[str]:
 def _stage_lines(old: Lock, new: Lock) -> list[str]:
     was, now = ({stage.name: stage for stage in manifest_stages(lock)} for lock in (old, new))
     lines = [f"stage {name}: removed" for name in was if name not in now]
-    lines += [f"stage {name}: added, {now[name].rows:,} rows" for name in now if name not in was]
+    lines += [
+        f"stage {name}: added, {counted(now[name].rows, 'row')}" for name in now if name not in was
+    ]
     kept = [name for name in was if name in now]
     if kept != [name for name in now if name in was]:
         lines.append("stages: in another order")
@@ -134,7 +139,7 @@ def _stage_lines(old: Lock, new: Lock) -> list[str]:
             if (share, rows) != (other, more):
                 lines.append(
                     f"stage {name}: {source} {float(share):.4%} -> {float(other):.4%} wanted, "
-                    f"{rows:,} -> {more:,} rows"
+                    f"{rows:,} -> {counted(more, 'row')}"
                 )
     return lines
 

@@ -22,11 +22,12 @@ from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
-from olm_data.errors import ConflictError, InputError, ValidationError, printable
+from olm_data.errors import ConflictError, InputError, ValidationError, printable, quoted
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.mixture.lock_format import (
     LockFile,
     is_consistent,
+    strange_name,
     take_order,
 )
 from olm_data.order.base import Order
@@ -38,7 +39,7 @@ from olm_data.packing.concat import StreamRows
 from olm_data.packing.packings import from_lock as packing_from_lock
 from olm_data.packing.row_plan import RowPlan
 from olm_data.redaction import names_credentials
-from olm_data.storage.json_file import read_json
+from olm_data.storage.json_file import create_json, read_json, write_json
 from olm_data.storage.objects import LOCATIONS
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
@@ -95,6 +96,17 @@ class Lock(LockFile, frozen=True, kw_only=True):
             self.order,
         )
 
+    def refuse_far(self, near: str) -> None:
+        """Refuse a lock with a source elsewhere than on this machine or in the bucket of `near`.
+
+        Of a lock that a run folder names: nobody has chosen the addresses in it.
+
+        Raises:
+            InputError: it has one.
+        """
+        for source in self.sources:
+            _refuse_far(self.location(source.name), near, f"source {source.name!r} of its lock")
+
     def location(self, name: str) -> str:
         """Return the path or URL of a source's dataset, resolved against the lock's folder.
 
@@ -109,7 +121,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
             not location.isprintable()
             or not location
             or scheme not in ("", *LOCATIONS)
-            or names_credentials(location)
+            or (scheme and names_credentials(location))
             or (relative and ".." in location.split("/"))
         ):
             raise ValidationError(
@@ -240,7 +252,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
         try:
             there = _read(path)
         except (FileNotFoundError, NotADirectoryError):
-            store.create(name, self.encode())
+            create_json(store, name, self.encode())
             return "written"
         try:
             old = Lock.decode(there, os.fspath(path))
@@ -255,7 +267,7 @@ class Lock(LockFile, frozen=True, kw_only=True):
                 why="a run may depend on it" + (f" (its digest is {old.digest})" if old else ""),
                 fix="choose another --output, or replace it with --overwrite",
             )
-        store.put(name, self.encode())
+        write_json(store, name, self.encode())
         return "written"
 
     @classmethod
@@ -307,9 +319,16 @@ class Lock(LockFile, frozen=True, kw_only=True):
             raise _no_lock(path, str(error)) from None
         fields = {name: getattr(content, name) for name in content.__struct_fields__}
         lock = cls(folder=split(path)[0], order=order, packing=packing, **fields)
-        if lock.digest != lock.compute_digest() or not is_consistent(lock, order, packing):
+        wrong = None
+        if (name := strange_name(lock)) is not None:
+            wrong = f"the lock has a name that no mixture has: {quoted(name)}"
+        elif lock.digest != lock.compute_digest():
+            wrong = "the lock was changed after it was written: its digest does not match"
+        elif not is_consistent(lock, order, packing):
+            wrong = "the lock was not written by olm-data mix: its numbers do not fit each other"
+        if wrong is not None:
             raise ValidationError(
-                "the lock was changed after it was written: its digest does not match",
+                wrong,
                 where=path,
                 why="the order of the run would not be the recorded one",
                 fix="restore it, or change the manifest and run olm-data mix again",
@@ -341,3 +360,35 @@ def _no_lock(path: str, why: str) -> ValidationError:
         where=path,
         fix="give the lock that olm-data mix wrote (NAME.lock.json), not its manifest",
     )
+
+
+def lock_of_run(config: JsonObject, folder: str) -> str:
+    """Return where the lock is that the `config.json` of a run names: here, or in the run's bucket.
+
+    A run folder may come from elsewhere: no address in it is asked.
+
+    Args:
+        folder: that local paths in the configuration count from.
+
+    Raises:
+        InputError: it names none, or one elsewhere.
+    """
+    loader = config.get("data_loader")
+    path = loader.get("mixture") if isinstance(loader, dict) else None
+    if not isinstance(path, str):
+        raise InputError("the configuration of the run names no mixture lock")
+    if is_remote(folder):
+        path = path if is_remote(path) else f"{folder}/{path}"
+    elif not is_remote(path):
+        path = os.path.realpath(os.path.join(folder, path.removeprefix("file://")))
+    _refuse_far(path, folder, "its mixture lock")
+    return path
+
+
+def _refuse_far(place: str, near: str, what: str) -> None:
+    if is_remote(place) and place.split("/")[:3] != near.split("/")[:3]:
+        raise InputError(
+            f"the run names an address for {what}, which only you may open: "
+            f"give the lock yourself (--lock), or copy what it names beside the run",
+            where=printable(place),
+        )

@@ -18,11 +18,10 @@ from typing import Annotated
 import msgspec
 
 from olm_data.bounded_json import JsonObject, Size
-from olm_data.counts import MAX_COUNT
+from olm_data.counts import MAX_COUNT, MAX_SEQUENCE_LENGTH
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
 from olm_data.decoding import convert
-from olm_data.mixture.manifest_values import MAX_SEQUENCE_LENGTH
 from olm_data.order.base import Order
 from olm_data.order.orders import DEFAULT, lock_keys
 from olm_data.order.slots import MAX_BLOCK
@@ -234,7 +233,8 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
     """Whether the numbers fit each other, as they do in every lock that `compile_lock` makes."""
     names = [source.name for source in lock.sources]
     return (
-        _names_fit(lock)
+        strange_name(lock) is None
+        and _texts_fit(lock)
         and set(lock.locations) == set(names)
         and len(set(names)) == len(names) > 0
         and 0 < lock.sequence_length <= MAX_SEQUENCE_LENGTH
@@ -270,13 +270,19 @@ def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:
     )
 
 
-def _names_fit(lock: LockFile) -> bool:
-    """Whether all names, fractions and digests are such as a manifest can lead to."""
+def strange_name(lock: LockFile) -> str | None:
+    """Return a name of a source, stage or group that no manifest can lead to, None without one."""
     names = [source.name for source in lock.sources]
-    mixed, exact, digests, plain = list(names), [], [lock.tokenizer.sha256], []
     for stage in lock.stages:
-        mixed += [stage.label, *stage.groups, *(m for g in stage.groups.values() for m in g)]
-        mixed += [*stage.max_epochs, *stage.capped]
+        names += [stage.label, *stage.groups, *(m for g in stage.groups.values() for m in g)]
+        names += [*stage.max_epochs, *stage.capped]
+    return next((name for name in names if not is_mixture_name(name)), None)
+
+
+def _texts_fit(lock: LockFile) -> bool:
+    """Whether all fractions, digests and other texts are such as a manifest can lead to."""
+    exact, digests, plain = list[str](), [lock.tokenizer.sha256], list[str]()
+    for stage in lock.stages:
         exact += [*stage.wanted, *stage.epochs, *stage.max_epochs.values()]
         plain += [text for item in stage.weights_file.items() for text in item]
     for source in lock.sources:
@@ -290,8 +296,7 @@ def _names_fit(lock: LockFile) -> bool:
             plain += [source.view.where or "", source.view.exclude_ids or ""]
     digests += [older.digest for older in lock.extends]
     return (
-        all(map(is_mixture_name, mixed))
-        and all(map(_EXACT.fullmatch, exact))
+        all(map(_EXACT.fullmatch, exact))
         and all(map(_DIGEST.fullmatch, digests))
         and not any(acts(text) or len(text) > _MAX_TEXT for text in plain)
     )

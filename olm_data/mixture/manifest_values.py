@@ -18,9 +18,8 @@ from olm_data.config.convert import parse
 from olm_data.config.hints import Reader
 from olm_data.config.strict_yaml import Document
 from olm_data.config.values import Values
+from olm_data.counts import MAX_SEQUENCE_LENGTH
 from olm_data.errors import UsageError, quoted
-
-MAX_SEQUENCE_LENGTH = 1 << 24
 
 SequenceLength = Annotated[int, Meta(ge=1, le=MAX_SEQUENCE_LENGTH)]
 Weights = Annotated[dict[str, Annotated[Fraction, Meta(ge=0)]], Meta(min_length=1)]

@@ -165,6 +165,7 @@ def _of_shard(
             dataset = datasets[name]
             for first, kept in views[name].over(dataset).chosen(number, dataset.open_shard(number)):
                 mask[first : first + len(kept)] = kept
-    lengths = np.diff(shard.ends.astype(np.int64), prepend=0)
+    several = masks.sum(0) > 1  # mostly none: conditions part a dataset
+    masks, lengths = masks[:, several], np.diff(shard.ends.astype(np.int64), prepend=0)[several]
     both = {(names[i], names[j]): masks[i] & masks[j] for i, j in pairs}
     return {pair: Common(int(mask.sum()), int(lengths[mask].sum())) for pair, mask in both.items()}

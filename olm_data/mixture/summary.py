@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from olm_data.counts import counted
 from olm_data.dataset.view import ViewInfo
 from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
@@ -188,7 +189,7 @@ def warnings(lock: Lock) -> list[str]:
                 found.append(
                     f"source {source.name!r} is never drawn in stage {stage.name!r}: its share "
                     f"of {float(wanted):.3g} is {float(wanted * stage.rows):.3g} of "
-                    f"{stage.rows:,} rows"
+                    f"{counted(stage.rows, 'row')}"
                 )
             elif wanted:
                 errors.append(abs(stage.compiled(index) - wanted) / wanted)
@@ -196,12 +197,14 @@ def warnings(lock: Lock) -> list[str]:
                 found.append(
                     f"source {source.name!r} is capped in stage {stage.name!r}: "
                     f"{float(wanted):.2%} was wanted, {stage.rows_by_source[index]:,} of "
-                    f"{stage.rows:,} rows ({stage.rows_by_source[index] / stage.rows:.2%}) is what "
+                    f"{counted(stage.rows, 'row')} "
+                    f"({stage.rows_by_source[index] / stage.rows:.2%}) is what "
                     "max_epochs leaves; the others took over"
                 )
         if not stage.exact and errors and max(errors) >= TOLERANCE:
             found.append(
-                f"stage {stage.name!r}: the shares fit no block of {stage.parts[0].block:,} rows "
+                f"stage {stage.name!r}: the shares fit no block of "
+                f"{counted(stage.parts[0].block, 'row')} "
                 "exactly; "
                 f"the largest relative error is {float(max(errors)):.2%}"
             )
@@ -242,7 +245,7 @@ def _stage_table(stage: StageSummary, sequence_length: int) -> Table:
             *("source", "rows drawn", "tokens drawn", "epochs"),
             *("share wanted", "share got", "compile error"),
         ),
-        title=f"stage {stage.name}: {stage.tokens:,} tokens, {stage.rows:,} rows{cut}",
+        title=f"stage {stage.name}: {stage.tokens:,} tokens, {counted(stage.rows, 'row')}{cut}",
     )
     for row in stage.sources:
         drawn.add_row(
@@ -264,7 +267,7 @@ def _run_table(numbers: Summary) -> Table:
             *("source", "tokens available", "in no row", "padding", "rows drawn"),
             *("tokens drawn", "epochs", "max", "share"),
         ),
-        title=f"run: {numbers.tokens:,} tokens, {numbers.rows:,} rows of "
+        title=f"run: {numbers.tokens:,} tokens, {counted(numbers.rows, 'row')} of "
         f"{numbers.sequence_length:,} tokens, seed {numbers.seed}, order {numbers.order}",
     )
     for source in numbers.sources:
@@ -299,7 +302,8 @@ def view_lines(lock: Lock) -> list[str]:
         if (view := source.view) is None:
             continue
         line = (
-            f"source {source.name}: {view.documents:,} of {source.documents:,} documents kept, "
+            f"source {source.name}: {view.documents:,} of "
+            f"{counted(source.documents, 'document')} kept, "
             f"{view.tokens:,} of {source.tokens:,} tokens"
         )
         if view.where is not None:

@@ -53,11 +53,20 @@ class SourceEpochs:
 
     def keys(self) -> NDArray[np.uint64]:
         """Return uint64 [m, 6]: the round keys of each epoch, `prp.round_keys`."""
-        epochs, which = np.unique(self.epoch, return_inverse=True)
-        pairs, index = np.unique(self.source * np.int64(epochs.size) + which, return_inverse=True)
+        # sorts and searches: half the time of np.unique with its inverse
+        epochs = _distinct(self.epoch)
+        pair = self.source * np.int64(epochs.size) + np.searchsorted(epochs, self.epoch)
+        pairs = _distinct(pair)
         each = [(p // epochs.size, int(epochs[p % epochs.size])) for p in pairs.tolist()]
         keys = b"".join([key_bytes(self.seed, self.names[s], e) for s, e in each])
-        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)[index]
+        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)[np.searchsorted(pairs, pair)]
+
+
+def _distinct(values: Int64) -> Int64:
+    """Return int64 values in order, each once."""
+    values = np.sort(values, kind="stable")
+    distinct: Int64 = values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+    return distinct
 
 
 class OrderKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

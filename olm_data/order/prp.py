@@ -76,9 +76,11 @@ def mix64(x: np.ndarray) -> np.ndarray:
     Variant 13 of D. Stafford's mixers, the one SplitMix64 uses (G. Steele, D. Lea, C. Flood, "Fast
     splittable pseudorandom number generators", 2014).
     """
-    x = (x ^ (x >> _U(30))) * _M1
-    x = (x ^ (x >> _U(27))) * _M2
-    result: np.ndarray = x ^ (x >> _U(31))
+    result: np.ndarray = x >> _U(30)
+    result ^= x
+    for multiplier, shift in ((_M1, _U(27)), (_M2, _U(31))):
+        result *= multiplier  # in place: fewer temporaries stay in the first caches
+        result ^= result >> shift
     return result
 
 
@@ -94,7 +96,10 @@ _Cipher = Callable[[np.ndarray, np.ndarray, np.ndarray, Sequence[np.ndarray]], n
 
 
 def _round(half: np.ndarray, modulus: np.ndarray, key: np.ndarray) -> np.ndarray:
-    result: np.ndarray = ((mix64(half ^ key) >> _U(32)) * modulus) >> _U(32)
+    result = mix64(half ^ key)
+    result >>= _U(32)
+    result *= modulus
+    result >>= _U(32)
     return result
 
 

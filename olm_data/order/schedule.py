@@ -152,7 +152,7 @@ class Schedule:
         stages = np.searchsorted(self.stage_ends, rows, side="right").astype(np.int32)
         sources = np.empty(rows.shape, dtype=np.int32)
         ordinals = np.empty(rows.shape, dtype=np.int64)
-        for stage in np.unique(stages).tolist():
+        for stage in np.flatnonzero(np.bincount(stages.ravel())).tolist():
             here = stages == stage
             table = self.table(stage)
             block, slot = np.divmod(rows[here] - self._starts[stage], len(table.source))
@@ -209,7 +209,7 @@ class Schedule:
         wanted, ordinals = wanted[ordinals < drawn], ordinals[ordinals < drawn]
         stages = np.searchsorted(self._drawn_ends[:, source], ordinals, side="right")
         found = np.empty(ordinals.shape, dtype=np.int64)
-        for stage in np.unique(stages).tolist():
+        for stage in np.flatnonzero(np.bincount(stages.ravel())).tolist():
             here = stages == stage
             table = self.table(stage)
             block, rank = np.divmod(

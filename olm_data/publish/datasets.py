@@ -14,7 +14,7 @@ from olm_data.exporting.model_folder import CONFIG
 from olm_data.publish.card import dataset_card
 from olm_data.publish.content import CARD, MOST_CARD, Branch, Content, Watch
 from olm_data.publish.parts import NAMING, dataset_parts
-from olm_data.regular_files import MAX_WHOLE
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.stats.count import collect
 from olm_data.storage.store import Store
 from olm_data.target import dataset_root
@@ -61,7 +61,7 @@ class Datasets:
 
     def settled(self, content: Content, branch: Branch, notes: list[str]) -> Content:
         """Refuse a branch with another dataset than this one or a version before it."""
-        data = branch.read(MANIFEST, MAX_WHOLE)
+        data = branch.read(MANIFEST, MAX_DOCUMENT)
         if data is None:
             return content
         manifest = read_manifest(content.store)

@@ -25,8 +25,9 @@ from olm_data.canonical import sha256_file
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
 from olm_data.publish.content import CARD, Branch, Content, Kind, Watch
 from olm_data.publish.kinds import KINDS
-from olm_data.regular_files import MAX_WHOLE
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.hub_repository import Repository, is_commit
+from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
@@ -121,7 +122,7 @@ def push(
             fix="write `license: ID` between the first two lines `---` of README.md in the folder",
         )
     content = _verified(kind, Store(kind.target(target)), watch)
-    names = {entry.name for entry in content.store.entries()}
+    names = {entry.name for entry in content.store.entries() if not is_working(entry.name)}
     not_sent = sorted(names - content.parts.keys())
     if private:
         _refuse_public(place)
@@ -286,7 +287,7 @@ def _send(work: _Push, missing: list[str], head: str, card: bytes | None, kind: 
 
 def _as_verified(content: Content, name: str) -> bytes:
     """Return the bytes of a file that names others, if they are those that were verified."""
-    data = content.store.read(name, limit=MAX_WHOLE)
+    data = content.store.read(name, limit=MAX_DOCUMENT)
     if hashlib.sha256(data).hexdigest() != content.parts[name]:
         raise ConflictError(
             f"{printable(name)} changed while this was running",

@@ -27,6 +27,8 @@ class Points(msgspec.Struct, frozen=True, kw_only=True):
         first: number of the first one sent, from 0.
         size: steps that each stands for.
         steps: the first step of each.
+        tokens: trained on after the first step of each.
+        time: seconds from the run's first step to the first step of each.
         values: mean of each by metric; None where nothing was logged.
         low, high: of the metrics, where a point stands for several steps; else empty.
     """
@@ -34,6 +36,8 @@ class Points(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     size: int
     steps: list[int]
+    tokens: list[int]
+    time: list[float]
     values: dict[str, list[float | None]]
     low: dict[str, list[float | None]]
     high: dict[str, list[float | None]]
@@ -47,7 +51,8 @@ class Curves:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._steps, self._places = array("q"), array("q")
+        self._steps, self._places, self._tokens = array("q"), array("q"), array("q")
+        self._times = array("d")
         self._values = {name: array("d") for name in names}
 
     def __len__(self) -> int:
@@ -57,6 +62,8 @@ class Curves:
         """Add steps, and where their lines stand in the log."""
         self._steps.frombytes(steps.step.astype(np.int64).tobytes())
         self._places.frombytes(steps.place.astype(np.int64).tobytes())
+        self._tokens.frombytes(steps.tokens.astype(np.int64).tobytes())
+        self._times.frombytes(steps.time.astype(np.float64).tobytes())
         for name, column in self._values.items():
             column.frombytes(steps.metrics[name].astype(np.float64).tobytes())
 
@@ -101,8 +108,20 @@ class Curves:
             if wanted > 1:
                 low[name] = _plain(np.where(there, rows, np.inf).min(1))
                 high[name] = _plain(np.where(there, rows, -np.inf).max(1))
-        steps = np.array(self._steps[part])[::wanted].tolist()
-        return Points(first=first, size=wanted, steps=steps, values=values, low=low, high=high)
+        steps, tokens, times = (
+            np.array(column[part])[::wanted] for column in (self._steps, self._tokens, self._times)
+        )
+        began = self._times[0] if self._times else 0.0
+        return Points(
+            first=first,
+            size=wanted,
+            steps=steps.tolist(),
+            tokens=tokens.tolist(),
+            time=np.round(times - began, 3).tolist(),
+            values=values,
+            low=low,
+            high=high,
+        )
 
 
 def _in_rows(values: np.ndarray, size: int) -> np.ndarray:

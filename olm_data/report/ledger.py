@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olm_data.page import colours, joined, note, section, svg, table, whole_numbers
+from olm_data.page import COLOURS, joined, note, section, svg, table, whole_numbers
 from olm_data.run_log.ledger import ledger_files
 from olm_data.show.ledger_summary import Curve, LearnedDocument, LedgerSummary, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_STYLES = ("-", "--", ":", "-.")
 MOST_SHOWN = 10
 """Documents in a table."""
 
@@ -44,11 +46,14 @@ def ledger_section(name: str, folder: Path) -> str:
 
 def _curves(what: str, view: LedgerSummary, curves: Sequence[Curve]) -> str:
     def draw(axes: Axes) -> None:
-        for curve, colour in zip(curves, colours(), strict=False):
+        for number, (curve, colour) in enumerate(zip(curves, cycle(COLOURS), strict=False)):
             pairs = zip(view.until, curve.losses, strict=True)
             known = [(step, loss) for step, loss in pairs if loss is not None]
             steps, losses = [step for step, _ in known], [loss for _, loss in known]
-            axes.plot(steps, losses, color=colour, marker="o", markersize=3, label=curve.name)
+            style = _STYLES[number // len(COLOURS) % len(_STYLES)]
+            axes.plot(
+                steps, losses, style, color=colour, marker="o", markersize=3, label=curve.name
+            )
         axes.set_xlabel("step")
         axes.set_ylabel("nats a label")
         whole_numbers(axes.xaxis)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock as Mutex
 from typing import NamedTuple
@@ -26,7 +27,7 @@ from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError, OlmError, shown
 from olm_data.kinds import nearest
-from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.regular_files import MAX_CONFIG, read_regular
 from olm_data.report.curves import Curves, Points
@@ -76,6 +77,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         sets, tasks: the latest evaluation of each held-out set and downstream task.
         samples: texts written after some steps, see `picked`.
         command: that prints the documents of step STEP.
+        config: the options of the run by dotted name, each as JSON.
     """
 
     status: Status
@@ -91,6 +93,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     samples: list[StepSamples]
     notes: list[str]
     command: str
+    config: dict[str, str]
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +223,8 @@ class RunView:
             if entry is None:
                 raise InputError(f"no step {step:,} is in the log")
             rows = self._lock_rows()
+            if not self._lock_path:
+                rows.lock.refuse_far(str(self.folder))
             return step_documents(
                 rows, entry, most_rows=most_rows, most_text=most_text, ledger=self.folder
             )
@@ -302,6 +307,7 @@ class RunView:
             samples=list(map(_harmless, picked(read_samples(self.folder, notes)))),
             notes=[shown(note) for note in notes],
             command=shown(command),
+            config={shown(name): shown(value) for name, value in _options(self.folder)},
         )
 
     def _facts(self, starts: Sequence[Start]) -> list[tuple[str, str]]:
@@ -330,7 +336,7 @@ class RunView:
         wanted = starts[-1].lock if starts else None
         if self._rows is not None and wanted in (None, self._rows.lock.digest):
             return self._rows
-        path = self._lock_path or _mixture(self.folder)
+        path = self._lock_path or lock_of_run(_config(self.folder), str(self.folder))
         lock = Lock.read(path)
         if wanted not in (None, lock.digest):
             raise InputError(f"the run was started with another lock than {path}")
@@ -352,19 +358,26 @@ def _harmless(samples: StepSamples) -> StepSamples:
     return replace(samples, texts=tuple(texts))
 
 
-def _mixture(folder: Path) -> str:
-    """Return where the configuration of a run says that its lock is."""
+def _config(folder: Path) -> JsonObject:
     try:
-        config: JsonObject = decode_object(read_regular(folder / CONFIG, MAX_CONFIG))
+        return decode_object(read_regular(folder / CONFIG, MAX_CONFIG))
     except FileNotFoundError:
         raise InputError(f"there is no {CONFIG} that names the mixture lock") from None
     except MalformedJson as error:
         raise InputError(f"{CONFIG} cannot be read: {error}") from None
-    loader = config.get("data_loader")
-    path = loader.get("mixture") if isinstance(loader, dict) else None
-    if not isinstance(path, str):
-        raise InputError(f"{CONFIG} names no mixture lock")
-    return path if "://" in path else str((folder / path).resolve())
+
+
+def _options(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the options of a run by dotted name, as JSON; none where there is no configuration."""
+    left: list[tuple[str, object]] = []
+    with suppress(InputError):
+        left.append(("", _config(folder)))
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict) and value:
+            left += [(f"{name}.{key}" if name else key, part) for key, part in value.items()]
+        elif value is not None:
+            yield name, msgspec.json.encode(value).decode()
 
 
 def open_views(

@@ -155,11 +155,10 @@ class TrainedRun:
 def headline(run: TrainedRun) -> list[tuple[str, str]]:
     """Return the facts of a run that stand first: (name, value); empty where not logged."""
     facts, bits = [], run.held_out(EVAL_BPB)
-    for name, (_, losses) in run.held_out().items():
-        facts.append((f"loss on held-out {name}", f"{losses[-1]:.3f}"))
-        facts.append((f"perplexity on {name}", perplexity(losses[-1])))
-        if name in bits:
-            facts.append((f"bits per byte on {name}", f"{bits[name][1][-1]:.3f}"))
+    for name, (_, losses) in run.held_out().items():  # those of one run compare by bytes alone
+        known = name in bits
+        what, value = ("bits per byte", bits[name][1][-1]) if known else ("loss", losses[-1])
+        facts.append((f"{what} on held-out {name}", f"{value:.3f}"))
     facts += [(f"{t.name}: {t.score.metric}", plus_minus(t.score)) for t in run.standing.tasks()]
     _, losses = run.series(CE_LOSS)
     if not facts and losses:
@@ -168,10 +167,10 @@ def headline(run: TrainedRun) -> list[tuple[str, str]]:
     done = run.log.steps[-1] if run.log.steps else None
     return [
         *facts,
-        ("parameters", run.parameters),
-        ("steps trained", f"{done.step if done else 0:,}"),
         ("tokens trained", scaled(done.tokens if done else 0)),
         ("time", duration(run.seconds) if run.seconds else ""),
+        ("parameters", run.parameters),
+        ("steps trained", f"{done.step if done else 0:,}"),
         ("device", run.device),
         ("last line", run.ended),
     ]
@@ -275,15 +274,11 @@ def samples_section(run: TrainedRun) -> str:
     last = steps[-1]
     parts = []
     for number, text in enumerate(last.texts):
-        rows = [
-            (f"{each.step:,}", each.texts[number].text)
+        parts.append(part("sample", text.prompt or "a new document", ""))
+        parts += [
+            part("text", f"step {each.step:,}", each.texts[number].text)
             for each in reversed(steps)
             if number < len(each.texts) and each.texts[number].prompt == text.prompt
         ]
-        parts.append(
-            joined(
-                [part("sample", text.prompt or "a new document", ""), table(("step", "text"), rows)]
-            )
-        )
     settings = f"temperature {last.temperature}, top_k {last.top_k}, seed {last.seed}"
     return section(f"Samples of {run.name}", joined([*parts, note(settings)]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,14 +25,19 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: dict[int, list[mmap.mmap]] = {}
+        self._leases: dict[int, weakref.ref[NDArray[np.uint8]]] = {}  # by the id of the block
 
     def lease(self, size: int) -> NDArray[np.uint8]:
         """Return uint8 [size] on a page border, to be reused once all views of it are gone."""
         blocks = self._free.setdefault(size, [])
         block = blocks.pop() if blocks else _pages(size)
         array = np.frombuffer(block, dtype=np.uint8)
-        weakref.finalize(array, blocks.append, block).atexit = False
+        self._leases[id(block)] = weakref.ref(array, partial(_give_back, blocks, block))
         return array
+
+
+def _give_back(blocks: list[mmap.mmap], block: mmap.mmap, _: object) -> None:
+    blocks.append(block)
 
 
 def _pages(size: int) -> mmap.mmap:
@@ -46,11 +51,9 @@ def _pages(size: int) -> mmap.mmap:
 class BatchMemory:
     """The arrays of one batch laid out in one block of a pool."""
 
-    def __init__(self, pool: Pool, rows: int, length: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, pool: Pool, rows: int, length: int) -> None:
         size = rows * length
-        block = pool.lease(size * 24 + rows * (length + 1) * dtype.itemsize)
+        block = pool.lease(size * 20)
         wide = block[: size * 16].view(np.int64).reshape(2, rows, length)
-        narrow = block[size * 16 : size * 24].view(np.int32).reshape(2, rows, length)
         self.input_ids, self.labels = wide
-        self.doc_start, self.positions = narrow
-        self.tokens = block[size * 24 :].view(dtype).reshape(rows, length + 1)
+        self.positions = block[size * 16 :].view(np.int32).reshape(rows, length)

@@ -14,6 +14,7 @@ document within one row.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,43 +42,50 @@ def fill_labels(tokens: NDArray[Any], cuts: Int64, input_ids: Int64, labels: Int
     labels.reshape(-1)[cuts - 1] = IGNORED_LABEL
 
 
-def fill_pieces(cuts: Int64, capacity: int, doc_start: Int32, positions: Int32) -> Int32:
+def fill_pieces(cuts: Int64, capacity: int, positions: Int32) -> tuple[Int32, Int32]:
     """Write where each token's piece starts and how far into it the token is.
 
     Args:
         cuts: [m] positions of the cuts, ascending.
         capacity: most pieces a micro-batch may hold; fixes the length of the result.
-        doc_start: int32 [b, S], overwritten with the position in the row where the piece starts.
         positions: int32 [b, S], overwritten with the position within the piece.
 
     Returns:
+        doc_start, int32 [b, S]: the position in the row where the token's piece starts.
         cu_seqlens, int32 [capacity + 1]: offsets of the pieces in the flattened micro-batch,
         starting at 0, rising, then repeating b * S.
 
     Raises:
         ValidationError: there are more than `capacity` pieces.
     """
-    rows, length = doc_start.shape
+    rows, length = positions.shape
     # A cut at the end of a row falls on the start of the next one, which starts a piece anyway: the
     # union of both lists are the piece starts. Two sorted runs: the stable sort merges them.
     edges = np.concatenate((np.arange(0, rows * length + 1, length), cuts))
     edges.sort(kind="stable")
-    lengths = np.diff(edges)
+    lengths = edges[1:] - edges[:-1]
     real = lengths > 0
-    lengths = lengths[real]
-    starts = edges[:-1][real]
+    lengths, starts = lengths[real], edges[:-1][real]
     if len(starts) > capacity:
         raise ValidationError(
             f"a micro-batch holds {len(starts)} pieces of documents; {capacity} were promised",
             why="the bound in a dataset's manifest is wrong, so batches cannot have a fixed shape",
             fix="run olm-data verify on the datasets of the mixture",
         )
-    # [pieces] -> [b * S]
-    doc_start.reshape(-1)[...] = np.repeat((starts % length).astype(np.int32), lengths)
-    np.subtract(np.arange(length, dtype=np.int32), doc_start, out=positions)
+    # [pieces] -> [b, S]
+    doc_start = np.repeat((starts % length).astype(np.int32), lengths).reshape(rows, length)
+    np.subtract(_places(rows, length), doc_start, out=positions)
     cu_seqlens = np.full(capacity + 1, rows * length, dtype=np.int32)
     cu_seqlens[: len(starts)] = starts
-    return cu_seqlens
+    return doc_start, cu_seqlens
+
+
+@lru_cache(maxsize=4)
+def _places(rows: int, length: int) -> Int32:
+    """Return int32 [rows, length], the place of each token in its row, read-only."""
+    places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    places.setflags(write=False)
+    return places
 
 
 def most_pieces(max_documents_per_row: int, parts: int) -> int:

@@ -6,7 +6,8 @@
 
 Bytes are those of the text, from `docs.parquet`. Those of a document are shared out evenly to its
 labels, so that a part of a data set has bytes too; over a whole document they are its `text_bytes`.
-Its first token is no label where no BOS stands before it; its bytes count all the same.
+Where no BOS begins documents, the EOS of the one before does, and their first token is a label;
+where there is neither, it is none, and no bytes are known: they would count what is not predicted.
 Never: a token, a text, a tokenizer.
 """
 
@@ -89,12 +90,15 @@ class LabelGroups:
         self._length, self._tokens = sequence_length, dataset.tokens
         self._starts = _document_starts(dataset)
         lengths = np.diff(self._starts)
-        self._labels = np.maximum(lengths - 1, 0)
+        rules = dataset.manifest.tokenizer
+        self._first = int(rules.eos_begins is None)  # the first token of a document that is a label
+        self._labels = np.maximum(lengths - self._first, 0)
         longest = int(lengths.max(initial=0))
         self._edges = _edges(longest)
         columns = [name for name in by if name not in COMPUTED]
         table = _read(dataset, by, columns)
         self._bytes = table.column("text_bytes").to_numpy().astype(np.float64)
+        self._bytes *= bool(rules.delimiters)
         self.text_bytes, self.labels = int(self._bytes.sum()), int(self._labels.sum())
         ends = FIRST_EDGE << np.arange(len(self._edges) + 1)
         named = [f"{a}-{b - 1}" for a, b in zip([0, *self._edges], ends, strict=True)]
@@ -118,16 +122,17 @@ class LabelGroups:
         """Return the runs of labels of `rows` rows from `first` on; `first` -1: padding alone."""
         length, ways = self._length, {way.name for way in self._ways}
         begin = first * length if first >= 0 else self._tokens
-        stop = max(begin, min(begin + rows * length, self._tokens - 1))
+        stop = max(begin, min(begin + rows * length, self._tokens - self._first))
         starts = self._starts[:-1]
         low, high = np.searchsorted(starts, [begin, stop])
         pieces = np.unique(np.concatenate([np.arange(begin, stop, length), starts[low:high]]))
         parts = [pieces]
         if POSITION in ways:
             touched = starts[max(0, int(low) - 1) : high]
-            parts.append(self._cuts(touched, self._starts[max(0, int(low) - 1) + 1 : high + 1]))
+            ends = self._starts[max(0, int(low) - 1) + 1 : high + 1]
+            parts.append(self._cuts(touched, ends, self._first))
         if CONTEXT in ways:
-            parts.append(self._cuts(pieces, np.append(pieces[1:], stop)))
+            parts.append(self._cuts(pieces, np.append(pieces[1:], stop), 1))
         edges = np.unique(np.concatenate(parts))
         edges = edges[(edges >= begin) & (edges < stop)]
         document = np.searchsorted(starts, edges, side="right") - 1
@@ -136,7 +141,7 @@ class LabelGroups:
         return Segments(
             offsets=offsets.astype(np.int32),
             document=document,
-            position=edges - starts[document] + 1,
+            position=edges - starts[document] + self._first,
             context=edges - piece + 1,
         )
 
@@ -166,12 +171,13 @@ class LabelGroups:
     def _bucket(self, numbers: Int64) -> Int64:
         return np.searchsorted(self._edges, numbers, side="right").astype(np.int64)
 
-    def _cuts(self, starts: Int64, stops: Int64) -> Int64:
+    def _cuts(self, starts: Int64, stops: Int64, first: int) -> Int64:
         """Return where a label is in another group of places than the one before it.
 
-        The label at start + k predicts the token k + 1 places behind the start.
+        Args:
+            first: place of the label at each start.
         """
-        cuts = starts[:, None] + self._edges[None, :] - 1
+        cuts = starts[:, None] + self._edges[None, :] - first
         found: Int64 = cuts[cuts < stops[:, None]]
         return found
 

@@ -54,8 +54,6 @@ class RowBatch:
     Attributes:
         rows: int64 [b], global row ids (`PADDING_ROW` for a row of padding); rows that are parts of
             the same row of the schedule have its id.
-        tokens: uint16 | uint32 [b / parts, S * parts + 1], each row of the schedule and the token
-            that follows it.
         input_ids: int64 [b, S].
         labels: int64 [b, S], -100 where the next token belongs to another document or is padding.
         doc_start: int32 [b, S], position within the row of the first token of the token's piece.
@@ -63,16 +61,23 @@ class RowBatch:
         cu_seqlens: int32 [b / parts * most_pieces(max_documents_per_row, parts) + 1], see
             `fields.fill_pieces`.
         max_seqlen: S.
+        following: uint16 | uint32 [b / parts], the token that follows each row of the schedule.
     """
 
     rows: Int64
-    tokens: NDArray[Any]
     input_ids: Int64
     labels: Int64
     doc_start: Int32
     positions: Int32
     cu_seqlens: Int32
     max_seqlen: int
+    following: NDArray[Any]
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """uint16 | uint32 [b / parts, S * parts + 1], each row of the schedule and what follows."""
+        ids = self.input_ids.reshape(len(self.following), -1)
+        return np.column_stack((ids.astype(self.following.dtype), self.following))
 
 
 class RowReader:
@@ -172,12 +177,15 @@ class DatasetRows:
     Args:
         dataset: an open dataset.
         sequence_length: S.
+        eos: id that ends each document, where the next one is to begin with it: then every token
+            is a label, the first one of a document after this id, and row r has those from token
+            r * S on.
     """
 
-    def __init__(self, dataset: Dataset, sequence_length: int) -> None:
-        self.dataset, self.sequence_length = dataset, sequence_length
+    def __init__(self, dataset: Dataset, sequence_length: int, eos: int | None = None) -> None:
+        self.dataset, self.sequence_length, self._eos = dataset, sequence_length, eos
         self._shards = Shards([dataset], [None])
-        self.total_rows = -(-max(0, dataset.tokens - 1) // sequence_length)
+        self.total_rows = -(-max(0, dataset.tokens - (eos is None)) // sequence_length)
         self.max_documents_per_row = dataset.manifest.documents_bound(sequence_length)
         self._pool = Pool()
 
@@ -194,7 +202,24 @@ class DatasetRows:
             self.max_documents_per_row,
             self._pool,
         )
-        return windows.read(0, len(rows))
+        batch = windows.read(0, len(rows))
+        if self._eos is not None:
+            self._label_all(batch, rows, self._eos)
+        return batch
+
+    def _label_all(self, batch: RowBatch, rows: Int64, eos: int) -> None:
+        """Make the tokens of windows the labels, and the one before each its input."""
+        length, tokens = self.sequence_length, batch.tokens  # a copy: the inputs change below
+        places = rows[:, None] * length + np.arange(length)  # [b, S]
+        known = places < self.dataset.tokens
+        batch.labels[...] = tokens[:, :-1]
+        batch.labels[~known] = IGNORED_LABEL
+        batch.input_ids[:, 1:], batch.following[...] = tokens[:, : length - 1], tokens[:, -2]
+        for k, first in enumerate(places[:, 0].tolist()):
+            if k and rows[k - 1] + 1 == rows[k]:
+                batch.input_ids[k, 0] = tokens[k - 1, length - 1]
+            elif known[k, 0]:
+                batch.input_ids[k, 0] = self.dataset.read(first - 1, first)[0] if first else eos
 
 
 class Windows:
@@ -242,7 +267,9 @@ class Windows:
         self._shard: list[int] = shard.tolist()
         self._local: list[int] = local.tolist()
         self._checked = np.zeros(len(rows), dtype=bool)
-        self._near: dict[int, NDArray[Any]] = {}  # shard -> its tokens
+        # where the rows of a batch are gathered before they are widened: stays in a core's cache
+        self._gathered = np.empty((0, length + 1), shards.dtype)
+        self._near: dict[int, memoryview] = {}  # shard -> bytes of its tokens, of the same dtype
         self._looked_up: set[int] = set()
         self._looked_up_across: set[int] = set()
         # cuts of the windows looked up so far, ascending, as positions in the flattened m windows
@@ -266,40 +293,47 @@ class Windows:
         Raises:
             ValidationError: a shard is damaged, or holds more documents than its manifest promises.
         """
-        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
+        lease = BatchMemory(self._pool, j - i, self._length)
         cuts = self._fill(i, j, lease)
         length = self._length // parts
         # [b, S] -> [b * parts, S / parts], without a copy
         shape = ((j - i) * parts, length)
-        doc_start, positions = lease.doc_start.reshape(shape), lease.positions.reshape(shape)
+        positions = lease.positions.reshape(shape)
         capacity = (j - i) * most_pieces(self._max_documents_per_row, parts)
-        cu_seqlens = fill_pieces(cuts, capacity, doc_start, positions)
+        doc_start, cu_seqlens = fill_pieces(cuts, capacity, positions)
         return RowBatch(
             rows=np.repeat(self._rows[i:j], parts),
-            tokens=lease.tokens,
             input_ids=lease.input_ids.reshape(shape),
             labels=lease.labels.reshape(shape),
             doc_start=doc_start,
             positions=positions,
             cu_seqlens=cu_seqlens,
             max_seqlen=length,
+            following=self._gathered[: j - i, -1].copy(),
         )
 
     def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
         """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
-        lease = BatchMemory(self._pool, j - i, self._length, self._shards.dtype)
+        lease = BatchMemory(self._pool, j - i, self._length)
         self._fill(i, j, lease)
         return lease.input_ids, lease.labels
 
     def _fill(self, i: int, j: int, lease: BatchMemory) -> Int64:
-        """Write tokens, inputs and labels of windows i .. j-1; return their cuts."""
-        tokens, length = lease.tokens, self._length
+        """Write inputs and labels of windows i .. j-1; return their cuts."""
+        length, near = self._length, self._near
+        if len(self._gathered) < j - i:
+            self._gathered = np.empty((j - i, length + 1), self._shards.dtype)
+        tokens = self._gathered[: j - i]
+        # memoryviews: they copy a slice in half of NumPy's time
+        into, item = tokens.reshape(-1).view(np.uint8).data, tokens.itemsize
+        width = (length + 1) * item
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
         checks = self._checked[i:j].tolist()
         windows = zip(self._shard[i:j], self._local[i:j], checks, strict=True)
         for row, (shard, first, checked) in enumerate(windows):
-            if checked and shard in self._near:
-                tokens[row] = self._near[shard][first : first + length + 1]
+            if checked and shard in near:
+                begin, place = first * item, row * width
+                into[place : place + width] = near[shard][begin : begin + width]
             elif shard != _ACROSS:
                 tokens[row] = self._open(shard).read(first, first + length + 1)
             else:
@@ -318,10 +352,12 @@ class Windows:
         if number not in self._looked_up:
             self._looked_up.add(number)
             self._look_up(number, shard)
-        if isinstance(shard, Shard) and shard.mapped and number not in self._near:
+        if number in self._near or not isinstance(shard, Shard) or not shard.mapped:
+            return shard
+        if shard.dtype == self._shards.dtype:
             if len(self._near) == self._shards.at_hand:
                 self._near.clear()
-            self._near[number] = shard.tokens
+            self._near[number] = shard.tokens.view(np.uint8).data
         return shard
 
     def _look_up(self, number: int, shard: Shard | CachedShard) -> None:
@@ -383,5 +419,5 @@ class Windows:
             self._cuts.sort(kind="stable")
             self._new_cuts.clear()
         # a cut at the very start of window j is the end of window j - 1
-        low, high = np.searchsorted(self._cuts, (i * self._length, j * self._length), side="right")
+        low, high = (self._cuts.searchsorted(k * self._length, side="right") for k in (i, j))
         return self._cuts[low:high] - i * self._length

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ResourceError, ValidationError, printable
+from olm_data.parquet import BoundedParquet
 from olm_data.regular_files import open_regular
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 
@@ -105,15 +106,19 @@ class LedgerFile:
             with open_regular(self.path) as raw:
                 if os.fstat(raw.fileno()).st_size > MAX_FILE:
                     raise ValueError(f"it is larger than {MAX_FILE:,} bytes")
-                limits = {"thrift_string_size_limit": 1 << 24, "thrift_container_size_limit": 1024}
-                file = pq.ParquetFile(raw, read_dictionary=["source", "shard"], **limits)
-                info = decode((file.metadata.metadata or {}).get(_KEY, b""), LedgerInfo)
-                if not file.schema_arrow.equals(COLUMNS):
+                file = BoundedParquet(raw)
+                info = decode(file.metadata.get(_KEY, b""), LedgerInfo)
+                if not file.schema.equals(COLUMNS):
                     raise ValueError("its columns are not those of a ledger")
-                if file.metadata.num_rows > MAX_ROWS or info.rank != self.rank:
-                    raise ValueError("its rows or its rank are not what its name says")
-                table = file.read(columns=None if columns is None else list(columns))
-                table.validate(full=True)
+                if sum(file.rows) > MAX_ROWS or min(file.rows, default=0) < 0:
+                    raise ValueError("it has more rows than a file of a ledger")
+                if info.rank != self.rank:
+                    raise ValueError("its rank is not what its name says")
+                names = COLUMNS.names if columns is None else list(columns)
+                table = pa.concat_tables(
+                    [COLUMNS.empty_table().select(names)]
+                    + [file.group(number, names) for number in range(file.groups)]
+                )
         except (MalformedJson, ValueError, OSError, pa.ArrowException) as error:
             raise _malformed(self.path, str(error)) from error
         return info, table

@@ -28,6 +28,7 @@ from olm_data.runners.heartbeat import Heartbeat, read_beats
 from olm_data.runners.local import Reporter
 from olm_data.runners.outcome import Outcome, attempt, result_of
 from olm_data.sinks import guard
+from olm_data.storage.options import VARIABLE
 from olm_data.storage.store import Store
 
 TICK_SECONDS = 1.0
@@ -105,7 +106,7 @@ class RayRunner(Runner):
     ) -> None:
         ray = self._ray
         one = ray.remote(num_cpus=1, max_retries=0)(_one)
-        held = ray.put(job)
+        held = ray.put((job, os.environ.get(VARIABLE, "")))
         given: dict[Any, int] = {}
         deaths: dict[int, int] = {}
         counts = np.zeros((total, len(Count)), np.int64)
@@ -176,6 +177,7 @@ def _place(reference: Any) -> tuple[StoredJob, Heartbeat]:
 
     guard()
     name = f"ray-{socket.gethostname()}-{os.getpid()}"
-    job = ray.get(reference).beside(name)
+    job, os.environ[VARIABLE] = ray.get(reference)
+    job = job.beside(name)
     job.prepare()
     return job, Heartbeat(Store(job.output), name, note=print)

@@ -213,7 +213,9 @@ def _of_column(leaf: Leaf, want: bool, kind: pa.DataType, column: Any, never: An
     else:
         result, unequal = _compare(leaf, want, kind, column, never), leaf.op == "!="
     if pa.types.is_floating(kind) and unequal == want:
-        result = pc.or_kleene(result, pc.is_nan(column))  # which statistics do not count
+        # Statistics do not count NaN, so they cannot say that a row group holds none.
+        by_statistics = isinstance(column, pc.Expression)
+        return pc.scalar(True) if by_statistics else pc.or_kleene(result, pc.is_nan(column))
     return result
 
 

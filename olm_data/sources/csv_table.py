@@ -28,7 +28,8 @@ from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
 from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream, reading
-from olm_data.sources.formats import CODECS, whole_file
+from olm_data.sources.formats import CODECS, refuse_other_bytes, whole_file
+from olm_data.storage.names import is_unicode
 
 MOST_ROW = 8 << 20
 """Bytes of one row: a quote that is not closed must not take the memory."""
@@ -95,6 +96,13 @@ class _Table:
                 raise InputError("the header is not a row", where=input.path, why=header)
             self.names = header
             break
+        if not all(is_unicode(name) and "\0" not in name for name in self.names):
+            refuse_other_bytes(b",".join(map(_encoded, self.names)), input)
+            raise InputError(
+                "the header is not UTF-8",
+                where=input.path,
+                fix="write the file as UTF-8: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW",
+            )
         if len(self.names) > MOST_COLUMNS:
             raise InputError(
                 f"the header has {len(self.names):,} columns: is this a table?", where=input.path

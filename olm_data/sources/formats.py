@@ -27,6 +27,14 @@ FORMATS: dict[str, Format] = {
     ".text": "txt",
     ".md": "txt",
 }
+_MAGIC = (
+    (b"\x1f\x8b", "a gzip file", ".gz"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file", ".zst"),
+    (b"\xfd7zXZ\0", "an xz file", ".xz"),
+    (b"BZh", "a bzip2 file", ".bz2"),
+    (b"PAR1", "a parquet file", ".parquet"),
+    (b"ARROW1", "an Arrow file", ".arrow"),
+)
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "bz2"}
 KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV and text"
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
@@ -89,3 +97,26 @@ def whole_file(index: int, input: InputFile) -> list[Unit]:
     """Return the one unit of an input that is read as a whole."""
     size = input.bytes * (TEXT_PER_COMPRESSED_BYTE if codec_of(input.url) else 1)
     return [Unit(input=index, start=0, stop=1, bytes=max(size, 1))]
+
+
+def refuse_other_bytes(head: bytes, input: InputFile) -> None:
+    """Say what a file of text is instead, by its first bytes: who calls has found no text in them.
+
+    Raises:
+        InputError: it is compressed, a table, or of another encoding.
+    """
+    for magic, found, ending in _MAGIC:
+        if head.startswith(magic):
+            raise InputError(
+                f"this is {found}, and its name does not say so",
+                where=input.path,
+                fix=f"give it a name that ends in {ending}",
+            )
+    wide = len(head) > 3 and not (any(head[1:64:2]) and any(head[:64:2]))
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or wide:
+        encoding = "UTF-16" if head[:1] >= b"\xfe" else "UTF-16BE" if not head[0] else "UTF-16LE"
+        raise InputError(
+            "this is text in UTF-16, not in UTF-8",
+            where=input.path,
+            fix=f"write it as UTF-8: iconv -f {encoding} -t UTF-8 OLD > NEW",
+        )

@@ -30,6 +30,7 @@ from olm_data.select.where import columns, kind_of_value, leaves, wanted_kinds
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Drop, Scan
 from olm_data.sources.buffers import from_buffers, joined
 from olm_data.sources.columns import used_columns
+from olm_data.sources.formats import refuse_other_bytes
 from olm_data.sources.nested import MISSING, MOST_FIELDS, flattened, value_below, value_of
 from olm_data.sources.values import kept_columns, kind_of_json, plain_values
 
@@ -352,6 +353,7 @@ def require_text(
     if options.text_column in seen or not head:
         return seen
     if not seen:
+        refuse_other_bytes(b"\n".join(head), input)
         raise InputError(
             "no line at the start of the file is a JSON object",
             where=input.path,

@@ -36,6 +36,7 @@ from olm_data.sources.files import local_revision
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
 from olm_data.sources.json_array import is_array
 from olm_data.sources.passed import Passed
+from olm_data.storage.names import is_working
 from olm_data.threads import in_order
 
 # Files of a `datasets` folder that describe it and hold no documents.
@@ -149,6 +150,7 @@ def _local_pattern(pattern: str) -> _Found:
     """Return the files a pattern matches; hidden ones and folders it stops at are passed over."""
     matched = sorted(glob.glob(pattern, recursive=True))
     hidden = sorted({*glob.glob(pattern, recursive=True, include_hidden=True)} - {*matched})
+    hidden = [name for name in hidden if not is_working(name)]
     names = [name for name in matched if os.path.isfile(name)]
     passed = [Passed(name, "hidden") for name in hidden if not _below_one_of(name, hidden)]
     for name in matched:
@@ -229,12 +231,16 @@ def _walk(path: str) -> tuple[list[str], list[Passed]]:
     for folder, folders, files in os.walk(path, onerror=refuse):
         for name in list(folders):
             place = os.path.join(folder, name)
-            if name.startswith(".") or os.path.islink(place):
+            if is_working(name):
+                folders.remove(name)
+            elif name.startswith(".") or os.path.islink(place):
                 reason = "hidden" if name.startswith(".") else "link"
                 passed.append(Passed(f"{place}/", reason))
                 folders.remove(name)
         for name in files:
             place = os.path.join(folder, name)
+            if is_working(name):
+                continue
             if name.startswith("."):
                 passed.append(Passed(place, "hidden"))
             elif _is_special(place):
@@ -353,6 +359,8 @@ def _remote_folder(names: list[str], passed: list[Passed], folder: str) -> list[
     shown = []
     for name in names:
         below = name.removeprefix(folder.rstrip("/"))
+        if is_working(below):
+            continue
         if any(part.startswith(".") for part in below.split("/")):
             passed.append(Passed(name, "hidden"))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from olm_data.arrow_values import strings
 from olm_data.dataset.inputs import InputFile, KeepType, ReadOptions, Unit, keep_type
+from olm_data.errors import printable
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import from_buffers, joined
 from olm_data.sources.decompress import ByteStream
@@ -29,6 +30,7 @@ from olm_data.sources.values import kept_columns
 BLANK_LINES = "blank-lines"
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
+_FEW, _MANY_LINES = 8, 1_000  # files that are looked into; lines that are rarely one text
 # A line break and one or more lines of nothing but white space.
 _BLANK_LINES = re.compile(rb"\r?\n(?:[ \t\r\f\v]*\n)+")
 _SPACE = re.compile(rb"[ \t\r\f\v\n]*")
@@ -37,6 +39,27 @@ _SPACE = re.compile(rb"[ \t\r\f\v\n]*")
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
     """A text file is one unit."""
     return whole_file(index, input)
+
+
+def notes(inputs: Sequence[InputFile], separator: str | None) -> list[str]:
+    """Return what the user should know of how a few text files become documents."""
+    found = []
+    few = [each for each in inputs if each.format == "txt"]
+    for input in few if len(few) <= _FEW else []:
+        with open_stream(input) as stream:
+            head = stream.read(_CHUNK)
+        name, lines = printable(input.path), head.count(b"\n")
+        if separator is None and lines >= _MANY_LINES:
+            found.append(
+                f"{name} is one document, and has {lines:,} lines or more; where each is one, say "
+                "--separator $'\\n', and where blank lines part them, --separator blank-lines"
+            )
+        elif separator is not None and head and not _pattern(separator).search(head):
+            found.append(
+                f"{name}: the separator does not stand in its first {len(head):,} bytes, which "
+                "are of one document"
+            )
+    return found
 
 
 def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
@@ -74,6 +97,10 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
             )
 
 
+def _pattern(separator: str) -> re.Pattern[bytes]:
+    return _BLANK_LINES if separator == BLANK_LINES else re.compile(re.escape(separator.encode()))
+
+
 def _nulls(rows: int, name: str, kind: KeepType) -> pa.Array:
     return pa.nulls(rows, keep_type(kind))
 
@@ -97,7 +124,7 @@ def _split(
     file are no document before them.
     """
     blank_lines = separator == BLANK_LINES
-    pattern = _BLANK_LINES if blank_lines else re.compile(re.escape(separator.encode()))
+    pattern = _pattern(separator)
     pending, place, at_start = b"", 0, True
     while chunk := stream.read(max(_CHUNK, len(pending))):
         check_record(len(pending), input, place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
+from olm_data.counts import counted
 from olm_data.errors import printable
 from olm_data.sources.passed import passed_lines
 from olm_data.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
@@ -61,23 +62,24 @@ def percent(part: int, whole: int) -> str:
 
 def _totals(stats: Stats) -> list[str]:
     per_byte = stats.tokens_per_byte
-    held = f"{stats.other_split:,} documents, " + percent(
+    held = f"{counted(stats.other_split, 'document')}, " + percent(
         stats.other_split, stats.other_split + stats.documents
     )
     lines = [
-        f"  {stats.split:<11} {stats.documents:,} documents, {stats.tokens:,} tokens, "
+        f"  {stats.split:<11} {counted(stats.documents, 'document')}, {stats.tokens:,} tokens, "
         f"{stats.text_bytes / 1e6:,.1f} MB of text, "
-        f"{stats.shards:,} shard{'s' if stats.shards != 1 else ''}",
+        f"{counted(stats.shards, 'shard')}",
         f"  {'tokenizer':<11} {printable(stats.tokenizer)}: {per_byte:.4f} tokens a byte, "
         f"{1 / per_byte if per_byte else 0:.3f} bytes a token",
         f"  {'held out':<11} {held if stats.split == 'train' else 'this is the held-out split'}",
     ]
     dropped = [f"{count:,} {reason}" for reason, count in stats.dropped.items()]
     lines.append(
-        f"  {'dropped':<11} {', '.join(dropped) or 'nothing'} of {stats.documents_in:,} records"
+        f"  {'dropped':<11} {', '.join(dropped) or 'nothing'} of "
+        f"{counted(stats.documents_in, 'record')}"
     )
     lines += [f"  {'not read':<11} {line}" for line in passed_lines(stats.passed_over)]
-    copies = f"{stats.duplicates:,} documents ({percent(stats.duplicates, _all(stats))})"
+    copies = f"{counted(stats.duplicates, 'document')} ({percent(stats.duplicates, _all(stats))})"
     size = f", {stats.duplicate_bytes / 1e6:,.1f} MB of text"
     return [*lines, f"  {'duplicates':<11} " + (copies + size if stats.duplicates else "none")]
 
@@ -105,8 +107,8 @@ def _lengths(stats: Stats, width: int) -> list[str]:
 def _inputs_head(stats: Stats) -> str:
     shown = len(stats.inputs)
     if shown == stats.inputs_all:
-        return f"{shown:,} inputs" if shown != 1 else "1 input"
-    return f"the {shown:,} largest of {stats.inputs_all:,} inputs"
+        return counted(shown, "input")
+    return f"the {shown:,} largest of {counted(stats.inputs_all, 'input')}"
 
 
 def _inputs(stats: Stats, width: int) -> list[str]:

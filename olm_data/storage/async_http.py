@@ -11,6 +11,7 @@ answer in memory than its limit, whatever length the server claims or sends.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import re
@@ -18,6 +19,8 @@ import threading
 from collections.abc import Coroutine
 from functools import lru_cache
 from typing import Any, TypeVar
+
+import numpy as np
 
 from olm_data.storage import service
 from olm_data.storage.service import OversizedAnswer, Refusal
@@ -56,10 +59,10 @@ async def bounded(request: Any, handler: Any) -> Any:
     """
     answer = await handler(request)
     asked = _RANGE.fullmatch(request.headers.get("x-ms-range") or request.headers.get("Range", ""))
-    most = MOST_ERROR if answer.status >= 400 else MOST_ANSWER
+    most = MOST_ERROR if answer.status >= 300 else MOST_ANSWER
     if asked and answer.status < 300:
         most = int(asked[2]) - int(asked[1]) + 1
-    answer.content = _Bounded(answer, answer.content, most)
+    answer.content = Bounded(answer, answer.content, most)
     return answer
 
 
@@ -73,7 +76,7 @@ def one_attempt(session: Any) -> Any:
     return session
 
 
-class _Bounded:
+class Bounded:
     """A stream of aiohttp's that gives up to `most` bytes.
 
     Args:
@@ -124,20 +127,58 @@ def _event_loop(pid: int) -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(loop: Any, work: Coroutine[Any, Any, T], sends: int = 0) -> T:
+class Sending(io.BytesIO):
+    """A body whose blocks, as they go out, put off the end of `run`; it is nowhere in memory whole.
+
+    Of this type, as aiohttp reads any other file in threads.
+
+    Args:
+        body: to read and seek in.
+        size: of it, in bytes.
+    """
+
+    clock: asyncio.Timeout | None = None
+
+    def __init__(self, body: io.RawIOBase, size: int) -> None:
+        super().__init__()
+        self._body, self._bytes = body, size
+
+    def getbuffer(self) -> memoryview:
+        return np.broadcast_to(np.uint8(0), self._bytes).data  # for its length only
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._body.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._body.tell()
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = self._body.read(-1 if size is None else size) or b""
+        if self.clock is not None:
+            last = self.tell() >= self._bytes  # then comes the answer
+            wait = service.CONNECT_TIMEOUT + service.READ_TIMEOUT * last
+            self.clock.reschedule(asyncio.get_running_loop().time() + wait)
+        return data
+
+
+def run(loop: Any, work: Coroutine[Any, Any, T], sends: int | Sending | None = None) -> T:
     """Return what a coroutine returns; it is cancelled where this is interrupted.
 
     `fsspec.asyn.sync` would let it go on: an upload would appear after the exception.
 
     Args:
         loop: of the file system, in its thread.
-        sends: bytes of its body; it is given up where they go out too slowly.
+        sends: its body, or bytes of it; it is given up where they go out too slowly.
     """
 
     async def bounded() -> T:
-        parts = 1 + sends // (1 << 20)
-        limit = service.CONNECT_TIMEOUT + service.READ_TIMEOUT * parts + sends / SLOWEST
-        return await asyncio.wait_for(work, limit)
+        bytes = sends if isinstance(sends, int) else 0
+        parts = 1 + bytes // (1 << 20)
+        limit = service.CONNECT_TIMEOUT + service.READ_TIMEOUT * parts + bytes / SLOWEST
+        async with asyncio.timeout(limit) as clock:
+            if isinstance(sends, Sending):
+                sends.clock = clock
+            return await work
 
     future = asyncio.run_coroutine_threadsafe(bounded(), loop)
     try:

@@ -1,84 +1,110 @@
-"""AWS's client as it is used here: one attempt a request, answers bounded, credentials kept home.
+"""The client of s3fs as it is used here: one attempt a request, answers bounded, credentials home.
 
     before a request is signed   its credentials become known to the redaction
+    request                      sent once; aiohttp follows no redirect, reads up to a limit
     answer: a redirect           followed only where botocore computes the next address itself
     answer: an error             cut to 80 printable characters a field, after redaction
     answer: anything else        refused where it repeats a credential
 
-botocore reads the body of an error, or of a listing, whole: here, up to a limit. So no exception of
-the client, and nothing that is made of an answer, holds a credential or fills the memory.
+Session, profile, login and signature are those of s3fs and aiobotocore; requests go by their client
+and not by `S3FileSystem`, whose own attempts, parts and reads are not ours (`s3`, `bucket`).
 Never: an address that holds credentials, a retry of its own (see `bucket`).
 """
 
 from __future__ import annotations
 
-import io
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from olm_data.errors import UsageError, words
-from olm_data.extras import needs
+from olm_data.extras import install, needs
 from olm_data.redaction import echoes, hold
 from olm_data.storage import service
+from olm_data.storage.async_http import Bounded, bounded, event_loop, one_attempt, run
 from olm_data.storage.in_clear import warn_in_clear
-from olm_data.storage.service import CredentialEcho, OversizedAnswer
+from olm_data.storage.options import Options
+from olm_data.storage.service import CredentialEcho
 
-MOST_ERROR = 1 << 20
-"""Bytes of an error's body; a real one has about 500."""
-MOST_ANSWER = 8 << 20
-"""Bytes of any other body that is not an object; 1,000 keys of 1,024 bytes, escaped, have 4 MB."""
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
 _ACCOUNTS = ("Owner", "Initiator")
 """Fields that some stores fill with the access key's name, rightly; nothing here reads them."""
-_AT_ONCE = 1 << 20
 
 
-def make_client() -> Any:
-    """Return a client for the address and credentials the environment names now.
+def make_client(options: Options) -> Any:
+    """Return a client for the address and credentials that options or the environment name now.
 
     Raises:
         MissingExtra: the package for S3 is missing.
         UsageError: the address holds credentials.
     """
     with needs("an s3:// address"):
-        import boto3
-        from botocore.config import Config
-    for name, value in sorted(os.environ.items()):
-        if name.startswith("AWS_ENDPOINT_URL") and "@" in value:
-            raise UsageError(
-                f"{name} must not hold credentials",
-                fix="put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            )
-    config = Config(
-        connect_timeout=service.CONNECT_TIMEOUT,
-        read_timeout=service.READ_TIMEOUT,
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        max_pool_connections=32,
+        from s3fs import S3FileSystem  # isort: skip  # first: its absence names the extra
+        from aiobotocore.config import AioConfig
+        from aiobotocore.httpsession import AIOHTTPSession
+        from aiobotocore.session import AioSession
+
+    class Session(AIOHTTPSession):
+        """aiobotocore's, over sessions of aiohttp that are guarded; logins use it too."""
+
+        async def _get_session(self, proxy_url: str | None) -> Any:
+            return _Guarded(await super()._get_session(proxy_url))
+
+        async def send(self, request: Any) -> Any:
+            answer = await super().send(request)
+            if not isinstance(answer.raw.content, Bounded):  # another way to send than is known
+                raise UsageError("this version of aiobotocore cannot be used", fix=install("s3"))
+            return answer
+
+    files = S3FileSystem(
+        **{name: value for name, value in options.items() if name != "config_kwargs"},
+        config_kwargs={
+            **options.get("config_kwargs", {}),
+            "connect_timeout": service.CONNECT_TIMEOUT,
+            "read_timeout": service.READ_TIMEOUT,
+            "retries": {"total_max_attempts": 1, "mode": "standard"},
+            "max_pool_connections": 32,
+        },
+        asynchronous=True,
+        skip_instance_cache=True,
     )
-    session = boto3.session.Session()
-    made = session.client("s3", config=config)
-    _guard(made, session.get_credentials())
-    # botocore has no hook between the answer's head and its body
-    made._endpoint.http_session = _BoundedSession(made._endpoint.http_session)
+    files.session = AioSession(**files.kwargs)
+    files.session.set_default_client_config(AioConfig(http_session_cls=Session))
+    made = run(event_loop(), files.set_session())
+    if "@" in urlsplit(made.meta.endpoint_url).netloc:
+        raise UsageError(
+            "the address of the store (AWS_ENDPOINT_URL) must not hold credentials",
+            fix="put them into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+        )
+    _guard(made)
     return made
 
 
-def _guard(client: Any, credentials: Any) -> None:
+class _Guarded:
+    """A session of aiohttp: a request goes to one host, once, and its answer has a limit."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = one_attempt(session)
+
+    async def request(self, *args: Any, **named: Any) -> Any:
+        return await self._session.request(
+            *args, allow_redirects=False, middlewares=(bounded,), **named
+        )
+
+
+def _guard(client: Any) -> None:
+    async def learn(request_signer: Any, **_: Any) -> None:
+        if request_signer._credentials is not None:
+            frozen = await request_signer._credentials.get_frozen_credentials()
+            hold(frozen.access_key, frozen.secret_key, frozen.token)
+            warn_in_clear(client.meta.endpoint_url)
+
     events = client.meta.events
     # First: botocore's own handler, which follows, looks at what this one leaves in the context.
     events.register_first("needs-retry.s3", _stay)
     events.register_last("after-call.s3", _checked)
-    if credentials is not None:
-
-        def learn(**_: Any) -> None:
-            frozen = credentials.get_frozen_credentials()
-            hold(frozen.access_key, frozen.secret_key, frozen.token)
-
-        events.register_first("before-sign.s3", learn)
-        warn_in_clear(client.meta.endpoint_url)
+    events.register_first("before-sign.s3", learn)
 
 
 def _stay(request_dict: dict[str, Any], response: Any, **_: Any) -> None:
@@ -123,58 +149,3 @@ def _bounded(value: Any) -> Any:
     if isinstance(value, list):
         return [_bounded(part) for part in value]
     return value
-
-
-class _BoundedSession:
-    """An HTTP session of botocore's whose bodies are read here, with a limit.
-
-    Args:
-        session: of a client's endpoint: `send` and `close`.
-    """
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-
-    def send(self, request: Any) -> Any:
-        """Send a request and return its answer, read up to the limit unless it is an object.
-
-        Raises:
-            OversizedAnswer: it has more.
-        """
-        from botocore.awsrequest import AWSResponse
-
-        is_object = request.stream_output
-        request.stream_output = True  # or the session would read it whole
-        found = self._session.send(request)
-        if is_object and found.status_code < 300:
-            return found
-        most = MOST_ANSWER if found.status_code < 300 else MOST_ERROR
-        body = _Body(read_up_to(found.raw, most))
-        return AWSResponse(found.url, found.status_code, found.headers, body)
-
-    def close(self) -> None:
-        """Close the session's connections."""
-        self._session.close()
-
-
-class _Body(io.BytesIO):
-    """A body that was read, with what botocore uses of urllib3's."""
-
-    def stream(self, **_: Any) -> Iterator[bytes]:
-        yield self.read()
-
-
-def read_up_to(stream: Any, most: int) -> bytes:
-    """Return all that a stream holds.
-
-    Raises:
-        OversizedAnswer: it holds more than `most` bytes; it is closed then.
-    """
-    parts, left = [], most + 1
-    while left and (data := stream.read(min(left, _AT_ONCE))):
-        parts.append(data)
-        left -= len(data)
-    if not left:
-        stream.close()
-        raise OversizedAnswer(f"more than {most:,} bytes")
-    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -24,6 +24,7 @@ from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, Upload
+from olm_data.storage.options import Options
 from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
 
 BLOCK = 16 << 20  # bytes
@@ -38,9 +39,9 @@ class Azure(Service):
     login = "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_KEY or `az login`"
     parts_at_a_time = 4
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         _hold_settings()
-        self._fs = _file_system()
+        self._fs = _file_system(options)
         warn_in_clear(self.endpoint())
 
     def endpoint(self) -> str:
@@ -181,7 +182,7 @@ def _hold_settings() -> None:
             hold(token, dict(parse_qsl(token.lstrip("?"))).get("sig"))
 
 
-def _file_system() -> Any:
+def _file_system(options: Options) -> Any:
     with needs("an az:// address"):
         from adlfs import AzureBlobFileSystem  # isort: skip  # first: its absence names the extra
         import aiohttp
@@ -227,7 +228,7 @@ def _file_system() -> Any:
                 max_chunk_get_size=BLOCK,
             )
 
-    made = Once(loop=event_loop(), use_listings_cache=False, skip_instance_cache=True)
+    made = Once(**options, loop=event_loop(), use_listings_cache=False, skip_instance_cache=True)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         # Closing at exit is `Azure.close`, in the process that opened.
         alive = finalizer.peek()

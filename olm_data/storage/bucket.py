@@ -12,6 +12,7 @@ Never: an open-for-write handle, a credential in a message, another prefix than 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import uuid
@@ -33,6 +34,7 @@ from olm_data.storage.objects import (
     scheme_of,
     split_url,
 )
+from olm_data.storage.options import options_for
 from olm_data.storage.retry import Backoff, retried
 from olm_data.storage.service import (
     Condition,
@@ -59,14 +61,20 @@ class Bucket:
     Args:
         scheme: of its URLs.
         name: of the bucket or container.
+        options: for its client, as JSON.
         hasty: before work starts: say within seconds that the store does not answer.
 
     Raises:
         RemoteFailure: from every call, where the store refused, or failed too often.
     """
 
-    def __init__(self, scheme: str, name: str, *, hasty: bool = False) -> None:
-        self.scheme, self.name, self.hasty = scheme, name, hasty
+    def __init__(self, scheme: str, name: str, options: str = "", *, hasty: bool = False) -> None:
+        self.scheme, self.name, self.hasty, self._options = scheme, name, hasty, options
+
+    @property
+    def service(self) -> Service:
+        """What its requests go by, in this process and now."""
+        return service(self.scheme, self._options)
 
     def url(self, key: str) -> str:
         """Return `scheme://bucket/key`."""
@@ -74,7 +82,7 @@ class Bucket:
 
     def endpoint(self) -> str:
         """Return host and port that requests go to."""
-        return failures.endpoint(service(self.scheme))
+        return failures.endpoint(self.service)
 
     def ask(
         self,
@@ -98,7 +106,7 @@ class Bucket:
             FileNotFoundError: no such object.
             RemoteFailure: the store refused, or failed too often; names key and request id.
         """
-        here, url, tries = service(self.scheme), self.url(key), [1]
+        here, url, tries = self.service, self.url(key), [1]
 
         def numbered(number: int) -> T:
             tries[0] = number
@@ -317,4 +325,5 @@ def open_bucket(url: str, *, hasty: bool = False) -> tuple[Bucket, str]:
             fix=f"use a local path or one of {', '.join(f'{name}://' for name in SCHEMES)}",
         )
     name, key = split_url(url)
-    return Bucket(scheme, name, hasty=hasty), key
+    options = options_for(url)
+    return Bucket(scheme, name, json.dumps(options) if options else "", hasty=hasty), key

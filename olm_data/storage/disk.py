@@ -48,7 +48,9 @@ def of_machine(error: OSError | MemoryError) -> OlmError:
     """Return an error of the system that no module foresaw as one for people."""
     if isinstance(error, MemoryError):
         return ResourceError(
-            "there is not enough memory", fix="use fewer --workers, a smaller batch, or more memory"
+            "there is not enough memory",
+            fix="use a smaller batch, fewer processes at once (--workers, where the command has "
+            "it), or more memory",
         )
     name = error.filename
     where = printable(os.fsdecode(name)) if isinstance(name, str | bytes) else None

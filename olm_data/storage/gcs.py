@@ -34,6 +34,7 @@ from olm_data.storage.async_http import event_loop, guarded, one_attempt, run
 from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, RemoteFailure, Upload
+from olm_data.storage.options import Options
 from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service, base64_md5
 
 _OCTETS = "application/octet-stream"
@@ -67,13 +68,13 @@ class Google(Service):
     parts_at_a_time = 1
     login = "GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`"
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         if "@" in os.environ.get(_ADDRESS, ""):
             raise UsageError(
                 f"{_ADDRESS} must not hold credentials",
                 fix="put them into a file that GOOGLE_APPLICATION_CREDENTIALS names",
             )
-        self._fs = _file_system()
+        self._fs = _file_system(options)
         self._sessions: dict[str, _Session] = {}
         warn_in_clear(self._fs._location)
 
@@ -227,7 +228,7 @@ def _credentials() -> Any:
     return found
 
 
-def _file_system() -> Any:
+def _file_system(options: Options) -> Any:
     with needs("a gs:// address"):
         from gcsfs.core import GCSFileSystem  # isort: skip  # first: its absence names the extra
         import aiohttp
@@ -263,7 +264,8 @@ def _file_system() -> Any:
                 return answer.status, answer.headers, answer.request_info, body
 
     return Once(
-        token=_credentials(),
+        **({"token": _credentials()} if "token" not in options else {}),
+        **options,
         session_kwargs={
             "middlewares": (guarded,),
             "timeout": aiohttp.ClientTimeout(

@@ -1,19 +1,20 @@
-"""JSON files of a store, as bytes that are worth decoding: whole, within a limit.
+"""JSON files of a store, within one limit: what is written can be read again.
 
-store --first 8 MiB--> all of it? else checked in pieces first --> bytes --> bounded_json.decode
+bytes --write_json | create_json--> store --read_json, 8 MiB at a time--> bytes to decode
 """
 
 from __future__ import annotations
 
-from olm_data.bounded_json import check
-from olm_data.regular_files import MAX_WHOLE
+from olm_data.bounded_json import MalformedJson, check
+from olm_data.regular_files import MAX_DOCUMENT, refuse_large
 from olm_data.storage.store import Store
 
 _AT_ONCE = 8 << 20  # bytes
+_BEGINNING = 1 << 16
 
 
-def read_json(store: Store, name: str, *, limit: int = MAX_WHOLE) -> bytes:
-    """Return the bytes of a JSON file; a large one is looked over before it is in memory.
+def read_json(store: Store, name: str, *, limit: int = MAX_DOCUMENT) -> bytes:
+    """Return the bytes of a JSON file; of a large one that begins as none does, a piece is read.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -23,7 +24,32 @@ def read_json(store: Store, name: str, *, limit: int = MAX_WHOLE) -> bytes:
     first = store.read(name, 0, min(_AT_ONCE, limit + 1))
     if len(first) < min(_AT_ONCE, limit + 1):
         return first
-    size = store.size(name)
-    if size is not None and size <= limit:
-        check(store.pieces(name, _AT_ONCE))
-    return store.read(name, limit=limit)
+    check([first[:_BEGINNING]])
+    refuse_large(store.size(name) or 0, limit, store.url(name))
+    parts, size = [first], len(first)
+    for piece in store.pieces(name, _AT_ONCE, size):
+        size += len(piece)
+        refuse_large(size, limit, store.url(name))  # it may have grown
+        if b"\0" in piece:  # a hole: of a sparse file nothing is held
+            raise MalformedJson("control bytes: this is not text")
+        parts.append(piece)
+    return b"".join(parts)
+
+
+def write_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.put` does.
+
+    Raises:
+        InputError: it is larger than `read_json` takes.
+    """
+    store.put(name, data, limit=MAX_DOCUMENT)
+
+
+def create_json(store: Store, name: str, data: bytes) -> None:
+    """Write a JSON file as `Store.create` does, only if there is none.
+
+    Raises:
+        ConflictError: there is one.
+        InputError: it is larger than `read_json` takes.
+    """
+    store.create(name, data, limit=MAX_DOCUMENT)

@@ -1,6 +1,7 @@
 """Names that stand in files of others: of files below a folder, of sources, stages and columns.
 
     manifest, lock, plan, job -> refuse_escape (names of files), is_name (all other names) -> used
+    a folder that is read     -> is_working: what this program keeps there while it works
 
 A name is checked where it is decoded, so that nothing behind has to ask again. Paths of a dataset's
 inputs are no names: they may hold what a file system lets them, and are shown escaped.
@@ -17,6 +18,11 @@ MAX_NAME = 1024
 """Characters of a column's or file's name."""
 
 _MIXED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_WORKING = re.compile(
+    r"\.lease-\d{6,15}\.json|\.olm-probe-[0-9a-f]{32}|\.olm-exporting\.json"
+    r"|(\.staging-|\.worker-.+~|\.olm-staging-.+-\d+-)[a-z0-9_]{8}"
+    r"|\..+\.(exporting-(lease-\d{6,15}\.json|\d{6,15})|pulling(-look|-lease-\d{6,15}\.json)?)"
+)
 _ACTS = {"Cc", "Cs", "Zl", "Zp"}  # controls, surrogates, line and paragraph separators
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -36,6 +42,16 @@ def refuse_escape(name: str) -> None:
             why="a manifest or plan that names files elsewhere was not written by olm-data",
             fix="do not use this dataset; restore it from a copy",
         )
+
+
+def is_working(path: str) -> bool:
+    """Whether a file or folder is of work that is going on, or was killed: no input, no output.
+
+    Leases, probes, claims, and what lies in folders for unfinished files. Whoever reads or judges a
+    folder asks this, and no other list of such names stands anywhere; `doctor --clean` tells the
+    kinds apart, to remove them.
+    """
+    return any(_WORKING.fullmatch(part) for part in path.split("/") if part.startswith("."))
 
 
 def is_mixture_name(name: str) -> bool:

@@ -19,6 +19,7 @@ from olm_data.storage import service
 from olm_data.storage.async_http import bounded, event_loop, one_attempt, run
 from olm_data.storage.hub import hub_filesystem
 from olm_data.storage.objects import Object
+from olm_data.storage.options import Options
 from olm_data.storage.service import Condition, Got, OversizedAnswer, Refusal, Service, base64_md5
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -27,7 +28,7 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 class Memory(Service):
     """The memory of this process; see `Service`."""
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         from fsspec.implementations.memory import MemoryFileSystem
 
         self._fs = MemoryFileSystem(skip_instance_cache=True)
@@ -91,7 +92,7 @@ class Web(Service):
     address = "the address"
     login = "the address"
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         with needs(f"an {scheme}:// address"):
             import aiohttp
             from fsspec.implementations.http import HTTPFileSystem
@@ -99,7 +100,7 @@ class Web(Service):
         timeout = aiohttp.ClientTimeout(
             sock_connect=service.CONNECT_TIMEOUT, sock_read=service.READ_TIMEOUT
         )
-        super().__init__(scheme)
+        super().__init__(scheme, options)
         self._fs = HTTPFileSystem(
             client_kwargs={"timeout": timeout, "middlewares": (bounded,)},
             loop=event_loop(),
@@ -179,7 +180,7 @@ class Hub(Service):
     address = "HF_ENDPOINT, if it is set"
     login = "HF_TOKEN or `hf auth login`"
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         self._fs, self._lock = hub_filesystem(), threading.RLock()
 
     def endpoint(self) -> str:

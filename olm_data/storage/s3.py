@@ -1,4 +1,4 @@
-"""Amazon S3, and whatever speaks its protocol, by AWS's own client: `s3://bucket/key`.
+"""Amazon S3, and whatever speaks its protocol, by the client of s3fs: `s3://bucket/key`.
 
 Address and credentials are found where every tool of AWS finds them: AWS_ENDPOINT_URL,
 AWS_ACCESS_KEY_ID, AWS_PROFILE, roles of the machine. The store tells the MD5 digest or the CRC-32
@@ -8,7 +8,6 @@ of what it was sent; a part that is missing of an answer is a KeyError here.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import io
 import zlib
@@ -18,20 +17,22 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from olm_data.storage.aws_client import make_client, read_up_to
+from olm_data.storage.async_http import Sending, event_loop, run
+from olm_data.storage.aws_client import make_client
 from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, RemoteFailure, Upload
+from olm_data.storage.options import Options
 from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
 
+_AT_ONCE = 64 << 10
+"""Bytes of a body that goes out with its head; before a larger one the client asks to go on."""
 CHECKSUM_SETTING = "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
-_LOCAL = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.ENOMEM, errno.EISDIR)
-_MISREAD = (LookupError, ValueError, TypeError, AttributeError, RecursionError)
 
 
 class S3(Service):
     """One attempt at each request; see `Service`."""
 
-    settings = ("AWS_",)
+    settings = ("AWS_", "FSSPEC_S3")
     address = "the address (AWS_ENDPOINT_URL)"
     login = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
     own_address = (
@@ -40,9 +41,9 @@ class S3(Service):
     )
     parts_at_a_time = 4
 
-    def __init__(self, scheme: str) -> None:
-        super().__init__(scheme)
-        self._client = make_client()
+    def __init__(self, scheme: str, options: Options) -> None:
+        super().__init__(scheme, options)
+        self._client = make_client(options)
 
     def endpoint(self) -> str:
         return str(self._client.meta.endpoint_url)
@@ -59,9 +60,7 @@ class S3(Service):
         match = {"IfMatch": f'"{etag}"'} if etag else {}
         span = f"bytes={start}-{stop - 1}"
         answer = self._call("get_object", bucket, Key=key, Range=span, **match)
-        with answer["Body"] as stream:
-            data = read_up_to(stream, stop - start)
-        total = answer.get("ContentRange", "").rpartition("/")[2]
+        data, total = answer["Body"], answer.get("ContentRange", "").rpartition("/")[2]
         return Got(data, _etag(answer), int(total) if total.isdigit() else len(data))
 
     def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
@@ -73,9 +72,8 @@ class S3(Service):
         return self._sent("put_object", bucket, io.BytesIO(data), Key=key, **extra)[1]
 
     def put_file(self, bucket: str, key: str, path: Path) -> bool:
-        with path.open("rb") as file:
-            body = Slice(file.fileno(), 0, path.stat().st_size)
-            return self._sent("put_object", bucket, body, Key=key)[1]
+        with path.open("rb", buffering=0) as file:
+            return self._sent("put_object", bucket, file, Key=key)[1]
 
     def writer(self, bucket: str, key: str) -> str | None:
         found: str | None = self._call("head_object", bucket, Key=key)["Metadata"].get(WRITER)
@@ -126,24 +124,33 @@ class S3(Service):
         )
 
     def close(self) -> None:
-        self._client.close()
+        run(event_loop(), self._client.close())
 
     def _sent(self, operation: str, bucket: str, body: Any, **named: Any) -> tuple[Any, bool]:
         """Return the answer to a write, and whether it proves that these bytes arrived."""
-        md5, crc = hashlib.md5(usedforsecurity=False), 0
+        md5, crc, size = hashlib.md5(usedforsecurity=False), 0, 0
         while chunk := body.read(1 << 20):
             md5.update(chunk)
-            crc = zlib.crc32(chunk, crc)
+            crc, size = zlib.crc32(chunk, crc), size + len(chunk)
         body.seek(0)
-        answer = self._call(operation, bucket, Body=body, **named)
+        sent = body.read() if size <= _AT_ONCE else Sending(body, size)
+        answer = self._call(operation, bucket, Body=sent, **named)
         sum = base64.b64encode(crc.to_bytes(4, "big")).decode()
         return answer, _etag(answer) == md5.hexdigest() or answer.get("ChecksumCRC32") == sum
 
     def _call(self, operation: str, bucket: str, **parameters: Any) -> Any:
         from botocore import exceptions as known
 
+        async def once() -> Any:
+            answer = await getattr(self._client, operation)(Bucket=bucket, **parameters)
+            if "Body" in answer:
+                async with answer["Body"] as stream:
+                    answer["Body"] = await stream.read()
+            return answer
+
         try:
-            return getattr(self._client, operation)(Bucket=bucket, **parameters)
+            body = parameters.get("Body")
+            return run(event_loop(), once(), body if isinstance(body, Sending) else None)
         except known.ClientError as error:
             refusal = _refusal(error)
             missing = refusal.code in ("NoSuchKey", "NotFound") or str(refusal) == "404"
@@ -151,10 +158,8 @@ class S3(Service):
                 raise FileNotFoundError("no such object") from None
             raise refusal from None
         except known.HTTPClientError as error:
-            cause = error.kwargs.get("error")  # of the file being sent, or of the answer's reader
-            local = isinstance(cause, OSError) and cause.errno in _LOCAL
-            if local or type(cause) in _MISREAD:
-                raise cause from None
+            if type(error) is known.HTTPClientError:  # of nothing that the client knows
+                raise error.kwargs["error"] from None
             raise
         except known.NoCredentialsError:
             raise RemoteFailure(
@@ -169,7 +174,8 @@ class S3(Service):
             raise RemoteFailure(
                 f"the S3 client fails: {type(error).__name__}",
                 where=f"s3://{bucket} ({operation})",
-                fix=f"check {self.login}, AWS_PROFILE, AWS_DEFAULT_REGION and {self.address}",
+                fix=f"check {self.login}, AWS_PROFILE (`aws sso login`), AWS_DEFAULT_REGION and "
+                f"{self.address}",
             ) from None
 
 

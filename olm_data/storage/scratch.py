@@ -88,5 +88,5 @@ def _alive(handle: int) -> bool:
 
 
 def _prefix(parent: Path | None) -> str:
-    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+    host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:24]  # sockets' paths are short
     return f"{_PREFIX if parent is None else BESIDE}{host}-"

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from olm_data.errors import UsageError, words
 from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, Upload
+from olm_data.storage.options import Options
 
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 30.0  # seconds; sending has CONNECT_TIMEOUT for each block
 WRITER = "olm-writer"
@@ -96,7 +97,7 @@ class Service(ABC):
     own_address = "give the store's own address"
     parts_at_a_time = 0
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, options: Options) -> None:
         self._scheme = scheme
 
     @abstractmethod

@@ -11,7 +11,8 @@ import atexit
 import os
 from functools import lru_cache
 
-from olm_data.errors import OlmError, UsageError
+from olm_data.bounded_json import decode_object
+from olm_data.errors import OlmError, UsageError, words
 from olm_data.process_lock import ProcessLock
 from olm_data.storage import service as bounds
 from olm_data.storage.service import Service
@@ -19,8 +20,11 @@ from olm_data.storage.service import Service
 _lock = ProcessLock()
 
 
-def service(scheme: str) -> Service:
+def service(scheme: str, options: str = "") -> Service:
     """Return this process's service for a scheme, with what the environment says now.
+
+    Args:
+        options: for its client, as JSON (see `options`).
 
     Raises:
         MissingExtra: its package is not installed.
@@ -32,7 +36,7 @@ def service(scheme: str) -> Service:
     said = tuple((name, os.environ.get(name)) for name in names)
     timeouts = (bounds.CONNECT_TIMEOUT, bounds.READ_TIMEOUT)
     with _lock.held():
-        return _made(kind, scheme, os.getpid(), said, timeouts)
+        return _made(kind, scheme, options, os.getpid(), said, timeouts)
 
 
 def _kind(scheme: str) -> type[Service]:
@@ -55,16 +59,17 @@ def _kind(scheme: str) -> type[Service]:
 
 @lru_cache(maxsize=8)
 def _made(
-    kind: type[Service], scheme: str, pid: int, settings: object, timeouts: object
+    kind: type[Service], scheme: str, options: str, pid: int, settings: object, timeouts: object
 ) -> Service:
     try:
-        made = kind(scheme)
+        made = kind(scheme, decode_object(options.encode() or b"{}"))
     except (OlmError, ImportError):
         raise
     except Exception as error:
         raise UsageError(
             f"the client of {scheme}:// refuses its settings: {type(error).__name__}",
-            fix=f"check {kind.address} and {kind.login}",
+            why=words(str(error)) if isinstance(error, TypeError) else None,
+            fix=f"check {kind.address}, {kind.login} and the storage options",
         ) from error
 
     def close() -> None:

@@ -30,6 +30,7 @@ from olm_data.regular_files import (
     read_regular,
     refuse_link_out,
     refuse_special,
+    refuse_unreadable,
 )
 from olm_data.storage.bucket import open_bucket
 from olm_data.storage.disk import (
@@ -166,8 +167,8 @@ class Store:
                 file.seek(start)
                 return file.read(max(0, stop - start))
 
-    def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield the bytes of `name` in pieces of `size`.
+    def pieces(self, name: str, size: int, start: int = 0) -> Iterator[bytes]:
+        """Yield the bytes of `name` from `start` on in pieces of `size`.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -177,11 +178,12 @@ class Store:
             known = self.bucket.head(self.key(name))
             if known is None:
                 raise FileNotFoundError(self.url(name))
-            for start in range(0, known.size, size):
-                stop = min(known.size, start + size)
-                yield self.bucket.get(self.key(name), start, stop, etag=known.etag)
+            for place in range(start, known.size, size):
+                stop = min(known.size, place + size)
+                yield self.bucket.get(self.key(name), place, stop, etag=known.etag)
             return
         with io_errors(self.url(name)), self.open(name) as file:
+            file.seek(start)
             while piece := file.read(size):
                 yield piece
 
@@ -272,8 +274,16 @@ class Store:
         with io_errors(self.url(name), writing=True), contextlib.suppress(FileNotFoundError):
             os.unlink(self.url(name))
 
-    def put(self, name: str, data: bytes) -> None:
-        """Write `name` whole and durable, replacing what was there."""
+    def put(self, name: str, data: bytes, *, limit: int = MAX_WHOLE) -> None:
+        """Write `name` whole and durable, replacing what was there.
+
+        Args:
+            limit: bytes that its reader takes.
+
+        Raises:
+            InputError: it is larger than `limit`.
+        """
+        refuse_unreadable(len(data), limit, self.url(name))
         _log.debug("write %s, %s bytes", self.url(name), f"{len(data):,}")
         if self.remote:
             self.bucket.put(self.key(name), data)
@@ -282,13 +292,15 @@ class Store:
             write_durable(staging / "put", data)
             self.publish(name, staging / "put", hashlib.sha256(data).hexdigest())
 
-    def create(self, name: str, data: bytes) -> None:
-        """Write `name` whole and durable, only if it does not exist yet.
+    def create(self, name: str, data: bytes, *, limit: int = MAX_WHOLE) -> None:
+        """Write `name` whole and durable, only if it does not exist yet. Args: as of `put`.
 
         Raises:
             ConflictError: `name` exists.
+            InputError: it is larger than `limit`.
         """
         url = self.url(name)
+        refuse_unreadable(len(data), limit, url)
         _log.debug("create %s, %s bytes", url, f"{len(data):,}")
         try:
             if not self.remote:
@@ -301,7 +313,7 @@ class Store:
             elif self.exists(name):
                 raise FileExistsError(url)
             else:
-                self.put(name, data)
+                self.put(name, data, limit=limit)
         except FileExistsError as error:
             fix = "choose another output, or run the command again to see what is there"
             raise _conflict("another process has already written this file", url, fix) from error

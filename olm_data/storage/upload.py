@@ -25,7 +25,6 @@ from olm_data.storage.bucket import PIECE, Bucket
 from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import RemoteFailure, Upload, other_bytes
 from olm_data.storage.service import Part, Service
-from olm_data.storage.services import service
 
 WITHIN = 6 * 3600.0
 """Seconds after which no attempt to send a whole file starts."""
@@ -50,7 +49,7 @@ def upload(bucket: Bucket, key: str, path: Path, sha256: str, *, in_parts: bool 
         RemoteFailure: nothing new is visible then, and no part is left behind.
     """
     size = path.stat().st_size
-    if in_parts or (service(bucket.scheme).parts_at_a_time and size >= 2 * part_size(size)):
+    if in_parts or (bucket.service.parts_at_a_time and size >= 2 * part_size(size)):
         proved = _in_parts(bucket, key, path, size, sha256)
     else:
         within = None if bucket.hasty else replace(bounds.BACKOFF, within=WITHIN)
@@ -69,7 +68,7 @@ def part_size(size: int) -> int:
 
 def _in_parts(bucket: Bucket, key: str, path: Path, size: int, sha256: str) -> bool:
     """Upload a file in parts. Returns whether all of it is proved to have arrived."""
-    at_a_time = service(bucket.scheme).parts_at_a_time
+    at_a_time = bucket.service.parts_at_a_time
     part = part_size(size) * (2 if at_a_time == 1 else 1)
     begun, stopped = bucket.begin(key, path), threading.Event()
     handle = os.open(path, os.O_RDONLY)

@@ -13,7 +13,7 @@
     { name: "scores", held: true, title: "Downstream scores, ± standard error", height: 190 },
     { name: "sources", ledger: true, title: "Loss by source", unit: "nats a token", height: 190 },
     { name: "positions", ledger: true, title: "Loss by where in its document a piece begins", unit: "nats a token", height: 190 },
-    { name: "optim/lr", title: "Learning rate", height: 130, zero: true },
+    { name: "optim/lr", title: "Learning rate", height: 130, zero: true, exact: true },
     { name: "optim/total grad norm", title: "Gradient norm", height: 130, log: true },
     { name: "throughput/tokens per second", title: "Tokens a second", height: 130, zero: true },
     { name: "throughput/data wait share", title: "Time waiting for data, %", height: 130, zero: true, times: 100 },
@@ -56,18 +56,18 @@
     const old = run.points, now = update.points;
     if (old && now.first > 0 && old.size === now.size) {
       const join = (a, b) => { for (const name of Object.keys(b)) a[name] = (a[name] || []).slice(0, now.first).concat(b[name]); };
-      old.steps = old.steps.slice(0, now.first).concat(now.steps);
+      for (const name of ["steps", "tokens", "time"]) old[name] = old[name].slice(0, now.first).concat(now[name]);
       for (const part of ["values", "low", "high"]) join(old[part], now[part]);
     } else run.points = now;
   }
   const curvesOf = name => [...new Set(runs.flatMap(run => run.hidden || !run.ledger ? [] : run.ledger[name].map(c => c.name)))]; // sources or places
   const names = part => [...new Set(runs.flatMap(run => run.evaluations.flatMap(e => Object.keys(e[part]))))];
   const sets = () => names("losses");
-  const colourOf = (run, set) => set === null ? COLOURS[run.number % 8] : runs.length > 1 ? COLOURS[run.number % 8] : COLOURS[(1 + sets().indexOf(set)) % 8];
-  // of several runs: colours are the runs' and dashes the held-out sets', or the other way round where the colours are the curves'
-  const DASHES = ["6 3", "2 3", "8 3 2 3", "12 4", "8 3 2 3 2 3", "1 5"];
-  const dashOfSet = set => runs.length > 1 ? DASHES[sets().indexOf(set) % 6] : "";
-  const dashOfRun = run => runs.length > 1 && run.number ? DASHES[(run.number - 1) % 6] : "";
+  const curvesIn = spec => spec.ledger ? curvesOf(spec.name) : names(spec.part);
+  // a colour is a run and a dash a curve where there are several runs; of one run a colour is a curve
+  const DASHES = ["", "6 3", "2 3", "8 3 2 3", "12 4", "1 5", "8 3 2 3 2 3"];
+  const several = () => runs.length > 1;
+  const look = (run, curve) => several() ? [COLOURS[run.number] || `hsl(${run.number * 137 % 360} 55% 50%)`, DASHES[curve % 7]] : [COLOURS[curve % 8], DASHES[Math.floor(curve / 8) % 7]];
   function swatch(colour, dash) { // a line of a legend, drawn as in the chart
     let place = 0;
     const cuts = dash.split(" ").map((n, i) => `${i % 2 ? "transparent" : colour} ${place}px ${place += +n}px`);
@@ -80,6 +80,36 @@
     let low = 0, high = steps.length - 1;
     while (low < high) { const mid = (low + high + 1) >> 1; if (steps[mid] <= step) low = mid; else high = mid - 1; }
     return low;
+  }
+
+  // ---- the axis: steps, tokens or time of a run --------------------------------------------------
+  const view = { axis: "steps", smooth: 0 };
+  const leader = () => runs[cursor.run];
+  function along(run, step) { // where a step lies on the axis
+    if (view.axis === "steps" || !run.points || !run.points.steps.length) return step;
+    const { steps, size, [view.axis]: places } = run.points, i = at(run, step), k = Math.min(Math.max(i, 1), steps.length - 1);
+    if (!k) return places[0];
+    const slope = i ? (places[k] - places[k - 1]) / (steps[k] - steps[k - 1]) : 0, next = i + 1 < steps.length ? (places[i + 1] - places[i]) / (steps[i + 1] - steps[i]) : slope;
+    return places[i] + next * Math.max(0, Math.min(step - steps[i], i + 1 < steps.length ? Infinity : size - 1));
+  }
+  function stepAt(run, place) { // the last step that does not lie behind a place
+    if (view.axis === "steps" || !run.points || !run.points.steps.length) return Math.round(place);
+    let low = 0, high = Math.max(run.words ? run.words.step : 0, run.points.steps[run.points.steps.length - 1]);
+    while (low < high) { const mid = (low + high + 1) >> 1; if (along(run, mid) <= place + 1e-9) low = mid; else high = mid - 1; }
+    return low;
+  }
+  const here = run => cursor.step === null ? null : stepAt(run, along(leader(), cursor.step));
+  function domain() {
+    const [from, to] = range();
+    if (view.axis === "steps") return [from, to, 1, whole];
+    const last = shown.to === Infinity ? Math.max(...runs.filter(run => !run.hidden).map(run => along(run, run.words ? run.words.step : 0)), 1) : along(leader(), to);
+    const units = view.axis === "tokens" ? [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"], [1, ""]] : [[86400, " d"], [3600, " h"], [60, " min"], [1, " s"]];
+    const [unit, name] = units.find(([size]) => last >= 2 * size) || units[units.length - 1];
+    return [from ? along(leader(), from) : 0, last, unit, v => number(v) + name];
+  }
+  function smoothed(ys) { // an exponential mean, without the weight of its beginning
+    let sum = 0, weight = 0;
+    return ys.map(y => { if (y === null) return null; sum = view.smooth * sum + (1 - view.smooth) * y; weight = view.smooth * weight + 1 - view.smooth; return sum / weight; });
   }
 
   // ---- charts ------------------------------------------------------------------------------------
@@ -96,9 +126,8 @@
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-6; v += step) found.push(+v.toPrecision(12));
     return found;
   }
-  function chart(spec) {
-    const width = Math.max(260, spec.svg.clientWidth || 600), height = spec.height;
-    const [from, to] = range(), series = [];
+  function gather(spec) { // what a chart shows, and whether it is shown at all
+    const series = [];
     for (const run of runs) {
       if (run.hidden || !run.points) continue;
       if (spec.ledger) {
@@ -119,10 +148,24 @@
       series.push(s);
     }
     spec.box.hidden = !spec.main && !series.length;
-    spec.series = series;
+    const curves = spec.part || spec.ledger ? curvesIn(spec) : [], many = several() && curves.length > DASHES.length - 1;
+    if (spec.choice) {
+      spec.choice.hidden = !many;
+      if (many && spec.choice.length !== curves.length) spec.choice.replaceChildren(...curves.map(name => el("option", {}, name)));
+    }
+    spec.series = series.filter(s => s.train || !many || !spec.choice || s.set === spec.choice.value);
+    for (const s of spec.series) {
+      [s.colour, s.dash] = look(s.run, (spec.main || spec.held) && s.set !== null ? 1 + curves.indexOf(s.set) : spec.ledger ? curves.indexOf(s.set) : 0);
+      if (s.train && view.smooth && !spec.exact) s.smooth = smoothed(s.ys);
+    }
+  }
+  function paint(spec) {
     if (spec.box.hidden) return;
+    const width = Math.max(260, spec.svg.clientWidth || 600), height = spec.height, series = spec.series;
+    const [from, to, unit, label] = domain();
+    for (const s of series) s.xs = s.steps.map(step => along(s.run, step));
     let low = Infinity, high = -Infinity;
-    for (const s of series) s.steps.forEach((x, i) => {
+    for (const s of series) s.xs.forEach((x, i) => {
       if (x < from || x > to || s.ys[i] === null) return;
       const a = s.downs ? s.downs[i] : s.low && s.low[i] !== null ? s.low[i] : s.ys[i], b = s.ups ? s.ups[i] : s.high && s.high[i] !== null ? s.high[i] : s.ys[i];
       if (!spec.log || a > 0) low = Math.min(low, a);
@@ -141,56 +184,58 @@
       parts.push(draw("line", { x1: LEFT, x2: width - RIGHT, y1: y(v), y2: y(v), stroke: "var(--line)" }));
       parts.push(draw("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
     }
-    for (const v of ticks(from, to, Math.max(3, Math.floor(width / 110)), false)) if (Number.isInteger(v))
-      parts.push(draw("text", { x: x(v), y: height - 5, "text-anchor": "middle" }, whole(v)));
+    for (const v of ticks(from / unit, to / unit, Math.max(3, Math.floor(width / 110)), false)) if (view.axis !== "steps" || Number.isInteger(v))
+      parts.push(draw("text", { x: x(v * unit), y: height - 5, "text-anchor": "middle" }, label(v)));
     const inside = draw("g", { "clip-path": `url(#clip-${spec.id})` });
     if (spec.main) for (const run of runs) if (!run.hidden && run.words) for (const e of run.words.events) {
-      if (e.step < from || e.step > to) continue;
-      const colour = e.kind === "spike" || e.kind === "bad" ? "#d64541" : "var(--soft)", px = x(e.step), title = draw("title", {}, `step ${whole(e.step)}: ${e.text}`);
+      const place = along(run, e.step);
+      if (place < from || place > to) continue;
+      const colour = e.kind === "spike" || e.kind === "bad" ? "#d64541" : "var(--soft)", px = x(place), title = draw("title", {}, `step ${whole(e.step)}: ${e.text}`);
       if (e.kind === "checkpoint") inside.append(draw("path", { d: `M${px - 4} ${height - BOTTOM}l4 -7l4 7z`, fill: colour, class: "mark-checkpoint" }, title));
       else if (e.kind === "start") { if (e.step) inside.append(draw("line", { x1: px, x2: px, y1: TOP, y2: height - BOTTOM, stroke: colour, "stroke-dasharray": "2 4", class: "mark-start" }, title)); }
       else if (e.kind === "end") inside.append(draw("circle", { cx: px, cy: height - BOTTOM, r: 4, fill: "none", stroke: colour, "stroke-width": 2, class: "mark-end" }, title));
       else inside.append(draw("path", { d: `M${px - 6} ${TOP}h12l-6 11z`, fill: colour, class: "mark-" + e.kind }, title));
     }
     for (const s of series) {
-      const colour = spec.held ? COLOURS[(1 + names(spec.part).indexOf(s.set)) % 8] : spec.ledger ? COLOURS[curvesOf(spec.name).indexOf(s.part) % 8] : spec.main ? colourOf(s.run, s.set) : colourOf(s.run, null);
+      const colour = s.colour;
       if (s.low) {
         let there = "", back = "";
-        s.steps.forEach((v, i) => { if (s.low[i] !== null && v >= from - s.run.points.size && v <= to) { there += `${there ? "L" : "M"}${x(v).toFixed(1)} ${y(s.high[i]).toFixed(1)}`; back = `L${x(v).toFixed(1)} ${y(s.low[i]).toFixed(1)}` + back; } });
+        s.xs.forEach((v, i) => { if (s.low[i] !== null && (i + 1 === s.xs.length || s.xs[i + 1] >= from) && v <= to) { there += `${there ? "L" : "M"}${x(v).toFixed(1)} ${y(s.high[i]).toFixed(1)}`; back = `L${x(v).toFixed(1)} ${y(s.low[i]).toFixed(1)}` + back; } });
         if (there) inside.append(draw("path", { d: there + back + "Z", fill: colour, opacity: 0.2, class: "band" }));
       }
-      let path = "";
-      s.steps.forEach((v, i) => { if (s.ys[i] !== null) path += `${path ? "L" : "M"}${x(v).toFixed(1)} ${y(s.ys[i]).toFixed(1)}`; });
-      const line = { d: path, fill: "none", stroke: colour, "stroke-width": s.train ? 1.4 : 2, "stroke-linejoin": "round", class: s.train ? "train" : s.part ? "part" : "evaluation" };
-      if (!s.train) line["stroke-dasharray"] = s.part ? dashOfRun(s.run) : dashOfSet(s.set);
+      const trace = ys => { let path = ""; s.xs.forEach((v, i) => { if (ys[i] !== null) path += `${path ? "L" : "M"}${x(v).toFixed(1)} ${y(ys[i]).toFixed(1)}`; }); return path; };
+      const line = { d: trace(s.ys), fill: "none", stroke: colour, "stroke-width": s.train ? 1.4 : 2, "stroke-linejoin": "round", class: s.train ? "train" : s.part ? "part" : "evaluation" };
+      if (s.dash) line["stroke-dasharray"] = s.dash;
+      if (s.smooth) line.opacity = 0.3;
       inside.append(draw("path", line));
-      if (s.part) s.colour = colour;
-      if (s.downs && s.steps.length < 200) s.steps.forEach((v, i) => s.ups[i] > s.downs[i] && inside.append(draw("path", { d: `M${x(v) - 3} ${y(s.ups[i])}h6m-3 0V${y(s.downs[i])}m-3 0h6`, fill: "none", stroke: colour, class: "error" })));
-      if (!s.train && s.steps.length < (s.part && !s.held ? 3 : 200)) s.steps.forEach((v, i) => s.ys[i] !== null && inside.append(draw("circle", { cx: x(v), cy: y(s.ys[i]), r: 3.2, fill: colour })));
+      if (s.smooth) inside.append(draw("path", { ...line, d: trace(s.smooth), opacity: 1, "stroke-width": 2, class: "smooth" }));
+      if (s.downs && s.steps.length < 200) s.xs.forEach((v, i) => s.ups[i] > s.downs[i] && inside.append(draw("path", { d: `M${x(v) - 3} ${y(s.ups[i])}h6m-3 0V${y(s.downs[i])}m-3 0h6`, fill: "none", stroke: colour, class: "error" })));
+      if (!s.train && s.steps.length < (s.part && !s.held ? 3 : 200)) s.xs.forEach((v, i) => s.ys[i] !== null && inside.append(draw("circle", { cx: x(v), cy: y(s.ys[i]), r: 3.2, fill: colour })));
     }
     spec.line = draw("line", { y1: TOP, y2: height - BOTTOM, stroke: "var(--ink)", "stroke-width": 1, visibility: "hidden" });
     const clip = draw("clipPath", { id: `clip-${spec.id}` }, draw("rect", { x: LEFT, y: 0, width: Math.max(1, width - LEFT - RIGHT + 8), height: height - BOTTOM + 4 }));
     spec.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     spec.svg.setAttribute("height", height);
     spec.svg.replaceChildren(clip, ...parts, inside, spec.line);
-    spec.svg.setAttribute("aria-label", `${spec.title} over the steps: ` + (series.map(s => `${s.set === null ? (runs.length > 1 ? s.run.name : "train") : (runs.length > 1 ? s.run.name + " " : "") + s.set} from ${number(s.ys.find(v => v !== null))} to ${number([...s.ys].reverse().find(v => v !== null))}`).join("; ") || "nothing yet"));
+    spec.svg.setAttribute("aria-label", `${spec.title} over the ${view.axis}: ` + (series.map(s => `${s.set === null ? (runs.length > 1 ? s.run.name : "train") : (runs.length > 1 ? s.run.name + " " : "") + s.set} from ${number(s.ys.find(v => v !== null))} to ${number([...s.ys].reverse().find(v => v !== null))}`).join("; ") || "nothing yet"));
     point();
   }
   function point() { // the cursor in every chart
     for (const spec of CHARTS) {
       if (!spec.x || spec.box.hidden) continue;
-      const step = cursor.step, there = step !== null && step >= spec.from && step <= spec.to;
+      const step = cursor.step, place = step === null ? null : along(leader(), step), there = place !== null && place >= spec.from && place <= spec.to;
       spec.line.setAttribute("visibility", there ? "visible" : "hidden");
-      if (there) { spec.line.setAttribute("x1", spec.x(step)); spec.line.setAttribute("x2", spec.x(step)); }
-      const words = (spec.series || []).map(s => {
+      if (there) { spec.line.setAttribute("x1", spec.x(place)); spec.line.setAttribute("x2", spec.x(place)); }
+      const words = spec.series.map(s => {
+        const own = there ? here(s.run) : null;
         let i = s.steps.length - 1;
-        if (there && s.train) i = at(s.run, step);
-        else if (there && s.part && !s.held) { const k = s.steps.findIndex(v => v >= step); if (k >= 0) i = k; } // past its end: its last
-        else if (there) { i = -1; s.steps.forEach((v, k) => { if (v <= step) i = k; }); }
+        if (there && s.train) i = at(s.run, own);
+        else if (there && s.part && !s.held) { const k = s.steps.findIndex(v => v >= own); if (k >= 0) i = k; } // past its end: its last
+        else if (there) { i = -1; s.steps.forEach((v, k) => { if (v <= own) i = k; }); }
         while (i > 0 && s.ys[i] === null) i--;
         const label = s.set === null ? (runs.length > 1 ? s.run.name : "train") : (runs.length > 1 ? s.run.name + ": " : "") + s.set;
-        if (s.part) return el("span", { class: "part" }, swatch(s.colour, dashOfRun(s.run)), `${label}${s.metric ? " " + s.metric : ""} ${i < 0 ? "–" : number(s.ys[i])}${i >= 0 && s.ups && s.ups[i] > s.ys[i] ? " ± " + number(s.ups[i] - s.ys[i]) : ""}`);
-        return i < 0 ? null : (spec.main || runs.length > 1 ? label + " " : "") + number(s.ys[i]);
+        if (s.part) return el("span", { class: "part" }, swatch(s.colour, s.dash), `${label}${s.metric ? " " + s.metric : ""} ${i < 0 ? "–" : number(s.ys[i])}${i >= 0 && s.ups && s.ups[i] > s.ys[i] ? " ± " + number(s.ups[i] - s.ys[i]) : ""}`);
+        return i < 0 ? null : (spec.main || runs.length > 1 ? label + " " : "") + number((s.smooth || s.ys)[i]);
       }).filter(w => w);
       if (spec.ledger || spec.held) spec.out.replaceChildren(...words);
       else spec.out.textContent = (there ? `step ${whole(step)}: ` : "latest: ") + (words.join(" · ") || "–");
@@ -200,14 +245,14 @@
   }
   function stepUnder(spec, event) {
     const box = spec.svg.getBoundingClientRect(), px = (event.clientX - box.left) * spec.width / box.width;
-    const step = Math.round(spec.from + (spec.to - spec.from) * (px - LEFT) / (spec.width - LEFT - RIGHT));
+    const step = stepAt(leader(), spec.from + (spec.to - spec.from) * (px - LEFT) / (spec.width - LEFT - RIGHT));
     return Math.max(1, Math.min(lastStep(), step));
   }
   function nearest(spec, step, event) { // a marked step that was meant, and the run whose curve is nearest
     const box = spec.svg.getBoundingClientRect(), py = (event.clientY - box.top) * spec.height / box.height;
     let best = { run: cursor.run, step }, far = Infinity;
-    for (const s of spec.series || []) if (s.train) { const v = s.ys[at(s.run, step)]; if (v !== null && Math.abs(spec.y(v) - py) < far) { far = Math.abs(spec.y(v) - py); best = { run: s.run.number, step }; } }
-    const run = runs[best.run], reach = 6 * (spec.to - spec.from) / spec.width;
+    for (const s of spec.series) if (s.train) { const v = s.ys[at(s.run, here(s.run) ?? step)]; if (v !== null && Math.abs(spec.y(v) - py) < far) { far = Math.abs(spec.y(v) - py); best = { run: s.run.number, step }; } }
+    const run = runs[best.run], reach = 6 * (range()[1] - range()[0]) / spec.width;
     const steps = ((run.words && run.words.events) || []).filter(e => e.kind === "spike" || e.kind === "bad").map(e => e.step);
     const near = steps.filter(v => Math.abs(v - step) <= reach).sort((a, b) => Math.abs(a - step) - Math.abs(b - step))[0];
     return near ? { run: best.run, step: near } : best;
@@ -295,11 +340,13 @@
     parts.facts = el("div", { class: "facts" });
     parts.legend = el("ul", { class: "legend" });
     CHARTS.forEach((spec, id) => {
-      spec.id = id;
+      Object.assign(spec, { id, series: [] });
       spec.part = spec.main ? "losses" : spec.held ? spec.name : null;
       spec.svg = draw("svg", { role: "img", height: spec.height });
       spec.out = el("output");
-      spec.box = el("div", { class: "chart" }, el("h3", {}, spec.title + (spec.unit ? `, ${spec.unit}` : ""), spec.out), spec.svg);
+      spec.choice = spec.held || spec.ledger ? el("select", { "aria-label": "curve", onchange: () => redraw() }) : null;
+      spec.box = el("div", { class: "chart" }, el("h3", {}, spec.title + (spec.unit ? `, ${spec.unit}` : ""), spec.choice, spec.out), spec.svg);
+      spec.box.hidden = true;
       listen(spec);
     });
     parts.slide = el("input", { type: "range", min: 1, value: 1, "aria-label": "step", oninput: e => { cursor.step = +e.target.value; point(); } });
@@ -307,43 +354,52 @@
     const show = () => { const step = Math.max(1, Math.min(lastStep(), +parts.step.value || lastStep())); documents(cursor.run, step); };
     parts.all = el("button", { type: "button", onclick: () => zoom(0, Infinity) }, "whole run");
     parts.all.hidden = true;
+    const axis = el("select", { id: "olm-axis", "aria-label": "axis", onchange: e => { view.axis = e.target.value; redraw(); } }, ...["steps", "tokens", "time"].map(name => el("option", {}, name)));
+    const smooth = el("input", { id: "olm-smooth", type: "range", min: 0, max: 0.99, step: 0.01, value: 0, "aria-label": "smoothing", oninput: e => { view.smooth = +e.target.value; redraw(); } });
+    parts.view = el("div", { class: "tools" }, el("label", {}, "over ", axis), el("label", {}, "smoothing ", smooth));
     const tools = el("div", { class: "tools" }, el("label", {}, "step "), parts.step, parts.slide, el("button", { type: "button", id: "olm-show", onclick: show }, "show its documents"), parts.all);
     parts.docs = el("section", { id: "olm-documents", "aria-live": "polite" });
     parts.docs.append(el("h2", {}, "Documents of a step"), el("p", { class: "soft" }, "Click a point of the loss curve, or choose a step below it, to see what the model was trained on there. Drag over a chart to look closer."));
-    parts.mixture = el("section"); parts.events = el("section"); parts.samples = el("div"); parts.evaluated = el("div", { id: "olm-evaluations" }); parts.notes = el("div");
+    parts.apart = el("section", { id: "olm-apart" }); parts.mixture = el("section"); parts.events = el("section"); parts.samples = el("div"); parts.evaluated = el("div", { id: "olm-evaluations" }); parts.notes = el("div");
     const main = CHARTS[0], wide = CHARTS.filter(s => s.ledger || s.held), smalls = CHARTS.slice(1).filter(s => !s.ledger && !s.held);
-    root.append(parts.heads, parts.facts, el("section", { "aria-label": "curves" }, parts.legend, main.box, tools, el("div", { class: "halves" }, ...wide.map(s => s.box)), el("div", { class: "smalls" }, ...smalls.map(s => s.box))),
-      parts.evaluated, parts.docs, el("div", { class: "two" }, parts.mixture, parts.events), parts.samples, parts.notes);
+    root.append(parts.heads, parts.facts, el("section", { "aria-label": "curves" }, parts.view, parts.legend, main.box, tools, el("div", { class: "halves" }, ...wide.map(s => s.box)), el("div", { class: "smalls" }, ...smalls.map(s => s.box))),
+      parts.apart, parts.evaluated, parts.docs, el("div", { class: "two" }, parts.mixture, parts.events), parts.samples, parts.notes);
     parts.facts.hidden = parts.samples.hidden = parts.evaluated.hidden = Boolean(frozen); // there the page has them in tables
-    addEventListener("resize", redraw);
+    let width = 0;
+    new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; CHARTS.forEach(paint); } }).observe(root);
   }
   function around() {
-    const several = runs.length > 1, known = runs.filter(run => run.words);
+    const known = runs.filter(run => run.words);
     parts.heads.replaceChildren(...known.map(run => {
       const w = run.words, bar = w.total ? el("progress", { max: w.total, value: Math.min(w.step, w.total), "aria-label": `steps of ${run.name}` }) : null;
-      return el("div", { class: "head" }, el("span", { class: "badge " + w.status.word }, w.status.word), several ? el("b", {}, run.name) : null, bar,
+      return el("div", { class: "head" }, el("span", { class: "badge " + w.status.word }, w.status.word), several() ? el("b", {}, run.name) : null, bar,
         el("span", {}, `step ${whole(w.step)}` + (w.total ? ` of ${whole(w.total)}` : "")), w.status.text ? el("span", { class: "soft" }, w.status.text) : null,
         run.read < 1 ? el("span", { class: "soft" }, `reading the log: ${percent(run.read)}`) : null, run.error ? el("span", { class: "soft bad" }, run.error) : null);
     }));
-    if (several) {
+    if (several()) {
       const names = [...new Set(known.flatMap(run => run.words.facts.map(f => f[0])))];
       const table = el("table", {}, el("tr", {}, el("th", {}, ""), ...known.map(run => el("th", { class: "number", scope: "col" }, run.name))),
         ...names.map(name => el("tr", {}, el("td", { "data-name": "" }, name), ...known.map(run => el("td", { class: "number", "data-name": run.name }, (run.words.facts.find(f => f[0] === name) || ["", ""])[1])))));
       parts.facts.replaceChildren(el("div", { class: "scroll", style: { width: "100%" } }, table));
     } else if (known.length) parts.facts.replaceChildren(...known[0].words.facts.map(([name, value]) => el("div", {}, el("b", {}, value), el("span", {}, name))));
-    const key = (colour, text, dash) => el("li", {}, swatch(colour, dash), text);
+    const key = (text, colour, dash) => el("li", {}, swatch(colour, dash), text);
     const focused = document.activeElement && parts.legend.contains(document.activeElement);
-    if (!focused) parts.legend.replaceChildren(...(several ? runs.map(run => {
+    if (!focused) parts.legend.replaceChildren(...(several() ? runs.map(run => {
       const box = el("input", { type: "checkbox", onchange: e => { run.hidden = !e.target.checked; redraw(); } });
       box.checked = !run.hidden;
-      return el("li", {}, el("label", {}, box, " ", swatch(colourOf(run, null), ""), run.name));
-    }) : runs.map(run => key(colourOf(run, null), "train", ""))), ...sets().map(set => key(several ? "var(--soft)" : colourOf(runs[0], set), `held-out ${set}`, dashOfSet(set))),
+      return el("li", {}, el("label", {}, box, " ", swatch(...look(run, 0)), run.name));
+    }) : runs.map(run => key("train", ...look(run, 0)))), ...sets().map((set, i) => { const [colour, dash] = look(runs[0], 1 + i); return key(`held-out ${set}`, several() ? "var(--soft)" : colour, dash); }),
       el("li", { class: "soft" }, "▼ spike · ▲ checkpoint · ┊ start · ○ end"));
+    const options = [...new Set(known.flatMap(run => Object.keys(run.words.config)))].sort();
+    const value = (run, name) => run.words.config[name] ?? "–", apart = options.filter(name => new Set(known.map(run => value(run, name))).size > 1);
+    parts.apart.hidden = !several();
+    if (several()) parts.apart.replaceChildren(el("h2", {}, "What differs between the configurations"), apart.length ? el("div", { class: "scroll list" }, el("table", {}, el("tr", {}, el("th", {}, "option"), ...known.map(run => el("th", { scope: "col" }, run.name))),
+      ...apart.map(name => el("tr", {}, el("td", { "data-name": "" }, name), ...known.map(run => el("td", { "data-name": run.name }, value(run, name))))))) : el("p", { class: "soft" }, "Nothing: all options are the same."));
     parts.slide.max = parts.step.max = lastStep();
     if (cursor.step === null) parts.slide.value = parts.step.value = lastStep();
     const mixed = known.filter(run => run.words.mixture.length);
     parts.mixture.hidden = !mixed.length;
-    parts.mixture.replaceChildren(el("h2", {}, "Mixture drawn so far"), ...mixed.flatMap(run => [several ? el("h3", {}, run.name) : null,
+    parts.mixture.replaceChildren(el("h2", {}, "Mixture drawn so far"), ...mixed.flatMap(run => [several() ? el("h3", {}, run.name) : null,
       ...run.words.mixture.map((s, i) => el("div", { class: "share" }, el("b", {}, s.source),
         el("span", { class: "track", role: "img", "aria-label": `${s.source}: drawn ${percent(s.drawn)}, asked ${percent(s.asked)}` }, el("span", { style: { width: 100 * s.drawn + "%", background: COLOURS[i % 8] } }), el("i", { style: { left: 100 * s.asked + "%" } })),
         el("span", { class: "n" }, `${percent(s.drawn)} / ${percent(s.asked)}`)))]).filter(n => n), el("p", { class: "note" }, "Share of the rows drawn / asked for by the stages up to here; the mark is what was asked for."));
@@ -351,7 +407,7 @@
     const earlier = known.reduce((n, run) => n + run.words.more_events, 0), place = parts.list ? parts.list.scrollTop : 0;
     parts.list = el("div", { class: "list", tabindex: 0, "aria-label": "events" }, el("table", {}, ...rows.map(([run, e]) => el("tr", {},
       el("td", {}, el("button", { type: "button", onclick: () => documents(run.number, Math.max(1, e.step)) }, whole(e.step))),
-      el("td", {}, el("span", { class: "kind " + e.kind }, e.kind), several ? ` ${run.name}` : ""), el("td", {}, e.text === e.kind ? "" : e.text, el("div", { class: "soft" }, clock(e.time)))))));
+      el("td", {}, el("span", { class: "kind " + e.kind }, e.kind), several() ? ` ${run.name}` : ""), el("td", {}, e.text === e.kind ? "" : e.text, el("div", { class: "soft" }, clock(e.time)))))));
     if (!parts.events.contains(document.activeElement)) {
       parts.events.replaceChildren(el("h2", {}, "Events"), parts.list, el("p", { class: "note" }, (earlier ? `${whole(earlier)} earlier ones are not shown. ` : "") + "Times are UTC. Spikes and bad steps name their documents."));
       parts.list.scrollTop = place;
@@ -359,7 +415,7 @@
     const cell = (name, text) => el("td", { class: "number", "data-name": name }, text), four = v => v === null ? "" : v.toFixed(4);
     const pm = (s, sign) => s === null ? "" : (sign && s.value >= 0 ? "+" : "") + four(s.value) + (s.error === null ? "" : " ± " + four(s.error));
     const grid = (title, head, rows, said) => rows.length ? el("section", {}, el("h2", {}, title), el("div", { class: "scroll" }, el("table", {}, el("tr", {}, ...head.map((h, i) => el("th", i ? { class: "number", scope: "col" } : { scope: "col" }, h))), ...rows)), el("p", { class: "note" }, said)) : null;
-    const label = (run, text) => el("td", { "data-name": "" }, (several ? run.name + ": " : "") + text);
+    const label = (run, text) => el("td", { "data-name": "" }, (several() ? run.name + ": " : "") + text);
     parts.evaluated.replaceChildren(...[
       grid("Held-out sets, latest", ["set", "step", "nats a token", "bits per byte"], known.flatMap(run => run.words.sets.map(r => el("tr", {}, label(run, r.group ? `${r.name}, ${r.group}` : r.name), cell("step", whole(r.step)), cell("nats a token", four(r.loss)), cell("bits per byte", four(r.bits))))),
         "Bits per byte compares models of different tokenizers; nats a token does not."),
@@ -368,7 +424,7 @@
     ].filter(node => node));
     const texts = known.filter(run => run.words.samples.length).map(run => {
       const steps = run.words.samples, last = steps[steps.length - 1];
-      return el("section", {}, el("h2", {}, several ? `Samples of ${run.name}` : "Samples"), ...last.texts.flatMap((t, i) => [el("h3", {}, t.prompt || "a new document"),
+      return el("section", {}, el("h2", {}, several() ? `Samples of ${run.name}` : "Samples"), ...last.texts.flatMap((t, i) => [el("h3", {}, t.prompt || "a new document"),
         el("table", {}, ...steps.filter(s => s.texts[i] && s.texts[i].prompt === t.prompt).reverse().map(s => el("tr", {}, el("td", {}, whole(s.step)), el("td", {}, el("pre", {}, s.texts[i].text)))))]),
         el("p", { class: "note" }, `What the model wrote after each step, the latest first: temperature ${last.temperature}, top_k ${last.top_k}, seed ${last.seed}.`));
     });
@@ -377,9 +433,10 @@
       return el("section", {}, el("h2", {}, `Sample of ${run.name}`), el("pre", {}, el("b", { class: "prompt" }, s.prompt), s.text),
         el("p", { class: "note" }, `checkpoint ${s.checkpoint}, temperature ${s.temperature}, top_k ${s.top_k}, seed ${s.seed}`));
     }));
-    parts.notes.replaceChildren(...known.flatMap(run => run.words.notes.map(text => el("p", { class: "note" }, (several ? run.name + ": " : "") + text))));
+    parts.notes.replaceChildren(...known.flatMap(run => run.words.notes.map(text => el("p", { class: "note" }, (several() ? run.name + ": " : "") + text))));
   }
-  function redraw() { around(); CHARTS.forEach(chart); root.dataset.drawn = String(runs.reduce((n, run) => n + (run.words ? run.words.step : 0), 0)); }
+  // which charts are shown decides how wide each is: all are gathered before the first is drawn
+  function redraw() { around(); CHARTS.forEach(gather); CHARTS.forEach(paint); root.dataset.drawn = String(runs.reduce((n, run) => n + (run.words ? run.words.step : 0), 0)); }
 
   // ---- going on ----------------------------------------------------------------------------------
   let timer = 0;

@@ -173,16 +173,16 @@ def row_of(window: Window) -> RowBatch:
     shape = 1, len(window.tokens) - 1
     tokens = window.tokens[None]
     input_ids, labels = np.empty(shape, np.int64), np.empty(shape, np.int64)
-    doc_start, positions = np.empty(shape, np.int32), np.empty(shape, np.int32)
+    positions = np.empty(shape, np.int32)
     fill_labels(tokens, window.cuts, input_ids, labels)
-    cu_seqlens = fill_pieces(window.cuts, len(window.cuts) + 1, doc_start, positions)
+    doc_start, cu_seqlens = fill_pieces(window.cuts, len(window.cuts) + 1, positions)
     return RowBatch(
         rows=np.array([window.number]),
-        tokens=tokens,
         input_ids=input_ids,
         labels=labels,
         doc_start=doc_start,
         positions=positions,
         cu_seqlens=cu_seqlens,
         max_seqlen=shape[1],
+        following=tokens[:, -1],
     )

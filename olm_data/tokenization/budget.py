@@ -95,7 +95,10 @@ def check_budget(
 def _mend(reasons: Mapping[str, int]) -> str:
     """Return what to do about bad records: text in another encoding is what people meet most."""
     if set(reasons) == {INVALID}:
-        return "write text of another encoding as UTF-8 (iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW)"
+        return (
+            "write text of another encoding as UTF-8 (iconv -f WINDOWS-1252 or UTF-16 -t UTF-8 "
+            "OLD > NEW), and name compressed text so (.gz, .zst)"
+        )
     return "fix the input"
 
 

@@ -1,6 +1,6 @@
 """`--dedup exact`: of documents with the same text the first in input order stays.
 
-    first pass   a task: units -> read, select -> keys (content hash, bytes) -> dedup/
+    first pass   a task: units -> read, select -> keys (content hash, bytes) -> dedup/, in parts
     parent       keys of all tasks, after those of the shards there are already (duplicates.py)
                  -> all but the first of each kind -> a bit a document -> dedup/, a file a task
     second pass  a task: its bits -> those documents are dropped as "duplicate"
@@ -16,9 +16,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from itertools import count as numbers_from
 
 import numpy as np
 
+from olm_data.counts import MAX_COUNT
 from olm_data.dataset.manifest import ShardInfo
 from olm_data.dataset.plan import Plan
 from olm_data.errors import ValidationError
@@ -26,37 +28,70 @@ from olm_data.runners.base import Report
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.sources.base import DocumentBatch
 from olm_data.storage.store import Store
-from olm_data.tokenization.duplicates import Keys, later_copies, stored_keys
+from olm_data.tokenization.duplicates import Keys, later_copies, pieces, stored_keys
 
 FOLDER = "dedup"
 _KEY = np.dtype([("hash", "<u8"), ("bytes", "<i8")])
 _SHA256 = 32
 
+PART = 1 << 22
+"""Documents whose keys are in one file: 64 MiB."""
 
-def write_keys(store: Store, plan: Plan, task: int, keys: Keys) -> None:
-    """Store what the first pass found in a task."""
+
+def find_keys(batches: Iterable[DocumentBatch], report: Report) -> Iterator[Keys]:
+    """Yield the keys of all documents, in order."""
+    for batch in batches:
+        yield content_hashes(document_digests(batch.data, batch.offsets)), batch.text_bytes
+        report(documents=batch.documents, text_bytes=len(batch.data))
+
+
+def write_keys(store: Store, plan: Plan, task: int, found: Iterable[Keys]) -> int:
+    """Store what the first pass finds in a task, as it is found; return how many documents."""
+    count = 0
+    for part, rows in enumerate(pieces(map(_rows, found), PART)):
+        _write(store, _name(plan, task, f"{part}.keys"), rows.tobytes())
+        count += len(rows)
+    return count
+
+
+def finish_keys(store: Store, plan: Plan, task: int, count: int) -> None:
+    """Say that the keys of a task are whole, of so many documents."""
+    _write(store, _name(plan, task, "count"), count.to_bytes(8, "little"))
+
+
+def read_keys(store: Store, plan: Plan, task: int) -> Iterator[Keys]:
+    """Yield the keys of a task, some million at a time.
+
+    Raises:
+        ValidationError: they are not there, or not whole.
+    """
+    left = int.from_bytes(_read(store, _name(plan, task, "count")) or b"\xff" * 8, "little")
+    for part in numbers_from(0) if left else ():
+        rows = np.frombuffer(_read(store, _name(plan, task, f"{part}.keys")) or b"", _KEY)
+        left -= len(rows)
+        if left < 0 or not len(rows):
+            raise ValidationError(
+                "what the first pass of --dedup found is damaged",
+                where=store.url(_name(plan, task, "count")),
+                fix="run the same command again",
+            )
+        yield rows["hash"], rows["bytes"]
+        if not left:
+            return
+
+
+def keys_found(store: Store, plan: Plan, task: int) -> int | None:
+    """Return of how many documents the keys of a task are there, or None."""
+    try:
+        return sum(len(hashes) for hashes, _ in read_keys(store, plan, task))
+    except ValidationError:
+        return None
+
+
+def _rows(keys: Keys) -> np.ndarray:
     rows = np.empty(len(keys[0]), _KEY)
     rows["hash"], rows["bytes"] = keys
-    _write(store, _name(plan, task, "keys"), rows.tobytes())
-
-
-def read_keys(store: Store, plan: Plan, task: int) -> Keys | None:
-    """Return the keys of a task, or None where they are not there, or not whole."""
-    data = _read(store, _name(plan, task, "keys"))
-    if data is None:
-        return None
-    rows = np.frombuffer(data, _KEY)
-    return rows["hash"], rows["bytes"]
-
-
-def find_keys(batches: Iterable[DocumentBatch], report: Report) -> Keys:
-    """Return the keys of all documents, in order."""
-    hashes, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for batch in batches:
-        hashes.append(content_hashes(document_digests(batch.data, batch.offsets)))
-        sizes.append(batch.text_bytes)
-        report(documents=batch.documents, text_bytes=len(batch.data))
-    return np.concatenate(hashes), np.concatenate(sizes)
+    return rows
 
 
 def write_drops(
@@ -81,17 +116,7 @@ def write_drops(
         ResourceError: no room for scratch files (24 bytes a document, with over 4 million).
     """
 
-    def found() -> Iterator[Keys]:
-        for task, count in enumerate(documents):
-            keys = read_keys(store, plan, task)
-            if keys is None or len(keys[0]) != count:
-                raise ValidationError(
-                    "what the first pass of --dedup found is damaged",
-                    where=store.url(_name(plan, task, "keys")),
-                    fix="run the same command again",
-                )
-            yield keys
-
+    found = chain.from_iterable(read_keys(store, plan, task) for task in range(len(documents)))
     # a task's bits begin at a byte of their own
     bytes_of = [-(-count // 8) for count in documents]
     first_byte = np.concatenate([[0], np.cumsum(bytes_of)]).astype(np.int64)
@@ -99,7 +124,7 @@ def write_drops(
     bits, dropped = np.zeros(int(first_byte[-1]), np.uint8), 0
     with store.staging() as scratch:
         total = documents_before + int(first[-1])
-        for numbers, _ in later_copies(chain(stored_keys(before), found()), total, scratch):
+        for numbers, _ in later_copies(chain(stored_keys(before), found), total, scratch):
             mine = numbers[numbers >= documents_before] - documents_before
             tasks = np.searchsorted(first, mine, side="right") - 1
             place = first_byte[tasks] * 8 + mine - first[tasks]
@@ -146,12 +171,12 @@ def _name(plan: Plan, task: int | None, kind: str) -> str:
 
 
 def _write(store: Store, name: str, data: bytes) -> None:
-    store.put(name, hashlib.sha256(data).digest() + data)
+    store.put(name, hashlib.sha256(data).digest() + data, limit=MAX_COUNT)  # the digest proves it
 
 
 def _read(store: Store, name: str) -> bytes | None:
     try:
-        data = store.read(name)
+        data = store.read(name, limit=MAX_COUNT)
     except (FileNotFoundError, NotADirectoryError):
         return None
     body = data[_SHA256:]

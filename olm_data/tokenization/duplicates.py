@@ -57,7 +57,7 @@ def later_copies(
     Yields:
         numbers int64[k] and bytes of text int64[k]; each such document once, in no special order.
     """
-    numbered = _pieces(_numbered(parts), most)
+    numbered = pieces(_numbered(parts), most)
     if documents <= most:
         yield from _later(numbered)
         return
@@ -174,7 +174,7 @@ def _numbered(parts: Iterable[Keys]) -> Iterator[np.ndarray]:
         yield rows
 
 
-def _pieces(rows: Iterable[np.ndarray], most: int) -> Iterator[np.ndarray]:
+def pieces(rows: Iterable[np.ndarray], most: int) -> Iterator[np.ndarray]:
     """Join small arrays and cut large ones: at most `most` rows each."""
     waiting: list[np.ndarray] = []
     held = 0

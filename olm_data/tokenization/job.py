@@ -32,7 +32,13 @@ from olm_data.runners.base import Report, Rest
 from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
-from olm_data.tokenization.dedup import find_keys, read_drops, read_keys, write_keys
+from olm_data.tokenization.dedup import (
+    find_keys,
+    finish_keys,
+    keys_found,
+    read_drops,
+    write_keys,
+)
 from olm_data.tokenization.pipeline import Pipeline
 from olm_data.tokenization.quarantine import Quarantine
 from olm_data.tokenization.select_documents import stored_ids
@@ -140,8 +146,7 @@ class FindDuplicates(PlanJob):
 
     def finished(self, task: int) -> int | None:
         """Return how many documents a finished task has; None where it is to be done."""
-        keys = read_keys(self.splits[0], self.plan, task)
-        return None if keys is None else len(keys[0])
+        return keys_found(self.splits[0], self.plan, task)
 
     def run(self, task: int, report: Report) -> int:
         """Store the keys of the task's documents; return how many there are.
@@ -154,12 +159,13 @@ class FindDuplicates(PlanJob):
             excluded = self.excluded and self.excluded.fresh()
             units = self.plan.units_of(task)
             keys = find_keys(read_units(self.inputs, units, self.read, excluded), report)
+            count = write_keys(self.splits[0], self.plan, task, keys)
         except OlmError:
             self.check_unchanged(task)
             raise
         self.check_unchanged(task)
-        write_keys(self.splits[0], self.plan, task, keys)
-        return len(keys[0])
+        finish_keys(self.splits[0], self.plan, task, count)
+        return count
 
 
 class TokenizeJob(PlanJob):

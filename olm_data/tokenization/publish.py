@@ -35,6 +35,7 @@ from olm_data.dataset.tokenizer import TOKENIZER, TokenizerInfo
 from olm_data.dataset.tools import Tools, merged
 from olm_data.decoding import convert
 from olm_data.sources.passed import tally
+from olm_data.storage.json_file import create_json
 from olm_data.storage.store import Store
 from olm_data.tokenization.base_dataset import already_there
 from olm_data.tokenization.duplicates import count_documents
@@ -92,7 +93,7 @@ def publish(
         # an earlier run may have ended between the two manifests
         again = store is not splits[0] and store.exists(MANIFEST)
         if not (again and read_manifest(store).digest == manifest.digest):
-            store.create(MANIFEST, manifest.encode())
+            create_json(store, MANIFEST, manifest.encode())
     return manifests
 
 

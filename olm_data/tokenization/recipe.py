@@ -27,6 +27,7 @@ from olm_data.counts import parse_share
 from olm_data.dataset.choices import Container, OnInvalid, OnUnknown, SpecialPolicy
 from olm_data.errors import UsageError
 from olm_data.kinds import kind_of
+from olm_data.storage.options import Options, use_options
 
 FieldValue = str | float | Fraction | Sequence[str] | None
 """What may stand for a field: as a command line, a YAML file or a script in Python has it."""
@@ -67,6 +68,12 @@ def _budget(value: object) -> str:
     return str(value)
 
 
+def _options(value: object) -> Options:
+    if not isinstance(value, Mapping):
+        raise UsageError("storage_options is no mapping", fix="write {profile: lab}")
+    return value
+
+
 def _share(option: str, value: object) -> Fraction:
     return parse_share(str(value), option)
 
@@ -74,6 +81,7 @@ def _share(option: str, value: object) -> Fraction:
 _SHARE: dict[str, Any] = {"type": ["number", "string"]}
 Holdout = Annotated[Fraction, Reader(partial(_share, "--holdout"), "a share", _SHARE)]
 Sample = Annotated[Fraction, Reader(partial(_share, "--sample"), "a share", _SHARE)]
+OfStorage = Annotated[Options, Reader(_options, "a mapping", {"type": "object"})]
 Budget = Annotated[str, Reader(_budget, "a share or a count", {"type": ["integer", "string"]})]
 
 
@@ -119,6 +127,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         workers: Tasks at a time.  [default: all CPUs]
         slurm: An option of sbatch: time=4:00:00. May be repeated.
         ray_address: A Ray cluster.  [default: RAY_ADDRESS, or one made here]
+        storage_options: For the clients of buckets, as fsspec takes them; by URL, where they
+            differ. Recorded nowhere.
     """
 
     # what is read, and what of it
@@ -163,6 +173,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     workers: Annotated[int, Meta(ge=1)] | None = None
     slurm: tuple[str, ...] = ()
     ray_address: str | None = None
+    storage_options: OfStorage | None = None
 
     def __post_init__(self) -> None:
         if self.seed is not None and self.sample is None and not self.shuffle_documents:
@@ -193,7 +204,7 @@ def read_recipe(
     *,
     name_of: Callable[[str], str] = lambda name: "--" + name.replace("_", "-"),
 ) -> Recipe:
-    """Return the recipe that arguments spell.
+    """Return the recipe that arguments spell; its storage options are in use from now on.
 
     Args:
         words: inputs; or a recipe's file, and inputs in the place of its own.
@@ -213,7 +224,10 @@ def read_recipe(
         values.give(("inputs",), list(words), "INPUT")
     for name, value in given.items():
         values.give((name,), value, name_of(name))
-    return parse(Recipe, values)
+    recipe = parse(Recipe, values)
+    if recipe.storage_options:
+        use_options(recipe.storage_options, instead="storage_options" in given)
+    return msgspec.structs.replace(recipe, storage_options=None)
 
 
 def _count_from(folder: os.PathLike[str], data: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from olm_data.counts import duration, scaled
+from olm_data.counts import counted, duration, scaled
 from olm_data.pace import Window, forecast
 from olm_data.progress import Progress
 from olm_data.runners.base import Count
@@ -119,7 +119,7 @@ def in_words(facts: RunFacts, *, still: float = 0.0) -> list[str]:
     pieces = [
         f"{facts.text_bytes_per_second / 1e6:.1f} MB/s of text",
         f"{scaled(facts.tokens_per_second)} tokens/s",
-        f"{facts.documents:,} documents",
+        f"{counted(facts.documents, 'document')}",
     ]
     if not facts.text_bytes:  # no speed yet, and none to be shown as a slow one
         pieces = ["starting"]
@@ -128,8 +128,8 @@ def in_words(facts: RunFacts, *, still: float = 0.0) -> list[str]:
     if facts.dropped:
         bad = f" ({facts.bad:,} bad)" if facts.bad else ""
         pieces.append(f"{facts.dropped:,} dropped{bad}")
-    pieces.append(f"{facts.shards_done:,} of {facts.shards:,} shards")
+    pieces.append(f"{facts.shards_done:,} of {counted(facts.shards, 'shard')}")
     if facts.stages:
         pieces.append(" ".join(f"{name} {part:.0%}" for name, part in facts.stages.items()))
-    pieces.append(f"{facts.workers} workers" if facts.workers != 1 else "1 worker")
+    pieces.append(counted(facts.workers, "worker"))
     return pieces

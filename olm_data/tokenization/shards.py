@@ -19,7 +19,7 @@ import numpy as np
 from olm_data.counts import duration
 from olm_data.dataset.account import InputAccount, check_accounts
 from olm_data.dataset.history import Version
-from olm_data.dataset.manifest import EXCLUDED
+from olm_data.dataset.manifest import EXCLUDED, MAX_IDS
 from olm_data.dataset.plan import TEXT_BYTES_PER_TOKEN, Plan
 from olm_data.encoders import ParityReport, choose_encoder, known_encoder, likely_encoder
 from olm_data.errors import ResourceError
@@ -28,6 +28,7 @@ from olm_data.runners.base import Runner
 from olm_data.runners.heartbeat import PARENT, RUN, Heartbeat, forget_ended
 from olm_data.sources import read_units
 from olm_data.sources.base import DocumentBatch
+from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Lease
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
@@ -102,9 +103,9 @@ def write_shards(
             progress.note(proof.note)
         _check_room(store, plan, request.tokenizer.dtype.itemsize)
         if not store.exists(request.plan_name):
-            store.create(request.plan_name, plan.encode())
+            create_json(store, request.plan_name, plan.encode())
         if request.source.excluded is not None:
-            store.put(EXCLUDED, request.source.excluded.to_npy())
+            store.put(EXCLUDED, request.source.excluded.to_npy(), limit=MAX_IDS)
         job = replace(job, encoder=proof.encoder, routed=proof.routed)
         if kept:
             progress.note(f"{kept} of {total} shards were finished before; they are kept")

@@ -23,6 +23,7 @@ from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.sources.own import refuse_untrusted, untrusted
+from olm_data.storage.json_file import write_json
 from olm_data.storage.store import Store
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob
 
@@ -43,7 +44,7 @@ def write_job(job: TokenizeJob | FindDuplicates, plan_name: str) -> None:
         except FileNotFoundError:
             there = None
         if there != data:
-            store.put(name, data)
+            write_json(store, name, data)
 
 
 def job_file(job: TokenizeJob | FindDuplicates, plan_name: str) -> JobFile:

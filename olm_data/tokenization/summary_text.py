@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from olm_data.counts import duration, rates
+from olm_data.counts import counted, duration, rates
 from olm_data.dataset.account import DROP_REASONS, NO_TOKENS, SKIP_REASONS
 from olm_data.dataset.manifest import Manifest
 from olm_data.dataset.plan import Plan
@@ -46,11 +46,11 @@ def plan_lines(
     each = plan.all_text_bytes // max(len(plan.tasks), 1)
     lines = [
         f"would write {printable(request.output)}",
-        f"  inputs     {len(inputs):,} files, {sum(i.bytes for i in inputs):,} bytes: "
+        f"  inputs     {counted(len(inputs), 'file')}, {sum(i.bytes for i in inputs):,} bytes: "
         f"{printable(inputs[0].path)}"
         + (f" to {printable(inputs[-1].path)}" if len(inputs) > 1 else ""),
         f"  shards     {len(plan.tasks):,}, about {each:,} bytes of text each",
-        f"  tokenizer  {printable(tokenizer.name)}, {tokenizer.vocab_size:,} entries, "
+        f"  tokenizer  {printable(tokenizer.name)}, {counted(tokenizer.vocab_size, 'entry')}, "
         f"{tokenizer.dtype.name} on disk",
         f"  ends       {rules(tokenizer)}",
         f"  holdout    {request.recipe.holdout}" if request.recipe.holdout else "  holdout    none",
@@ -93,7 +93,7 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
             f"digest {str(held.digest)[:16]}, in {printable(summary.output)}/validation"
         )
         if not held.totals.documents:
-            share = f"{request.recipe.holdout} of {totals.documents:,} documents"
+            share = f"{request.recipe.holdout} of {counted(totals.documents, 'document')}"
             lines.append(
                 f"    nothing is held out: {share} came to none; give a larger --holdout, "
                 "or cut .txt files into shorter documents with --separator"
@@ -106,11 +106,12 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
     lines += chosen_lines(request.source, summary)
     lines += duplicate_lines(manifest, summary.validation)
     if summary.replaced:
-        count = f"{summary.replaced:,} documents"
+        count = f"{counted(summary.replaced, 'document')}"
         lines.append(f"  replaced    {count} have U+FFFD for what was not UTF-8")
     if bad_records(manifest.dropped):
         lines.append(
-            f"  quarantine  {bad_records(manifest.dropped):,} records as they were read, in "
+            f"  quarantine  "
+            f"{counted(bad_records(manifest.dropped), 'record')} as they were read, in "
             f"{printable(summary.output)}/{FOLDER}"
         )
     lines += unknown_lines(request.tokenizer, summary)
@@ -124,9 +125,10 @@ def summary_lines(request: Request, summary: Summary, workers: int) -> list[str]
         speed = rates(
             summary.documents_now, summary.text_bytes_now, summary.tokens_now, summary.seconds
         )
-        kept = f"; {summary.kept_shards:,} shards kept" if summary.kept_shards else ""
+        kept = f"; {counted(summary.kept_shards, 'shard')} kept" if summary.kept_shards else ""
         lines.append(
-            f"  speed       {speed} in {duration(summary.seconds)}, {workers} workers{kept}"
+            f"  speed       {speed} in {duration(summary.seconds)}, "
+            f"{counted(workers, 'worker')}{kept}"
         )
     return lines
 
@@ -149,14 +151,13 @@ def unknown_lines(tokenizer: TokenizerSpec, summary: Summary) -> list[str]:
     tokens, documents = summary.unknown
     if not tokens:
         return []
-    plural = "s" * (documents != 1)
     what, why = f"{tokens:,} characters left out", "the tokenizer has no token for them"
     if tokenizer.unk_token:
         what = f"{tokens:,} unknown tokens"
         named = f"{printable(tokenizer.unk_token)} ({tokenizer.unk})"
         why = f"{named}: the tokenizer does not know the text"
     return [
-        f"  unknown     {what} in {documents:,} document{plural}: {why}; "
+        f"  unknown     {what} in {counted(documents, 'document')}: {why}; "
         "--on-unknown drop leaves such documents out"
     ]
 
@@ -169,10 +170,10 @@ def next_line(summary: Summary) -> str:
 def dropped_lines(dropped: dict[str, int], records: int) -> list[str]:
     """Return each reason for which records were dropped, with its count and meaning."""
     if not dropped:
-        return [f"  dropped     nothing of {records:,} records"]
+        return [f"  dropped     nothing of {counted(records, 'record')}"]
     meaning = DROP_REASONS | SKIP_REASONS | {NO_TOKENS: "the tokenizer makes no token of the text"}
     return [
-        f"  dropped     {count:,} of {records:,} records: {reason} ({meaning[reason]})"
+        f"  dropped     {count:,} of {counted(records, 'record')}: {reason} ({meaning[reason]})"
         for reason, count in dropped.items()
     ]
 
@@ -211,7 +212,8 @@ def chosen_lines(source: SourcePlan, summary: Summary) -> list[str]:
         got = asked - dropped.get("unsampled", 0)
         lines.append(
             f"  sample      {_percent(Fraction(options.sample))} wanted, "
-            f"{_percent(Fraction(got, max(asked, 1)))} drawn: {got:,} of {asked:,} documents "
+            f"{_percent(Fraction(got, max(asked, 1)))} drawn: {got:,} of "
+            f"{counted(asked, 'document')} "
             f"(each text by its hash, seed {options.seed})"
         )
     if source.limit is not None:
@@ -224,10 +226,12 @@ def _percent(share: Fraction) -> str:
 
 
 def _limit(source: SourcePlan) -> str:
+    assert source.limit is not None, "asked before"
     last = source.inputs[-1]
     if last.until is None:
-        return f"{source.limit:,} documents, more than there are"
-    return f"{source.limit:,} documents, up to {printable(last.path)}, {last.position} {last.until}"
+        return f"{counted(source.limit, 'document')}, more than there are"
+    most = counted(source.limit, "document")
+    return f"{most}, up to {printable(last.path)}, {last.position} {last.until}"
 
 
 def version_lines(manifest: Manifest) -> list[str]:
@@ -243,7 +247,7 @@ def version_lines(manifest: Manifest) -> list[str]:
         shards = [shard for shard in manifest.shards if manifest.plan_of(shard.name) == newest.plan]
         lines.append(
             f"  version     {len(manifest.additions) + 1}: "
-            f"{sum(shard.documents for shard in shards):,} documents, "
+            f"{counted(sum(shard.documents for shard in shards), 'document')}, "
             f"{sum(shard.tokens for shard in shards):,} tokens added to {newest.parent[:16]}, "
             "which stays readable; the digest keeps the order of additions, content does not"
         )
@@ -258,9 +262,9 @@ def duplicate_lines(manifest: Manifest, validation: Manifest | None) -> list[str
     documents = manifest.totals.documents + (validation.totals.documents if validation else 0)
     copies, size = found.duplicates, found.duplicate_bytes
     if not copies:
-        return [f"  duplicates  none among {documents:,} documents"]
+        return [f"  duplicates  none among {counted(documents, 'document')}"]
     return [
-        f"  duplicates  {copies:,} of {documents:,} documents ({copies / documents:.1%}), "
+        f"  duplicates  {copies:,} of {counted(documents, 'document')} ({copies / documents:.1%}), "
         f"{size / 1e6:,.1f} MB of text; --dedup exact drops them"
     ]
 
@@ -270,7 +274,7 @@ def input_lines(summary: Summary) -> list[str]:
     lost = [(path, account) for path, account in summary.inputs.items() if account.dropped]
     lines = []
     for path, account in lost[:INPUTS_SHOWN]:
-        parts = [f"{account.documents + account.held_out:,} documents"]
+        parts = [f"{counted(account.documents + account.held_out, 'document')}"]
         parts += [f"{count:,} {reason}" for reason, count in sorted(account.dropped.items())]
         lines.append(f"    {printable(path)}: {account.documents_in:,} = {' + '.join(parts)}")
     if len(lost) > INPUTS_SHOWN:
@@ -279,5 +283,4 @@ def input_lines(summary: Summary) -> list[str]:
 
 
 def _size(tokens: int, documents: int, shards: int) -> str:
-    plural = "s" * (shards != 1)
-    return f"{tokens:,} tokens in {documents:,} documents, {shards:,} shard{plural}"
+    return f"{tokens:,} tokens in {counted(documents, 'document')}, {counted(shards, 'shard')}"

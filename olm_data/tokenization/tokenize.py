@@ -19,14 +19,16 @@ import msgspec
 from olm_data.bounded_json import MalformedJson
 from olm_data.dataset.folder import refuse_dataset_folder
 from olm_data.dataset.history import Version, plan_digests
-from olm_data.dataset.manifest import MANIFEST, read_manifest
+from olm_data.dataset.manifest import MANIFEST, read_manifest, refuse_too_many
 from olm_data.dataset.plan import Plan
 from olm_data.dataset.record import RECORD, stored_plan
 from olm_data.errors import ConflictError, ValidationError, printable
 from olm_data.progress import Progress
 from olm_data.runners.base import Runner
 from olm_data.sources.passed import passed_lines, tally
+from olm_data.sources.txt import notes as text_notes
 from olm_data.storage.exclusive import exclusive
+from olm_data.storage.json_file import create_json
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 from olm_data.tokenization.dedup import clear as clear_duplicates
@@ -67,6 +69,10 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
     for line in passed_lines(tally(source.passed)):
         progress.note(f"not read: {line}")
     store = Store(request.output, single_writer=request.recipe.single_writer)
+    longest = max((stop - start for start, stop in plan.tasks), default=0)
+    before = 0 if base is None else len(base.manifest.shards)
+    paths = (item.path for item in plan.inputs)
+    refuse_too_many(paths, before + len(plan.tasks), longest, store.url(MANIFEST))
     if base is None:
         refuse_dataset_folder(store)
     with ExitStack() as held:
@@ -79,11 +85,12 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
         if not complete:
             if not request.recipe.allow_duplicates:
                 refuse_identical(source)
-            for text in request.notes:
+            separator = source.options.separator
+            for text in (*request.notes, *text_notes(source.inputs, separator)):
                 progress.note(text)
             if base is not None:
                 if not store.exists(request.plan_name):  # of two additions at a time one goes on
-                    store.create(request.plan_name, plan.encode())
+                    create_json(store, request.plan_name, plan.encode())
                 lease.check()
                 _clear_given_up(splits, plan)
                 versions = [Version.newest(split) for split in splits]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
+from olm_data.bounded_json import MalformedJson, decode_configuration
 from olm_data.errors import InputError, UsageError
 
 # Names that mean "end of document" wherever they are a special token of a published tokenizer.
@@ -60,8 +60,8 @@ def configured_eos(config: bytes | None, name: str) -> str | None:
     if config is None:
         return None
     try:
-        token = json.loads(config).get("eos_token")
-    except (ValueError, AttributeError) as error:
+        token = decode_configuration(config).get("eos_token")
+    except MalformedJson as error:
         raise InputError(
             "tokenizer_config.json is not a JSON object", where=name, why=str(error)
         ) from error

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 from hashlib import sha256
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -49,6 +48,8 @@ def probe(data: bytes, name: str) -> None:
         raise InputError(
             f"the tokenizer file has {len(data):,} bytes, more than {MOST_BYTES:,}", where=name
         )
+    from importlib.metadata import version  # half of this module's import
+
     key = f"{PROBE} {version('tokenizers')} {sha256(data).hexdigest()}"
     place = f"tokenizers/{sha256(key.encode()).hexdigest()}"
     if read_private(place, len(_GOOD)) == _GOOD:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from olm_data.counts import duration
+from olm_data.counts import counted, duration
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
@@ -130,7 +130,7 @@ def _verify_lock(target: str, report: VerifyReport, scope: Scope) -> None:
         if source.view is not None:
             report.notes.append(
                 f"source {source.name} draws on {source.view.documents:,} of "
-                f"{source.documents:,} documents: {source.view}"
+                f"{counted(source.documents, 'document')}: {source.view}"
             )
         if source.plan is not None:
             _verify_row_plan(Store(lock.folder).child(source.plan.folder), source.plan, report)
@@ -363,20 +363,20 @@ def report_lines(report: VerifyReport) -> list[str]:
     state = "verified" if report.sample is None else "looked at a sample of"
     if not report.ok:
         count = len(report.findings)
-        state = f"FAILED, {count:,} finding{'s' if count != 1 else ''}:"
+        state = f"FAILED, {counted(count, 'finding')}:"
     rate = report.bytes_read / max(report.read_seconds, 1e-9) / 1e6
     sets = len(report.datasets)
     lines += [
         f"{state} {printable(report.target)}: {report.tokens:,} tokens, "
-        f"{report.documents:,} documents, "
+        f"{counted(report.documents, 'document')}, "
         f"{report.shards:,} shard{'s' * (report.shards != 1)} in {sets} dataset{'s' * (sets != 1)}",
         f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
         f"{duration(report.seconds)} in all",
-        f"  round trip  {report.round_trip:,} documents decoded and encoded again",
+        f"  round trip  {counted(report.round_trip, 'document')} decoded and encoded again",
     ]
     if report.deep:
         lines.append(
-            f"  text        {report.deep:,} documents compared with their original text, "
+            f"  text        {counted(report.deep, 'document')} compared with their original text, "
             f"{report.deep_encoded:,} of them tokenised again"
         )
     return lines

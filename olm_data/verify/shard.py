@@ -22,7 +22,7 @@ from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.windows import window_counts
 from olm_data.errors import OlmError, StorageError, printable
-from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
+from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL
 from olm_data.storage.store import Store
 
 PIECE_BYTES = 4 << 20  # a multiple of the block size
@@ -167,8 +167,8 @@ def check_record(
     if data is None:
         return None
     digest = hashlib.sha256(data).hexdigest()
-    report.add(url, "sha256", info.sha256.get("record"), digest)
-    if digest != info.sha256.get("record"):
+    report.add(url, "sha256", info.sha256.record, digest)
+    if digest != info.sha256.record:
         return None  # what stands in it may be anything; the other files are checked without
     try:
         size = manifest.tokens_bytes(info)
@@ -180,7 +180,7 @@ def check_record(
         report.add(url, name, getattr(info, name), getattr(record, name))
     report.add(url, "plan", manifest.plan_of(info.name), record.plan)
     digests = {kind: found.sha256 for kind, found in record.files.items()}
-    wanted = {kind: value for kind, value in info.sha256.items() if kind != "record"}
+    wanted = {kind: info.sha256[kind] for kind in ("tokens", "ends", "docs")}
     report.add(url, "files", wanted, digests)
     return record, digest
 
@@ -192,7 +192,7 @@ def check_ends(store: Store, info: ShardInfo, report: VerifyReport) -> np.ndarra
     data = read_or_report(store, info.name + ENDS, report, limit=max(size, MAX_SMALL))
     if data is None:
         return None
-    report.add(url, "sha256", info.sha256.get("ends"), hashlib.sha256(data).hexdigest())
+    report.add(url, "sha256", info.sha256.ends, hashlib.sha256(data).hexdigest())
     if len(data) != len(header) + 8 * info.documents:
         report.add(url, "bytes", len(header) + 8 * info.documents, len(data))
         return None
@@ -246,7 +246,7 @@ def _check_tokens(
             low, high = np.searchsorted(ends, [position + 1, position + len(ids) + 1])
             eos_at_ends += int(is_eos[ends[low:high].astype(np.int64) - 1 - position].sum())
         position += len(ids)
-    report.add(url, "sha256", info.sha256.get("tokens"), sha256.hexdigest())
+    report.add(url, "sha256", info.sha256.tokens, sha256.hexdigest())
     if result.record:
         wanted, found = result.record[0].blocks.crc32, "".join(f"{value:08x}" for value in crc32)
         if wanted != found:
@@ -282,7 +282,7 @@ def check_docs(
     url = store.url(info.name + DOCS)
     promised = record[0].files.get("docs") if record is not None else None
     size = None if promised is None else promised.bytes
-    if not same_bytes(store, info.name + DOCS, size, info.sha256.get("docs"), report):
+    if not same_bytes(store, info.name + DOCS, size, info.sha256.docs, report):
         return  # damaged pages are not worth parsing
     try:
         rows = DocumentRows(store, info.name, info.documents)
@@ -318,8 +318,8 @@ def same_bytes(
     url, found = store.url(name), store.size(name)
     if found is None:
         report.add(url, "file", "present", "missing")
-    elif size is None and found > MAX_WHOLE:
-        report.add(url, "bytes", f"at most {MAX_WHOLE}", found)
+    elif size is None and found > MAX_DOCUMENT:
+        report.add(url, "bytes", f"at most {MAX_DOCUMENT}", found)
     elif size is not None and found != size:
         report.add(url, "bytes", size, found)
     else:
@@ -338,7 +338,7 @@ def header_fits(url: str, data: bytes, header: bytes, report: VerifyReport) -> b
 
 
 def read_or_report(
-    store: Store, name: str, report: VerifyReport, *, limit: int = MAX_WHOLE
+    store: Store, name: str, report: VerifyReport, *, limit: int = MAX_DOCUMENT
 ) -> bytes | None:
     try:
         return store.read(name, limit=limit)

@@ -127,7 +127,7 @@ def _any(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[TrainModule, C
         parts.loss or next_token_loss,
         optim=parts.options,
         world=parts.world,
-        scheduler=parts.schedule,  # type: ignore[arg-type]
+        scheduler=parts.schedule,
         max_grad_norm=parts.grad_clip_norm,
         dp_config=choice.dp_config,
         wrap_classes=parts.wrap_classes,

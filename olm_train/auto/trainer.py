@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import nn
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.arguments import checked
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError, shown
-from olm_train.auto.arguments import check_arguments
 from olm_train.auto.loader import AnyLoader, RowLength, loader_of
 from olm_train.auto.losses import Losses
 from olm_train.auto.module import Parts, train_module_of
@@ -110,6 +110,7 @@ class AutoTrainer:
         UsageError: options that contradict each other or what is found.
     """
 
+    @checked("optimizer", "dataloader")
     def __init__(
         self,
         model: nn.Module,
@@ -142,8 +143,6 @@ class AutoTrainer:
         world: World | None = None,
         seed: NonNegativeInt = 0,
     ) -> None:
-        own = ("optimizer", "dataloader")  # have a check of their own
-        check_arguments(AutoTrainer.__init__, locals(), "AutoTrainer", but=own)
         options = optimizer_options(optimizer, learning_rate, weight_decay, optim)
         schedule = schedule_of(
             scheduler,
@@ -220,6 +219,7 @@ class AutoTrainer:
         """The pass over the data that the last step is of, from 1."""
         return self.loader.epoch
 
+    @checked()
     def train(
         self,
         epochs: int | None = None,
@@ -244,7 +244,6 @@ class AutoTrainer:
             UsageError: how long the run is is not known, or it cannot go on.
             Others: as `Trainer.fit`.
         """
-        check_arguments(AutoTrainer.train, locals(), "train")
         if self.trainer is not None and not self._checkpointer.enabled:
             raise UsageError(
                 "this run saves no checkpoints, so that it cannot go on where it stopped",

@@ -125,9 +125,15 @@ class Callback(Config):
 
         Whole, or DTensors: then a run of another world gets its own shards. The live ones, on every
         rank alike. Where a run goes on it is called after `load_state_dict`, for tensors to be
-        filled in place.
+        filled in place; those that are not there yet go to `load_tensors`.
         """
         return {}
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Take over tensors of a checkpoint that `tensors` does not have yet, such as those of a
+        first step; whole, on the CPU, on every rank. Return whether you did: if not, it is said.
+        """
+        return False
 
     def documents(self) -> Mapping[str, bytes]:
         """Return files that each checkpoint is to hold, by name; called when one is made.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, cast
 
+from olm_data.config.convert import Config
 from olm_data.config.hints import Parts, Rest
 from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
@@ -45,7 +46,7 @@ OwnCallback = Annotated[Callback, Parts(Callback, "olm_train.callbacks")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CallbacksConfig:
+class CallbacksConfig(Config):
     """Callbacks by name; the first eight are there unless `enabled: false`, others where given.
 
     Attributes:
@@ -124,6 +125,7 @@ class CallbacksConfig:
     own: Annotated[dict[str, OwnCallback], Rest()] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.notifier is not None and self.slack_notifier is not None:
             raise UsageError(
                 "notifier and slack_notifier are two names of one callback",

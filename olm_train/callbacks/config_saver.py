@@ -8,14 +8,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta
 
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ResourceError, StorageError, UsageError
-from olm_data.mixture.lock import Lock
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.documents import LOGS, encoded
@@ -78,16 +78,17 @@ class ConfigSaverCallback(Callback):
         files = {} if self.fname == CONFIG else {self.fname: encoded(self.trainer.config)}
         if self.save_data_paths:
             if self._paths is None:
-                lock = require_lock(self.trainer.data_loader, "config_saver.save_data_paths")
-                self._paths = "".join(f"{path}\n" for path in data_paths(lock)).encode()
+                loader = self.trainer.data_loader
+                require_lock(loader, "config_saver.save_data_paths")
+                self._paths = "".join(f"{path}\n" for path in data_paths(loader.datasets)).encode()
             files[self.data_paths_fname or DATA_PATHS] = self._paths
         return files
 
 
-def data_paths(lock: Lock) -> list[str]:
+def data_paths(datasets: Sequence[Dataset]) -> list[str]:
     """Return the addresses of the token files of a mixture, source by source, shard by shard."""
     found = []
-    for dataset in lock.open_datasets(verify="off"):
+    for dataset in datasets:
         names = [dataset.tokens_name(number) for number in range(len(dataset.manifest.shards))]
         found += [dataset.store.url(name) for name in names]
     return found

@@ -54,11 +54,12 @@ class EarlyStoppingCallback(Callback):
         self._best = Best()
 
     def pre_train(self) -> None:
-        """Refuse to wait for an evaluation that nothing here makes.
+        """End a run that has waited long enough; refuse to wait for what nothing here evaluates.
 
         Raises:
             UsageError: there is no evaluator, or none of them knows the data set.
         """
+        self._stop_if_due()
         callbacks = self.trainer.callbacks.values()
         if not all(type(callback).__module__.startswith("olm_train.") for callback in callbacks):
             return  # one that is not ours may evaluate whatever it likes
@@ -93,7 +94,11 @@ class EarlyStoppingCallback(Callback):
             self._best = Best(value=value, step=step)
             return
         best.waited += 1
-        if best.waited >= self.patience:
+        self._stop_if_due()
+
+    def _stop_if_due(self) -> None:
+        best = self._best
+        if best.value is not None and best.waited >= self.patience:
             self.trainer.cancel_run(
                 f"{self.metric} has not been better than {best.value:.4f} of step {best.step:,} "
                 f"for {best.waited} evaluation{'s' if best.waited > 1 else ''}",

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.hints import PositiveInt
 from olm_data.run_log.log import Evaluation, read_metrics
-from olm_train.callbacks.base import Callback
+from olm_train.callbacks.evaluation_steps import EvaluationSteps
 from olm_train.checkpoint.manifest import Kind
 
 
 @dataclass(kw_only=True)
-class Evaluations(Callback):
+class Evaluations(EvaluationSteps):
     """Evaluates at some steps.
 
     Attributes:
@@ -36,11 +35,6 @@ class Evaluations(Callback):
     called: ClassVar[str]
     """Name of the callback, for messages."""
 
-    enabled: bool = True
-    eval_interval: PositiveInt = 1000
-    fixed_steps: list[PositiveInt] | None = None
-    eval_on_startup: bool = False
-    eval_on_finish: bool = True
     cancel_after_first_eval: bool = False
 
     def __post_init__(self) -> None:
@@ -62,13 +56,6 @@ class Evaluations(Callback):
 
     def keep(self, names: Sequence[str]) -> None:  # a default, and a good one
         """Keep what is to be kept of evaluations besides the log; called before they are logged."""
-
-    def named_steps(self) -> dict[str, list[int]]:
-        only = not (self.fixed_steps or self.eval_on_startup or self.eval_on_finish)
-        return {
-            "fixed_steps": self.fixed_steps or [],
-            "eval_interval": [self.eval_interval] if only else [],
-        }
 
     def state_dict(self) -> JsonObject:
         return {"last": self._last, "made": dict(self._made)}
@@ -93,10 +80,7 @@ class Evaluations(Callback):
     def _due(self) -> list[str]:
         """Return what is to be evaluated on after this step and has not been."""
         step, ended = self.trainer.step, self.trainer.step >= self.trainer.stop_step
-        due = step % self.eval_interval == 0 and step > 0
-        due |= step in (self.fixed_steps or ())
-        due |= self.eval_on_startup and step == 0
-        due |= self.eval_on_finish and ended
+        due = self.is_due()
         made = self._made.keys() if step == self._last else set()
         names = [name for name in self.folders() if due and name not in made]
         if names and (made or ended):  # evaluations of a run that has ended are in its log alone

@@ -75,7 +75,7 @@ class LMEvaluatorCallback(Evaluations):
     def _warn(self, lock: Lock) -> None:
         held_out = {name: held.dataset for name, held in self._sets.items()}
         try:
-            found = warnings_of_held_out(held_out, lock, lock.open_datasets(verify="off"))
+            found = warnings_of_held_out(held_out, lock, self.trainer.data_loader.datasets)
         except OlmError as error:  # no reason for one rank to stop
             found = [f"whether held-out documents are trained on is not known: {error}"]
         for text in found:

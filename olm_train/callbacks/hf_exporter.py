@@ -25,8 +25,8 @@ from olm_data.run_log.metric_names import HF_EXPORT_FAILURES
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 from olm_train.checkpoint.manifest import MANIFEST, Kind, folder_name, step_of
-from olm_train.hf.families import family_of_config
 from olm_train.hf_export.beside import Beside, Order
+from olm_train.hf_export.family import family_of_run
 from olm_train.hf_export.job import parse_size
 
 LOG = "hf-export.log"
@@ -90,7 +90,8 @@ class HFExporterCallback(Callback):
 
     def post_attach(self) -> None:
         trainer = self.trainer
-        family_of_config(trainer.train_module.model_config)  # refused before the first step
+        lock = getattr(trainer.data_loader, "lock", None)
+        family_of_run(trainer.train_module.model_config, lock)  # refused before the first step
         if not trainer.checkpoints.config.enabled:
             raise UsageError(
                 "hf_exporter has no checkpoints to export",

@@ -28,7 +28,7 @@ from olm_data.run_log.samples import (
     read_samples,
     write_samples,
 )
-from olm_train.callbacks.base import Callback
+from olm_train.callbacks.evaluation_steps import EvaluationSteps
 from olm_train.checkpoint.documents import open_tokenizer, tokenizer_of_data
 from olm_train.data.base import require_lock
 from olm_train.generate.engine import Engine, Request
@@ -45,7 +45,7 @@ NEEDS = "the callback samples"
 
 
 @dataclass(kw_only=True)
-class SamplesCallback(Callback):
+class SamplesCallback(EvaluationSteps):
     """Prompts, and when they are continued.
 
     Attributes:
@@ -61,28 +61,16 @@ class SamplesCallback(Callback):
         eval_on_finish: also after the last step.
     """
 
-    enabled: bool = True
     prompts: Annotated[list[str], Meta(min_length=1)]
     max_new_tokens: PositiveInt = 64
     temperature: Annotated[float, Meta(ge=0)] = 0.8
     top_k: NonNegativeInt = 50
     seed: Annotated[int, Meta(ge=0, le=MAX_SEED)] = 0
-    eval_interval: PositiveInt = 1000
-    fixed_steps: list[PositiveInt] | None = None
-    eval_on_startup: bool = False
-    eval_on_finish: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._requests: list[Request] = []
         self._tokenizer: Tokenizer | None = None
-
-    def named_steps(self) -> dict[str, list[int]]:
-        only = not (self.fixed_steps or self.eval_on_startup or self.eval_on_finish)
-        return {
-            "fixed_steps": self.fixed_steps or [],
-            "eval_interval": [self.eval_interval] if only else [],
-        }
 
     def left_to_do(self) -> list[str]:
         return ["samples"] if self._due() else []
@@ -133,15 +121,11 @@ class SamplesCallback(Callback):
     def _due(self) -> bool:
         """Whether texts are to be written after this step and have not been."""
         trainer, step = self.trainer, self.trainer.step
-        due = step % self.eval_interval == 0 and step > 0
-        due |= step in (self.fixed_steps or ())
-        due |= self.eval_on_startup and step == 0
-        due |= self.eval_on_finish and step >= trainer.stop_step
 
         def made() -> bool:
             return any(each.step == step for each in read_samples(trainer.work_dir))
 
-        return due and not trainer.world.on_main(made)
+        return self.is_due() and not trainer.world.on_main(made)
 
     def _write(self, *, to_the_end: bool) -> list[WrittenText] | None:
         """Return the text of each prompt on every rank, or None when a signal came."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
 from olm_data.errors import OlmError, ValidationError, printable
+from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
 from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState
@@ -157,6 +158,18 @@ class Checkpoint:
         put_back(tensors, values)
         world.on_each(lambda: fill(split(flat)[0], self.files, self.index))
 
+    def whole_tensors(self, prefix: str, names: Iterable[str], world: World) -> dict[str, Tensor]:
+        """Return tensors, whole, on the CPU, by their names without a prefix; every rank calls it.
+
+        Raises:
+            ValidationError: the bytes are damaged.
+        """
+        entries = {name: self.index.tensors[f"{prefix}{name}"] for name in names}
+        found = {n: torch.empty(e.shape, dtype=e.torch_dtype) for n, e in entries.items()}
+        named = {f"{prefix}{name}": tensor for name, tensor in found.items()}
+        world.on_each(lambda: fill(named, self.files, self.index))
+        return found
+
     def _refuse_misfits(self, wanted: StateDict, parts: tuple[str, ...]) -> None:
         here, index = {}, self.index
         for name, leaf in wanted.items():
@@ -273,6 +286,8 @@ def find_checkpoint(
         ValidationError: it is damaged.
     """
     text = absolute(os.fspath(place)).rstrip("/")
+    if (kind := kind_of(text)) in NO_TEXT - {"checkpoint", "tokenizer", "model"}:
+        raise wrong_kind(os.fspath(place), str(kind), "run")
     if step_of(text.rpartition("/")[2]) is not None or Store(text).exists(MANIFEST):
         return open_checkpoint(text, world)
     found = newest_checkpoint(text, world, on_damage)

@@ -67,7 +67,7 @@ from olm_train.checkpoint.resume import (
     tensors_of_callbacks,
 )
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.state import HostCopy, StateDict, flatten
+from olm_train.checkpoint.state import FlatState, HostCopy, StateDict, flatten, split
 from olm_train.distributed.world import quiet_alone
 
 __all__ = [
@@ -200,6 +200,7 @@ class CheckpointManager:
     def check_state(self) -> None:
         """Raise the UsageError of what a checkpoint could not give back; every rank calls it."""
         record(self._run)
+        split(self._tensors())
         documents_of_callbacks(self._run)
 
     def start(self, kind: Kind) -> None:
@@ -286,8 +287,7 @@ class CheckpointManager:
     def _contents(self, kind: Kind) -> Contents:
         """Return what a checkpoint holds now; its tensors are the live ones."""
         run, lock = self._run, self._run.data_loader.lock
-        tensors = run.train_module.state_dict()  # first: after an evaluation it cuts weights again
-        tensors = {**flatten(tensors), **tensors_of_callbacks(run)}
+        tensors = self._tensors()  # first: after an evaluation it cuts weights again
         state = record(run).encode()  # bytes: what callbacks hand out may change meanwhile
         return Contents(
             step=run.step,
@@ -302,6 +302,11 @@ class CheckpointManager:
             lock_digest=lock.digest if lock else "",
             logs=run_logs(run.work_dir),
         )
+
+    def _tensors(self) -> FlatState:
+        """Return what a checkpoint has beside its documents, by name; the tensors are live."""
+        state = self._run.train_module.state_dict()
+        return {**flatten(state), **tensors_of_callbacks(self._run)}
 
     def save_merged(self, weights: StateDict, merge: Merge, suffix: str) -> str:
         """Write merged weights as a checkpoint of their own, beside those of the run.

@@ -195,7 +195,7 @@ class LoadStrategy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadPolicy:
+class LoadPolicy(Config):
     """Where a run begins.
 
     Attributes:
@@ -219,6 +219,7 @@ class LoadPolicy:
     vocabulary: Vocabulary = "keep"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         never = self.strategy is LoadStrategy.never
         for name, given in (("load_path", self.path is not None), ("load_strict", self.strict)):
             if given and never:

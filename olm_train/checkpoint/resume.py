@@ -57,6 +57,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> JsonObject: ...
     def tensors(self) -> Mapping[str, Tensor]: ...
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> bool: ...
     def documents(self) -> Mapping[str, bytes]: ...
 
 
@@ -177,15 +178,26 @@ def documents_of_callbacks(run: Run) -> dict[str, bytes]:
 
 
 def _load_callbacks(checkpoint: Checkpoint, run: Run) -> None:
-    """Fill the tensors of callbacks, which have taken over their states; say what nobody takes."""
+    """Give callbacks, which have taken over their states, their tensors; say what nobody takes."""
     wanted = tensors_of_callbacks(run)
     checkpoint.load_tensors(wanted, run.train_module.world)
     left = {f"{CALLBACKS}.{name}" for name in checkpoint.names(CALLBACKS)} - wanted.keys()
     for name in sorted({key.split(".")[1] for key in left}):
-        count = sum(key.startswith(f"{CALLBACKS}.{name}.") for key in left)
+        prefix, callback = f"{CALLBACKS}.{name}.", run.callbacks.get(name)
+        keys = sorted(key.removeprefix(prefix) for key in left if key.startswith(prefix))
+        if callback is not None and callback.load_tensors(
+            checkpoint.whole_tensors(prefix, keys, run.train_module.world)
+        ):
+            continue
         run.say(
-            f"note: {count:,} tensors that the callback {printable(name)} kept in the checkpoint "
-            "are not used: no callback here takes them"
+            f"note: {len(keys):,} tensors that the callback {printable(name)} kept in the "
+            "checkpoint are not used: "
+            + (
+                "no callback here takes them"
+                if callback is None
+                else "it has none of these names yet, and no load_tensors that takes them: "
+                + printable(", ".join(keys[:3]))
+            )
         )
 
 
@@ -285,13 +297,13 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
 def resume(checkpoint: Checkpoint, run: Run, *, optim_state: bool = True) -> StartingPoint:
     """Return the start at a checkpoint as `start_at` does, and say what has changed since."""
     start, was = start_at(checkpoint, run, optim_state=optim_state), checkpoint.state()
-    if start.step >= run.stop_step:
-        return start
-    run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
+    done = start.step >= run.stop_step
+    if not done:
+        run.say(f"resuming from {checkpoint.folder} at step {start.step:,}")
     changes = tuple(map(printable, differences(checkpoint.config(), run.config)))
     for change in changes:
-        run.say(f"  changed: {change}")
-    if was.max_steps != run.max_steps:
+        run.say(f"  changed{', and no step is left that it acts on' if done else ''}: {change}")
+    if not done and was.max_steps != run.max_steps:
         run.say(
             f"note: the schedule is {run.max_steps:,} steps long, it was "
             f"{was.max_steps:,}; the learning rate follows the new length from here"

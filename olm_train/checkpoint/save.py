@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
 from olm_data.storage.disk import fsync_directory, room_left, write_durable
+from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Fence
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import clear_files, write_pointer
@@ -270,7 +271,7 @@ class _Save:
             for log in contents.logs:
                 self.store.put(log.name, log.read_bytes())
             self._check_lease()
-            final.create(MANIFEST, manifest.encode())
+            create_json(final, MANIFEST, manifest.encode())
             return
         fsync_directory(partial / TENSORS)
         fsync_directory(partial)

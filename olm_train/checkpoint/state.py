@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from olm_data.bounded_json import MAX_DEPTH, JsonObject
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.names import is_unicode
-from olm_train.checkpoint.index import MAX_DIMENSIONS, MAX_NAME
+from olm_train.checkpoint.index import DTYPES, MAX_DIMENSIONS, MAX_NAME
 
 StateDict = Mapping[str, Any]
 """A state as torch's `state_dict` gives it: nested, or flat by names with dots; its leaves are
@@ -198,22 +198,29 @@ class HostCopy:
 
 
 def _refuse_unindexed(name: str, leaf: Any) -> None:
-    """Refuse what would be written and then not read: see `Index.check`.
+    """Refuse what could not be written, or would be written and then not read: see `Index.check`.
 
     Raises:
-        UsageError: the name is no name, or the tensor has too many dimensions.
+        UsageError: the name is no name; or the tensor has too many dimensions, no values, or values
+            that do not lie one after the other.
     """
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         found = f"a name is 1 to {MAX_NAME:,} printable characters"
     elif isinstance(leaf, Tensor) and leaf.dim() > MAX_DIMENSIONS:
         found = f"it has {leaf.dim()} dimensions, at most {MAX_DIMENSIONS} are possible"
+    elif isinstance(leaf, Tensor) and leaf.is_meta:
+        found = "it is on the device 'meta', where tensors have no values"
+    elif isinstance(leaf, Tensor) and leaf.layout != torch.strided:
+        found = f"its layout is {str(leaf.layout).removeprefix('torch.')}, not one value an element"
+    elif isinstance(leaf, Tensor) and leaf.dtype not in DTYPES.values():
+        found = f"its dtype is {str(leaf.dtype).removeprefix('torch.')}"
     else:
         return
     raise UsageError(
         f"a checkpoint cannot hold {printable(name[:80])!r}",
         where="state_dict() of the train module",
         why=found,
-        fix="return it under another name or in another shape",
+        fix="return it under another name, or as a dense tensor of another shape or dtype",
     )
 
 

@@ -14,13 +14,14 @@ Never: a device, an optimiser.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import JsonObject
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.order.skip import Range
@@ -93,6 +94,11 @@ class DataLoaderBase(ABC):
         Raises:
             UsageError: which size, and the nearest that would do.
         """
+
+    @property
+    def datasets(self) -> Sequence[Dataset]:
+        """Datasets of the lock's sources, in their order; none without a lock."""
+        return [] if self.lock is None else self.lock.open_datasets(verify="off")
 
     @property
     def data_wait_seconds(self) -> float:

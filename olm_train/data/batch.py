@@ -97,13 +97,14 @@ class Batch:
         Raises:
             ValidationError: the offsets are not ones an attention kernel can be given.
         """
-        check_offsets(rows.cu_seqlens, rows.input_ids.size, rows.max_seqlen)
+        cu_seqlens = fitted(rows.cu_seqlens)
+        check_offsets(cu_seqlens, rows.input_ids.size, rows.max_seqlen)
         return cls(
             input_ids=torch.from_numpy(rows.input_ids),
             labels=torch.from_numpy(rows.labels),
             doc_start=torch.from_numpy(rows.doc_start),
             positions=torch.from_numpy(rows.positions),
-            cu_seqlens=torch.from_numpy(fitted(rows.cu_seqlens)),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=rows.max_seqlen,
             rows=torch.from_numpy(rows.rows),
         )
@@ -205,7 +206,7 @@ def fitted(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
     Kernels start blocks for each document, empty ones too: padded to what a micro-batch can hold at
     most, they would be millions.
     """
-    pieces = int(np.searchsorted(cu_seqlens, cu_seqlens[-1]))
+    pieces = int(cu_seqlens.searchsorted(cu_seqlens[-1])) if len(cu_seqlens) else 0
     room = next((room for room in ROOMS if room >= pieces), len(cu_seqlens) - 1)
     return cu_seqlens[: room + 1]
 
@@ -224,19 +225,19 @@ def check_offsets(cu_seqlens: NDArray[np.int32], tokens: int, max_seqlen: int) -
     Raises:
         ValidationError: they do not begin at 0, fall, do not end at `tokens`, or are too far apart.
     """
-    lengths = np.diff(cu_seqlens)
+    lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+    least, most = lengths.min(initial=0), lengths.max(initial=0)
+    ends = tuple(cu_seqlens[[0, -1]].tolist()) if len(cu_seqlens) else None
+    if ends == (0, tokens) and least >= 0 and most <= max_seqlen:
+        return
     faults = {
-        "they do not begin at 0": len(cu_seqlens) < 1 or cu_seqlens[0] != 0,
-        f"they do not end at the {tokens:,} tokens of the micro-batch": (
-            len(cu_seqlens) > 0 and cu_seqlens[-1] != tokens
-        ),
-        "one is smaller than the one before": (lengths < 0).any(),
-        f"a document is longer than {max_seqlen:,}": (lengths > max_seqlen).any(),
+        "they do not begin at 0": ends is None or ends[0] != 0,
+        f"they do not end at the {tokens:,} tokens of the micro-batch": ends and ends[1] != tokens,
+        "one is smaller than the one before": least < 0,
+        f"a document is longer than {max_seqlen:,}": most > max_seqlen,
     }
-    wrong = [what for what, found in faults.items() if found]
-    if wrong:
-        raise ValidationError(
-            "the document offsets of a micro-batch are wrong",
-            where=f"cu_seqlens {cu_seqlens.tolist()[:8]}...",
-            why="; ".join(wrong),
-        )
+    raise ValidationError(
+        "the document offsets of a micro-batch are wrong",
+        where=f"cu_seqlens {cu_seqlens.tolist()[:8]}...",
+        why="; ".join(what for what, found in faults.items() if found),
+    )

@@ -150,6 +150,10 @@ class DataLoader(DataLoaderBase):
         return self._steps.count
 
     @property
+    def datasets(self) -> Sequence[Dataset]:
+        return self._reader.datasets
+
+    @property
     def leftover_rows(self) -> int:
         """Rows at the end of the schedule that do not fill a step."""
         return self._steps.leftover
@@ -332,6 +336,9 @@ class DataLoader(DataLoaderBase):
 class EvalLoader:
     """One pass over a dataset, row by row, for evaluation: each token is a label exactly once.
 
+    The first token of a document is predicted after the BOS or else the EOS of the dataset, and is
+    no label where it has neither.
+
     Rows are dealt to the ranks in contiguous slices. Every rank has the same number of batches, all
     of the same shape: what is missing is padding with labels -100.
 
@@ -358,7 +365,8 @@ class EvalLoader:
         _check_rank(rank, world_size)
         if not isinstance(dataset, Dataset):
             dataset = Dataset.open(os.fspath(dataset))
-        self.dataset, self._rows = dataset, DatasetRows(dataset, sequence_length)
+        eos = dataset.manifest.tokenizer.eos_begins
+        self.dataset, self._rows = dataset, DatasetRows(dataset, sequence_length, eos)
         self._size = rows_of_tokens("rank_microbatch_size", rank_microbatch_size, sequence_length)
         self._running: Prefetcher[Batch] | None = None
         self._batches = math.ceil(self._rows.total_rows / (self._size * world_size))

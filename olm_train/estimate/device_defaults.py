@@ -63,29 +63,28 @@ class Capability:
 
 def resolve(
     model: DecoderConfig, module: TransformerTrainModuleConfig, capability: Capability
-) -> tuple[DecoderConfig, TransformerTrainModuleConfig, list[str]]:
-    """Return both without `auto`, and a line for each choice that says why."""
-    cuda, modern, why = capability.device == "cuda", capability.modern, []
+) -> tuple[DecoderConfig, TransformerTrainModuleConfig, dict[str, str]]:
+    """Return both without `auto`, and each choice with its reason."""
+    cuda, modern = capability.device == "cuda", capability.modern
+    why: dict[str, str] = {}
     if capability.unused:
-        why.append(
-            f"this machine's accelerator ({capability.unused}) is not used; training runs on CUDA "
-            "devices (NVIDIA, and AMD with ROCm) and on CPUs"
+        why[f"this machine's accelerator ({capability.unused}) is not used"] = (
+            "training runs on CUDA devices (NVIDIA, and AMD with ROCm) and on CPUs"
         )
     dtype = module.dp_config.param_dtype
     if dtype == AUTO:
         dtype = "bfloat16" if modern else "float32"
-        why.append(f"dtype {dtype}: " + _where(capability, "has fast bf16", "no bf16 on CUDA"))
+        why[f"dtype {dtype}"] = _where(capability, "has fast bf16", "no bf16 on CUDA")
         module = replace(module, dp_config=replace(module.dp_config, param_dtype=dtype))
     if module.float32_matmul_precision == AUTO:
         precision: Literal["high", "highest"] = "high" if cuda else "highest"
-        why.append(
-            f"float32_matmul_precision {precision}: "
-            + ("TF32 where the device has it" if cuda else "a CPU has no faster one")
+        why[f"float32_matmul_precision {precision}"] = (
+            "TF32 where the device has it" if cuda else "a CPU has no faster one"
         )
         module = replace(module, float32_matmul_precision=precision)
     if module.compile_model == AUTO:
         compiles, reason = _compiles(module, capability)
-        why.append(f"{'compiled' if compiles else 'not compiled'}: {reason}")
+        why["compiled" if compiles else "not compiled"] = reason
         module = replace(module, compile_model=compiles)
     if model.attention == AUTO:
         name, reason = (
@@ -93,7 +92,7 @@ def resolve(
             if cuda
             else _attention_on_cpu(model, dtype, module.rank_microbatch_size)
         )
-        why.append(f"attention {name}: {reason}")
+        why[f"attention {name}"] = reason
         model = replace(model, attention=name)
     return model, module, why
 

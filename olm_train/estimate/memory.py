@@ -5,7 +5,8 @@
 
 Weights, gradients and optimiser state are counted tensor by tensor, so they are exact for every
 option of the model and every optimiser. Activations and logits follow from what the eager blocks
-keep for the backward pass; `torch.compile` keeps less. Not counted: the allocator's fragments,
+keep for the backward pass; `torch.compile` keeps less. In fp32 they are those of a CPU, whose norm
+has no kernel of its own and keeps more. Not counted: the allocator's fragments,
 buffers of collectives, and the device's own context (about 1 GB); leave a tenth of the device.
 
 Never: allocates, reads a device or a file; the same arguments give the same numbers anywhere.
@@ -260,6 +261,9 @@ def block_bytes(
     hidden = 2 if model.feed_forward == "gelu" else 4  # gate and up, act(gate), their product
     norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
     streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
+    if size == _FP32 and model.norm == "rms_norm":  # the CPU keeps the normalised inputs too
+        streams += 2 * norms * model.d_model
+        attention += (model.qk_norm is not None) * (heads + kv_heads) * head
     statistics = _FP32 * (heads + 2 * norms)
     kept = size * (attention + hidden * model.ffn_size + streams) + statistics + products
     return float(kept), float(size * model.d_model)

@@ -51,6 +51,11 @@ ROOM = {Goal.auto: 0.7, Goal.speed: 0.9, Goal.memory: 0.9}
 """Share of a device's memory that a choice may fill."""
 
 
+HOST = 0.85
+"""Share of a machine's memory that tensors may take on CPUs: the C allocator holds up to an eighth
+more than they need, and the system and the programs are there too."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """What a run has.
@@ -58,7 +63,7 @@ class Machine:
     Attributes:
         world_size: ranks.
         nodes: machines they are on, as many on each.
-        memory: bytes of each rank's device.
+        memory: bytes of each rank's device; on CPUs `HOST` of the machine's, shared by its ranks.
     """
 
     world_size: int
@@ -67,12 +72,12 @@ class Machine:
 
     @classmethod
     def of(cls, world: World) -> Machine:
-        """Return that of a run; on CPUs the ranks of a machine share its memory."""
+        """Return that of a run."""
         if world.device.type == "cuda":
             memory = torch.cuda.get_device_properties(world.device).total_memory
         else:
             ranks = len(world.neighbours) if world.neighbours else 1
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // ranks
+            memory = int(HOST * os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") // ranks
         return cls(world_size=world.size, nodes=world.nodes, memory=memory)
 
 

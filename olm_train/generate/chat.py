@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from olm_data.command import Command
+from olm_data.command import Command, Count, say
 from olm_data.errors import UsageError, shown
 from olm_data.extras import needs
 
@@ -152,7 +152,7 @@ def _lines() -> Iterator[str]:
     "of the model, or lines that begin with User: and Assistant:.",
 )
 @click.option("--system", default="", help="Said before all turns.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=256, show_default=True)
+@click.option("--max-new-tokens", type=Count(1), default=256, show_default=True)
 @sampling_options
 @click.option("--stop", multiple=True, help="An answer ends before this; may be given again.")
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
@@ -178,13 +178,10 @@ def main(
     """
     sampling = sampling_of(options)
 
-    def note(text: object) -> None:
-        click.echo(shown(str(text)), err=True)
-
     loaded = LoadedModel.open(
         model,
         checkpoint,
-        lambda error: note(f"warning: {error}"),
+        lambda error: say(f"warning: {error}"),
         device=local_device(),
         trust=trust,
     )
@@ -195,22 +192,22 @@ def main(
         system=system,
         stop=stop,
         max_new_tokens=max_new_tokens,
-        note=note,
+        note=say,
     )
     if sys.stdin.isatty():
-        note(f"{loaded.found.name}: {COMMANDS}")
+        say(f"{loaded.found.name}: {COMMANDS}")
     for line in _lines():
         if line.strip() == "/exit":
             break
         if line.strip() == "/new":
             chat.forget()
         elif _COMMAND.fullmatch(line.strip()):
-            note(f"there is no command {line.strip()}: {COMMANDS}")
+            say(f"there is no command {line.strip()}: {COMMANDS}")
         elif line.strip():
-            _say(chat, line, note)
+            _answer(chat, line)
 
 
-def _say(chat: Chat, line: str, note: Callable[[object], None]) -> None:
+def _answer(chat: Chat, line: str) -> None:
     answer = chat.answer(line)
     try:
         for piece in answer:
@@ -218,6 +215,6 @@ def _say(chat: Chat, line: str, note: Callable[[object], None]) -> None:
     except KeyboardInterrupt:
         answer.close()
     except UsageError as error:
-        note(error)
+        say(error)
         return
     click.echo()

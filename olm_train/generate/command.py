@@ -18,7 +18,8 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import Command
+from olm_data.command import Command, Count, say
+from olm_data.counts import MAX_COUNT
 from olm_data.errors import InputError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.kinds import nearest
@@ -96,7 +97,7 @@ def generate(
         loaded = LoadedModel.open(
             place,
             checkpoint,
-            lambda error: click.echo(shown(f"warning: {error}"), err=True),
+            lambda error: say(f"warning: {error}"),
             device=world.device,
             trust=trust,
         )
@@ -190,7 +191,7 @@ def sampling_options(command: Any) -> Any:
     """Add the options of `Sampling` to a command."""
     for add in (
         click.option(
-            "--seed", type=click.IntRange(0, MAX_SEED), default=0, show_default=True
+            "--seed", type=Count(0, MAX_SEED), default=0, show_default=True
         ),
         click.option(
             "--repetition-penalty", type=click.FloatRange(0), default=1.0, show_default=True,
@@ -205,7 +206,7 @@ def sampling_options(command: Any) -> Any:
             help="Only the most likely tokens that make so much together.",
         ),
         click.option(
-            "--top-k", type=click.IntRange(0), default=50, show_default=True, help="0: all."
+            "--top-k", type=Count(0), default=50, show_default=True, help="0: all."
         ),
         click.option(
             "--temperature", type=click.FloatRange(0), default=0.8, show_default=True,
@@ -236,14 +237,14 @@ def sampling_of(options: Mapping[str, float]) -> Sampling:
     help='Many texts: a file of lines {"prompt": "..."}; prints a JSON object for each.',
 )
 @click.option(
-    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Texts of each prompt."
+    "--samples", type=Count(1), default=1, show_default=True, help="Texts of each prompt."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1), default=100, show_default=True)
+@click.option("--max-new-tokens", type=Count(1), default=100, show_default=True)
 @sampling_options
 @click.option("--stop", multiple=True, help="A text ends before this; more than one may be given.")
 @click.option(
     "--batch",
-    type=click.IntRange(1),
+    type=Count(1),
     default=MAX_ROWS,
     show_default=True,
     help="Texts at a time.",
@@ -286,7 +287,7 @@ def main(
     lines = prompts is not None or len(results) > 1
     if output is not None:
         data = b"".join(map(Sample.line, results)) if lines else results[0].encode()
-        Store(os.path.dirname(output) or ".").put(os.path.basename(output), data)
+        Store(os.path.dirname(output) or ".").put(os.path.basename(output), data, limit=MAX_COUNT)
     for result in results:
         if prompts is None:
             click.echo(shown(result.prompt + result.text))

@@ -10,7 +10,7 @@ up to logits that are equal in all but their last bits).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from olm_data.errors import UsageError
+from olm_data.tokenizer.tokenizer import failure
 from olm_train.generate.runner import Runner
 from olm_train.generate.sampling import Sampling, choose
 from olm_train.generate.text import Stops, TextStream
@@ -70,6 +71,19 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     score_prompt: bool = False
+
+
+class WritingError(Exception):
+    """Texts that cannot go on, by what is their own; the others can.
+
+    Attributes:
+        writings: these, which have ended.
+    """
+
+    def __init__(self, writings: Mapping[Writing, str]) -> None:
+        why = next(iter(writings.values()))
+        super().__init__(f"the tokenizer cannot write this text: {why}")
+        self.writings = tuple(writings)
 
 
 class Writing:
@@ -197,6 +211,9 @@ class Engine:
 
         Args:
             idle: call it even for nothing, see `Runner.idle`.
+
+        Raises:
+            WritingError: some texts cannot go on; `step` can be called again for the others.
         """
         if self._waiting and len(self._rows) < self._max_rows:
             return self._begin(self._admitted())
@@ -264,6 +281,7 @@ class Engine:
             if row.request.max_new_tokens and tokens[number] not in self._ends:
                 count = row.request.logprobs or 0
                 row.scores += _scores(known[place : place + 1], [tokens[number]], count)
+        failed = dict[Writing, str]()
         for number in reversed(range(len(rows))):
             row, token = rows[number], tokens[number]
             if not all_finite and not finite[number]:
@@ -273,13 +291,20 @@ class Engine:
             elif token in self._ends:
                 row.end("stop")
             else:
-                row.push(token)
+                try:
+                    row.push(token)
+                except BaseException as error:
+                    if (said := failure(error)) is None:
+                        raise
+                    failed[row], row.finish = said, "stop"
                 length = len(row.request.prompt) + len(row.ids)
                 if len(row.ids) == row.request.max_new_tokens or length == self._context:
                     row.end("length")
             self._next[first + number] = token
             if row.finish is not None:
                 self._remove(first + number)
+        if failed:
+            raise WritingError(failed)
 
     def _remove(self, row: int) -> None:
         """Let go of a row; the last one takes its place, here as in the runner."""

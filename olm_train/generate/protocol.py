@@ -26,6 +26,7 @@ MAX_TOP = 20
 """Likely tokens that are told with each."""
 
 Zero = Annotated[float, Meta(ge=0, le=0)]
+Nothing = Annotated[list[object], Meta(max_length=0)]
 Count = Annotated[int, Meta(ge=1, le=MAX_TEXTS)]
 Tokens = Annotated[int, Meta(ge=0, le=1 << 31)]
 Top = Annotated[int, Meta(ge=0, le=MAX_TOP)]
@@ -38,6 +39,12 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
+class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of an answer that is asked for: plain text."""
+
+    type: Literal["text"]
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields of both kinds.
 
@@ -45,7 +52,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         top_k, min_p, repetition_penalty: as in `Sampling`; not OpenAI's: clients send them as
             `extra_body`.
         frequency_penalty, presence_penalty, logit_bias: known, and of no effect but at 0.
-        user, metadata, store: passed over, they change no answer.
+        user, metadata, store, service_tier, safety_identifier, prompt_cache_key: passed over, they
+            change no answer.
     """
 
     model: str = ""
@@ -65,6 +73,9 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
 
     def sampling(self) -> Sampling:
         """Return the wishes; without a seed, with one of chance.
@@ -125,13 +136,29 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `/v1/chat/completions`."""
+    """The body of `/v1/chat/completions`.
+
+    Attributes:
+        response_format, modalities: of plain text alone.
+        tools, functions, tool_choice, function_call, parallel_tool_calls: of no tools.
+        audio, prediction, web_search_options: of nothing.
+    """
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = False
     top_logprobs: Top | None = None
+    response_format: TextFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    tools: Nothing | None = None
+    functions: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    audio: None = None
+    prediction: None = None
+    web_search_options: None = None
 
 
 class Asked(msgspec.Struct, frozen=True):

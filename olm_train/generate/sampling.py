@@ -19,6 +19,7 @@ from olm_data.errors import UsageError
 
 _MASK = (1 << 64) - 1
 MAX_SEED = (1 << 63) - 1
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,11 @@ class Sampling:
             ("top_k", self.top_k >= 0, "a number from 0 on"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1"),
             ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a number above 0"),
+            (
+                "repetition_penalty",
+                _FLOAT32.tiny <= self.repetition_penalty <= _FLOAT32.max,
+                f"a number above 0, from {_FLOAT32.tiny:.2g} to {_FLOAT32.max:.2g}",
+            ),
             ("seed", 0 <= self.seed <= MAX_SEED, f"from 0 to {MAX_SEED}"),
         ):
             if not fits:  # NaN fits nowhere
@@ -90,7 +95,8 @@ def choose(
     for row, ids in enumerate(seen):
         if ids is not None:
             old, penalty = logits[row, ids], wishes[row].repetition_penalty
-            logits[row, ids] = torch.where(old > 0, old / penalty, old * penalty)
+            new = torch.where(old > 0, old / penalty, old * penalty)
+            logits[row, ids] = new.clamp(_FLOAT32.min, _FLOAT32.max)
     chosen = logits.argmax(dim=-1)  # [R]
     drawn = [row for row, wish in enumerate(wishes) if wish.temperature > 0]
     if drawn:

@@ -28,7 +28,7 @@ import click
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
-from olm_data.command import Command
+from olm_data.command import Command, Count, say
 from olm_data.errors import OlmError, ResourceError, UsageError, ValidationError, shown
 from olm_data.extras import needs
 from olm_data.loopback import MISDIRECTED, LoopbackHandler, LoopbackServer
@@ -288,7 +288,7 @@ class _Handler(LoopbackHandler):
 @click.argument("model")
 @click.option("--checkpoint", default="latest", show_default=True, help="A step or folder name.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: a free one."
+    "--port", type=Count(0, 65535), default=8000, show_default=True, help="0: a free one."
 )
 @click.option(
     "--template",
@@ -297,7 +297,7 @@ class _Handler(LoopbackHandler):
     "of the model, or lines that begin with User: and Assistant:.",
 )
 @click.option(
-    "--batch", type=click.IntRange(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
+    "--batch", type=Count(1), default=MAX_ROWS, show_default=True, help="Texts at a time."
 )
 @click.option("--trust", is_flag=True, help="Import classes that a saved model names: I trust it.")
 def main(
@@ -322,7 +322,7 @@ def main(
     loaded = LoadedModel.open(
         model,
         checkpoint,
-        lambda error: click.echo(shown(f"warning: {error}"), err=True),
+        lambda error: say(f"warning: {error}"),
         device=local_device(),
         trust=trust,
     )

@@ -3,7 +3,7 @@
     messages -> template -> text -> the answer goes on from there, to a stop string
 
 The templates of transformers (`chat_template.jinja`) work as they are: they find the same names.
-They run in a sandbox: one can write text, and do nothing else.
+They run in a sandbox, in a process with limits: one can write text, and do nothing else.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.extras import needs
 from olm_data.regular_files import read_regular
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from olm_train.generate.template_process import TemplateProcess
 
 MAX_TEMPLATE = 1 << 20
 """Bytes of a template's file."""
@@ -41,13 +37,13 @@ class ChatTemplate:
     """Makes prompts of conversations.
 
     Attributes:
-        template: of Jinja; None: lines that begin with `User:` and `Assistant:`.
+        template: of Jinja, in its process; None: lines that begin with `User:` and `Assistant:`.
         special: text of special tokens by the names that templates know: `eos_token`.
         whole: its prompts spell the token that begins them, if any does; none is put before them.
         where: its file, for messages.
     """
 
-    template: Template | None = None
+    template: TemplateProcess | None = None
     special: Mapping[str, str] = field(default_factory=dict)
     whole: bool = False
     where: str = ""
@@ -74,23 +70,15 @@ class ChatTemplate:
         """Return the template that a text is.
 
         Raises:
-            InputError: it is no template.
+            InputError: it is no template, or goes beyond the limits of its process.
         """
         with needs("a chat template", where=where):
-            from jinja2 import TemplateError
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        try:
-            environment = ImmutableSandboxedEnvironment(
-                trim_blocks=True,
-                lstrip_blocks=True,
-                extensions=["jinja2.ext.loopcontrols", _generation_tag()],
-            )
-            environment.filters["tojson"] = _to_json
-            environment.globals["raise_exception"] = _refuse
-            environment.globals["strftime_now"] = _now
-            return cls(environment.from_string(text), special, whole, where)
-        except TemplateError as error:
-            raise _no_template(error, where) from None
+            import jinja2  # noqa: F401
+        process = TemplateProcess(text, where)
+        found = process.render()
+        if found.kind == "wrong":
+            raise _no_template(found.text, where)
+        return cls(process, special, whole, where)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -102,27 +90,29 @@ class ChatTemplate:
 
         Raises:
             UsageError: the template refuses the conversation.
+            InputError: it fails, or goes beyond the limits of its process.
         """
         if self.template is None:
             return "".join(map(_plain, messages)) + "Assistant:"
-        from jinja2 import TemplateError
+        values = {
+            "messages": [msgspec.to_builtins(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            "bos_token": "",
+            "eos_token": "",
+            **self.special,
+        }
+        found = self.template.render(json.dumps(values))
+        if found.kind == "text":
+            return found.text
+        raise UsageError(
+            f"the template does not take this conversation: {printable(found.text)[:200]}",
+            where=self.where or None,
+        )
 
-        try:
-            return self.template.render(
-                messages=[msgspec.to_builtins(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **{"bos_token": "", "eos_token": "", **self.special},
-            )
-        except (TemplateError, TypeError, ValueError, OverflowError) as error:
-            raise UsageError(
-                f"the template does not take this conversation: {printable(str(error))[:200]}",
-                where=self.where or None,
-            ) from None
 
-
-def _no_template(error: Exception, where: str) -> InputError:
+def _no_template(error: object, where: str) -> InputError:
     return InputError(f"this is no Jinja template: {printable(str(error))[:200]}", where=where)
 
 
@@ -130,43 +120,3 @@ def _plain(message: Message) -> str:
     if message.role == "system":
         return f"{message.content}\n\n"
     return f"{message.role.capitalize()}: {message.content.strip()}\n"
-
-
-def _generation_tag() -> type[Any]:
-    """Return what makes `{% generation %}` known, a mark of the answers to train on: it is passed
-    over."""
-    from jinja2.ext import Extension
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return a value as JSON; that of Jinja escapes what HTML must."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateRuntimeError
-
-    raise TemplateRuntimeError(message)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from olm_data.errors import OlmError, ResourceError
-from olm_train.generate.engine import Engine, Finish, Request, Scored, Writing
+from olm_data.errors import InputError, OlmError, ResourceError
+from olm_train.generate.engine import Engine, Finish, Request, Scored, Writing, WritingError
 
 LOOK_SECONDS = 0.5
 """Between two looks whether a client is still there."""
@@ -165,7 +165,10 @@ class Worker:
         ended: Exception = ResourceError("the server is stopping")
         try:
             while self._take():
-                self._engine.step()
+                try:
+                    self._engine.step()
+                except WritingError as error:
+                    self._fail(error)
                 for key, text in list(self._texts.items()):
                     if text.job.dropped:
                         self._engine.drop(text.writing)
@@ -183,6 +186,13 @@ class Worker:
                     jobs[id(job)] = job
         for job in jobs.values():
             job.pieces.put(ended)
+
+    def _fail(self, error: WritingError) -> None:
+        """Tell those whose texts cannot go on."""
+        told = InputError(str(error))
+        for job in {text.job for text in self._texts.values() if text.writing in error.writings}:
+            job.pieces.put(told)
+            job.drop()
 
     def _take(self) -> bool:
         """Begin what is asked for; with nothing to do, wait for it. False: it is to end."""

@@ -123,9 +123,10 @@ class Family:
             try:
                 config = canonical(DecoderConfig(**_effective(ours)))
             except OlmError as error:
-                problems.append(Problem(error.where or "config.json", error.what))
+                problem = Problem(error.where or "config.json", error.what)
+                problems.append(self._in_their_words(problem))
             else:
-                problems += self.problems(config)
+                problems += map(self._in_their_words, self.problems(config))
         if problems:
             raise InputError(
                 f"our decoder cannot be this {self.architecture}: " + _listed(problems),
@@ -273,6 +274,20 @@ class Family:
         for row in self.rows:
             written |= row.write(config, problems)
         return written, [*problems, *self._unanswered(config)]
+
+    def _in_their_words(self, problem: Problem) -> Problem:
+        """Return what is wrong with a shape, said of the fields of a config.json."""
+        theirs = {
+            name: row.theirs[0]
+            for row in self.rows
+            for name in row.ours[:1]
+            if row.theirs and name not in row.theirs
+        }
+        said = str(problem).removeprefix(f"{DecoderConfig.__name__} ")
+        field, _, why = re.sub(r"\w+", lambda word: theirs.get(word[0], word[0]), said).partition(
+            " "
+        )
+        return Problem(field, why)
 
     def _module(self, module: str) -> tuple[list[str], bool]:
         """Return the modules of theirs that one of ours is, and whether they keep it transposed."""

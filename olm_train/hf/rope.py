@@ -86,6 +86,9 @@ class Rope(Row):
         )
         if found and before and found[1] != before[1]:
             given.refuse("rope_scaling", "says another scaling than rope_parameters")
+        alone = flat is None and before and before[0] is None  # then the default counts
+        if alone and theta not in (None, self.theta):
+            given.refuse("rope_theta", "is in rope_parameters alone, beside rope_scaling", theta)
         chosen = before or found
         return {
             "positions": "rope",
@@ -138,7 +141,11 @@ class LayerRope(Row):
         flat = given.take("rope_theta", float)
         local = given.take(self.local, float) if self.local else None
         older = given.take("rope_scaling", dict[str, Any])
+        if older and "rope_type" not in older:  # transformers puts it over a rope_type of "default"
+            given.refuse("rope_scaling.rope_type", "is not given; the older type is not read here")
         nested = given.take("rope_parameters", dict[str, Any]) or {}
+        if older and nested and not nested.get(FULL):
+            given.refuse(f"rope_parameters.{FULL}", "is not given, beside rope_scaling")
         found: dict[str, Stretch] = {
             "rope_scaling": stretch(given, "rope_scaling", older or {}, old)
         }
@@ -276,6 +283,8 @@ def stretch(given: Given, where: str, values: Json, old: int) -> Stretch:
     """
     inner = Given({key: value for key, value in values.items() if key != "type"})
     kind = inner.take("rope_type", str, values.get("type", "default"))
+    if values.get("type", kind) != kind:
+        inner.refuse("type", f"is {shown(values['type'])}; readers differ in which counts", kind)
     theta = inner.take("rope_theta", float)
     scaling: RopeScaling | None = None
     if inner.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:

@@ -204,7 +204,8 @@ class TableSize(Row):
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         if config.positions != "learned":
             problems.refuse("positions", f"is {config.positions}", "learned")
-        return {"n_positions": config.max_positions}
+        size = config.max_positions
+        return {"n_positions": size, "n_ctx": size}  # the old name, which mlx-lm needs
 
     def says(self) -> str:
         return "`max_positions`; `positions` is `learned`"

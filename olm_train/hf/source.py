@@ -16,7 +16,7 @@ import os
 import re
 from pathlib import Path
 
-from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
+from olm_data.bounded_json import JsonObject, MalformedJson, decode_configuration, decode_object
 from olm_data.canonical import sha256_file
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
@@ -33,8 +33,6 @@ SUFFIX, SCHEME = ".safetensors", "hf://"
 _FILE = re.compile(r"[^/\\]{1,200}\.safetensors")
 _OFFLINE = "HF_HUB_OFFLINE is set, and it is not in the cache of the hub's client"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_NO_LIMIT = re.compile(rb'("model_max_length"\s*:\s*)[0-9]{21,}')
-"""int(1e30), by which transformers says that a tokenizer knows no longest text."""
 _OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
 
 
@@ -99,7 +97,7 @@ def read_beside(place: str, name: str) -> JsonObject | None:
     """
     data = _read(place, name, MAX_CONFIG)
     try:
-        return None if data is None else decode_object(_NO_LIMIT.sub(rb"\1null", data))
+        return None if data is None else decode_configuration(data)
     except MalformedJson as error:
         raise ValidationError(
             f"the {name} is malformed: {error}", where=place, fix="restore it from a copy"

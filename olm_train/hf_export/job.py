@@ -23,12 +23,13 @@ from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import read_rows
-from olm_train.hf.families import Family, family_of_config
 from olm_train.hf.source import CHAT_TEMPLATE
 from olm_train.hf.tensors import Part, TensorMap
+from olm_train.hf_export.family import family_to_export
 from olm_train.hf_export.shards import Planned, Shard, plan
 from olm_train.hf_export.tokenizer_files import TokenizerFiles, tokenizer_files
 from olm_train.model.config import DecoderConfig
+from olm_train.model.decoder import Decoder
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -85,7 +86,8 @@ class Job:
         config: shape of its model.
 
     Attributes:
-        family: that can express the model.
+        family: that it is written as, see `family_to_export`.
+        config: the shape that is written.
         lock: the mixture it was trained on; None: nobody recorded it.
         claim: which export it is.
 
@@ -94,8 +96,11 @@ class Job:
     """
 
     def __init__(self, checkpoint: Checkpoint, options: Options, config: DecoderConfig) -> None:
-        self.checkpoint, self.options, self.config = checkpoint, options, config
-        self.family: Family = family_of_config(config)
+        self.checkpoint, self.options = checkpoint, options
+        self._tokenizer = checkpoint.read_bytes(TOKENIZER)
+        self.family, self.config = family_to_export(config, self._tokenizer)
+        known = {name for name, _ in Decoder(config, device="meta").named_parameters()}
+        self._zeros = {row.ours for row in self.family.tensors(self.config)} - known
         data = checkpoint.read_bytes(LOCK)
         self.lock = None if data is None else Lock.decode(data, f"{checkpoint.folder}/{LOCK}")
         own = checkpoint.read_bytes(CHAT_TEMPLATE)
@@ -126,21 +131,28 @@ class Job:
     @cached_property
     def tokenizer(self) -> TokenizerFiles | None:
         """What is written of the tokenizer; None: the checkpoint has none."""
-        data = self.checkpoint.read_bytes(TOKENIZER)
-        if data is None:
+        if self._tokenizer is None:
             return None
         rules = None if self.lock is None else self.lock.tokenizer
         return tokenizer_files(
-            data, rules, self.template, context=self.context, where=self.checkpoint.folder
+            self._tokenizer,
+            rules,
+            self.template,
+            context=self.context,
+            where=self.checkpoint.folder,
         )
 
     @cached_property
     def tensors(self) -> list[tuple[Planned, TensorMap, Part]]:
         """Each tensor that is written, and the rows of ours that it is."""
         dtype, found = DTYPES[self.options.dtype], []
+        # GPT-2 as it was published: mlx-lm knows no other names
+        bare = self.family.name == "gpt2" and self.config.tie_embeddings
+        prefix = self.family.names.prefix if bare and not self.claim.tied_head else ""
         for row in self.family.tensors(self.config):
             for part in row.parts:
-                found.append((Planned(part.name, dtype, part.shape), row, part))
+                name = part.name.removeprefix(prefix)
+                found.append((Planned(name, dtype, part.shape), row, part))
                 if self.claim.tied_head:
                     found += [(Planned(n, dtype, part.shape), row, part) for n in row.copies]
         return found
@@ -154,7 +166,10 @@ class Job:
         """Yield each tensor in the order of `tensors`, read when it is asked for."""
         files, index = self.checkpoint.files, self.checkpoint.index
         for planned, row, part in self.tensors:
-            rows = read_rows(files, index, f"model.{row.ours}", part.ours.start, part.ours.stop)
+            if row.ours in self._zeros:
+                rows = torch.zeros(part.rows, *row.shape[1:])
+            else:
+                rows = read_rows(files, index, f"model.{row.ours}", part.ours.start, part.ours.stop)
             yield rounded(part.of(rows), planned)
 
     @cached_property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from olm_data.errors import InputError, OlmError
 from olm_data.exporting.model_receipt import ModelProof, Verified
-from olm_data.mixture.lock import Lock
+from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.rows.reader import RowReader
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.checkpoint.weights import evaluation_model
@@ -62,9 +62,9 @@ def prove_folder(
     if tokenizer is None:
         skipped.append("tokenizer: the checkpoint has none")
     else:
-        readers = prove(folder, tokenizer, with_transformers=job.options.check != "files")
+        readers = prove(folder, tokenizer)
         if len(readers) == 1:
-            skipped.append("ids of AutoTokenizer: transformers was not used")
+            skipped.append("ids of AutoTokenizer: transformers is not installed")
     found: ModelProof | None = None
     if not why_not:
         model = evaluation_model(job.checkpoint)
@@ -91,12 +91,11 @@ def _rows(job: Job) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
     Raises:
         OlmError, FileNotFoundError: they are not there any more.
     """
-    loader = job.checkpoint.config().get("data_loader")
-    path = loader.get("mixture") if isinstance(loader, dict) else None
-    if job.lock is None or not isinstance(path, str):
+    if job.lock is None:
         raise InputError("nobody recorded a mixture")
     run = folder_of_paths(job.checkpoint)
-    lock = Lock.read(path if "://" in path or path.startswith("/") else f"{run}/{path}")
+    lock = Lock.read(lock_of_run(job.checkpoint.config(), run))
+    lock.refuse_far(run)
     if lock.digest != job.lock.digest:
         raise InputError("another mixture lies where that of the run was")
     reader = RowReader(lock)

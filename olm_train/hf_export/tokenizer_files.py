@@ -29,7 +29,7 @@ from olm_train.generate.template import ChatTemplate, Message
 from olm_train.hf.source import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
 
 SPECIAL_TOKENS = "special_tokens_map.json"
-PROBES = (*PROBE_TEXTS, "long " * 2_000, "")
+PROBES = (*PROBE_TEXTS, "in 1984, 123456789 e\u0301\u1e9b\u0323", "long " * 2_000, "")
 """Texts whose ids are compared; the long one finds a file that cuts texts off."""
 _ANSWER = "ANSWER-OF-THE-ASSISTANT"
 
@@ -101,13 +101,13 @@ def tokenizer_files(
     return TokenizerFiles(spec, tuple(ends), {**files, TOKENIZER_CONFIG: _json(config)})
 
 
-def prove(folder: Path, tokenizer: TokenizerFiles, *, with_transformers: bool) -> list[str]:
-    """Read the tokenizer back from a folder and compare ids; return the readers that gave them.
+def prove(folder: Path, tokenizer: TokenizerFiles) -> list[str]:
+    """Read the tokenizer back from a folder and compare ids; return the readers that gave them:
+    the AutoTokenizer of transformers too, where it is installed.
 
     Args:
         folder: local, with everything in it.
         tokenizer: what was written.
-        with_transformers: also through its AutoTokenizer, where it is installed.
 
     Raises:
         ValidationError: a reader gives other ids, or knows other special tokens.
@@ -118,7 +118,7 @@ def prove(folder: Path, tokenizer: TokenizerFiles, *, with_transformers: bool) -
     if (data, again.probe_sha256) != (tokenizer.files[TOKENIZER], spec.probe_sha256):
         raise ValidationError("the tokenizer reads back as another one", where=str(folder))
     readers = [f"tokenizers {version('tokenizers')}"]
-    if not with_transformers or find_spec("transformers") is None:
+    if find_spec("transformers") is None:
         return readers
     from transformers import AutoTokenizer
 

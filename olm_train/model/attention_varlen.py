@@ -5,9 +5,6 @@
 `varlen` is `torch.nn.attention.varlen.varlen_attn`, FlashAttention 2 inside torch. `flash` is the
 separate flash-attn package: version 3 (`flash_attn_interface`) if it is installed, else version 2
 (`flash_attn`). All of them are FlashAttention (Dao, 2023): CUDA, 16-bit types, heads up to 256.
-
-`varlen_attn` changed its signature between torch 2.11 and 2.13. `varlen_kernel` looks at the
-signature, not at a version number, and gives one call for all; nothing else in the package knows.
 """
 
 from __future__ import annotations
@@ -50,17 +47,7 @@ class Offsets(NamedTuple):
 
 
 def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
-    """Give a version of torch's `varlen_attn` the common signature.
-
-    Two are known: `window_size`, equal numbers of heads (2.11); `window_size` and `enable_gqa`
-    (2.12 on).
-
-    Raises:
-        TypeError: neither of these.
-    """
-    parameters = inspect.signature(varlen_attn).parameters
-    if "window_size" not in parameters:
-        raise TypeError(f"varlen_attn{inspect.signature(varlen_attn)} is not one this code knows")
+    """Give torch's `varlen_attn` the common signature."""
 
     def attend(
         q: Tensor,
@@ -72,15 +59,17 @@ def varlen_kernel(varlen_attn: Callable[..., Any]) -> Kernel:
         scores: Scores,
     ) -> Tensor:
         assert scores.softcap is None, "refused before"
-        options: dict[str, Any] = {"window_size": _window_size(window), "scale": scores.scale}
-        if q.shape[1] != k.shape[1]:
-            if "enable_gqa" in parameters:
-                options["enable_gqa"] = True
-            else:
-                group = q.shape[1] // k.shape[1]
-                k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))  # [T, H, D]
         out: Tensor = varlen_attn(
-            q, k, v, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            window_size=_window_size(window),
+            scale=scores.scale,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         return out
 
@@ -188,14 +177,6 @@ def _torch_kernel() -> Kernel:
     return varlen_kernel(varlen_attn)
 
 
-def _no_varlen() -> Refusal | None:
-    try:
-        _torch_kernel()
-    except (ImportError, TypeError) as error:
-        return Refusal(f"torch {torch.__version__}: {error}", "use torch 2.11 to 2.13, or flex")
-    return None
-
-
 def flash_module() -> str | None:
     """The installed module of the flash-attn package, the newer one first; None: there is none."""
     for name in ("flash_attn_interface", "flash_attn"):
@@ -241,5 +222,5 @@ def _no_cap_in_flash() -> Refusal | None:
     )
 
 
-VARLEN = kernel_backend(_torch_kernel, _no_varlen, _no_cap_in_torch)
+VARLEN = kernel_backend(_torch_kernel, lambda: None, _no_cap_in_torch)
 FLASH = kernel_backend(_flash_kernel, _no_flash, _no_cap_in_flash)

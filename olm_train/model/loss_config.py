@@ -80,6 +80,9 @@ class OwnLoss(Config, ABC):
     def sums(self, head: Head, x: Tensor, labels: Tensor) -> LossSums:
         """Return the sums of a micro-batch, which is divided by the step's number of labels.
 
+        With a fourth argument `context` it is also given the model and a place for its terms, see
+        `loss_context.LossContext`: `def sums(self, head, x, labels, context=None)`.
+
         Args:
             head: gives logits [b, S, V] of the states: `head.logits(x)`.
             x: normalised states [b, S, d_model].
@@ -98,7 +101,7 @@ class LossConfig(Config):
 
     Attributes:
         name: implementation, see below: "auto", "plain", "compiled", "chunked" or
-            "linear_cross_entropy" (torch's own chunked one, from torch 2.13 on).
+            "linear_cross_entropy" (torch's own chunked one).
         z_loss_multiplier: adds this times log(sum(exp(logits)))^2 of each label; logged as `train/Z
             loss`.
         chunk_size: "chunked", also where "auto" takes it: tokens whose logits exist at once.
@@ -118,13 +121,9 @@ class LossConfig(Config):
             _refuse("chunk_size", f"the {self.name} loss has no chunks", "use name: chunked")
         if self.max_logits_gb is not None and self.name != "auto":
             _refuse("max_logits_gb", f"the {self.name} loss is named already", "use name: auto")
-        if self.name == "linear_cross_entropy":
-            if not hasattr(F, "linear_cross_entropy"):
-                why = f"torch {torch.__version__} has no linear_cross_entropy; 2.13 has"
-                _refuse("name", why, "use name: chunked")
-            if self.z_loss_multiplier is not None:
-                why = "torch's linear_cross_entropy has no z-loss"
-                _refuse("z_loss_multiplier", why, "use name: chunked")
+        if self.name == "linear_cross_entropy" and self.z_loss_multiplier is not None:
+            why = "torch's linear_cross_entropy has no z-loss"
+            _refuse("z_loss_multiplier", why, "use name: chunked")
 
     def choose(self, model: DecoderConfig, *, microbatch: int, compiling: bool) -> LossChoice:
         """Choose the implementation.

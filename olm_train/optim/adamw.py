@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -83,4 +83,12 @@ class SkipStepAdamWConfig(SkipStepOptions, _AdamConfig):
         optimizer = super()._build(model, groups)
         guard = StepGuard(self, groups[0]["params"][0].device)
         optimizer.guard = guard  # type: ignore[attr-defined]
+        optimizer.register_step_pre_hook(_ask_guard)
         return optimizer
+
+
+def _ask_guard(optimizer: Any, *_: object) -> None:
+    """Hand what the guard has decided to the kernel, whoever takes the step."""
+    place = optimizer.param_groups[0]["params"][0].device  # the host with cpu_offload
+    optimizer.found_inf = optimizer.guard.skipped().to(place)
+    optimizer.grad_scale = None

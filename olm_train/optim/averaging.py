@@ -75,11 +75,12 @@ def is_averaged(value: object) -> bool:
 
 
 class RunningMean:
-    """A weighted mean of tensors that come one after another, correct to the rounding of fp32.
+    """A weighted mean of tensors that come one after another, summed in fp64 and rounded once.
 
-    What the addition to an fp32 mean loses is kept in a second tensor (Knuth's TwoSum), so the mean
-    of thousands of steps is as good as one in fp64 that is rounded once. Each rank works on its own
-    shards; no communication.
+    Between updates an fp32 mean and the fp32 rest of its rounding hold the sum: an update loses at
+    most 2^-48 of it, on any CPU, so `mean` is the fp32 number that is nearest to the exact mean but
+    where the two around it are as near to within that. Each rank works on its own shards; no
+    communication.
 
     Args:
         like: names and tensors, whole or DTensors; those without floating-point numbers are left
@@ -104,21 +105,20 @@ class RunningMean:
 
     @torch.no_grad()
     def update(self, values: Mapping[str, Tensor], part: float) -> None:
-        """Take weights in.
+        """Take weights in: mean + carry += (values - mean - carry) * part, in fp64.
 
         Args:
             values: by the names that `like` had.
             part: of the new mean that they are; 1: they are the first ones.
         """
         for names in self._groups():
-            new = [local(values[name]).to(torch.float32) for name in names]
             mean = [local(self.mean[name]) for name in names]
             carry = [local(self.carry[name]) for name in names]
-            if part == 1:
-                torch._foreach_copy_(mean, new)
-                torch._foreach_zero_(carry)
-            else:
-                _lerp(mean, carry, new, part)
+            total = [one.double().add_(other) for one, other in zip(mean, carry, strict=True)]
+            torch._foreach_lerp_(total, [local(values[name]).double() for name in names], part)
+            torch._foreach_copy_(mean, total)
+            torch._foreach_sub_(total, [one.double() for one in mean])
+            torch._foreach_copy_(carry, total)
 
     def _groups(self) -> Iterator[list[str]]:
         group, elements = [], 0
@@ -130,22 +130,6 @@ class RunningMean:
                 group, elements = [], 0
         if group:
             yield group
-
-
-def _lerp(mean: list[Tensor], carry: list[Tensor], new: list[Tensor], part: float) -> None:
-    """mean + carry += (new - mean - carry) * part, in place; the sum is exact to the last bit."""
-    step = torch._foreach_sub(new, mean)
-    torch._foreach_sub_(step, carry)
-    torch._foreach_mul_(step, part)
-    torch._foreach_add_(step, carry)
-    total = torch._foreach_add(mean, step)
-    arrived = torch._foreach_sub(total, mean)
-    torch._foreach_sub_(step, arrived)  # what of the step was lost
-    torch._foreach_sub_(arrived, total)
-    torch._foreach_add_(arrived, mean)  # what of the mean was lost
-    torch._foreach_add_(step, arrived)
-    torch._foreach_copy_(mean, total)
-    torch._foreach_copy_(carry, step)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.import_path import load_class
 from olm_data.errors import UsageError
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.groups import ParamGroup, parameter_groups
@@ -47,6 +48,61 @@ class GivenOptim(OptimConfig):
 
     def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
         raise AssertionError("build makes its own groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedOptim(OptimConfig):
+    """An optimiser that train.yaml names by its import path, such as `torch.optim:NAdam`.
+
+    Made by `of`. Weight decay is for parameters of two dimensions or more. What the optimiser has
+    not, such as moments, is 0 here.
+
+    Attributes:
+        kind: import path of its class.
+        options: given with the class.
+    """
+
+    wraps: ClassVar[type[Optimizer]] = Optimizer
+
+    kind: str
+    options: JsonObject = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: str, kind: type[Optimizer], options: JsonObject) -> NamedOptim:
+        """Return the configuration of a class with these options of its constructor.
+
+        Raises:
+            UsageError: see `built`; or no rate is known.
+        """
+        probe = built(kind, nn.Linear(1, 1), _as_tuples(options), {})
+        group = probe.param_groups[0]
+        return cls(
+            kind=path,
+            options=options,
+            lr=float(group["lr"]),
+            betas=_betas(group),
+            weight_decay=float(group.get("weight_decay", 0.0)),
+            decay_embeddings=True,
+        )
+
+    def plain(self) -> JsonObject:
+        """Return what stands in train.yaml."""
+        return {"name": self.kind, **self.options}
+
+    def build(self, model: nn.Module) -> Optimizer:
+        """Return the optimiser over the parameters that the model has now."""
+        kind = load_class(self.kind, Optimizer, where="train_module.optim.name")
+        optimizer = built(kind, model, _as_tuples(self.options), {})
+        for group in optimizer.param_groups:
+            group.setdefault("peak_lr", float(group["lr"]))
+        return optimizer
+
+    def _build(self, model: nn.Module, groups: list[ParamGroup]) -> Optimizer:
+        raise AssertionError("build makes its own groups")
+
+
+def _as_tuples(options: JsonObject) -> JsonObject:
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
 
 
 def given_optim(given: Given, model: nn.Module, options: JsonObject) -> GivenOptim:

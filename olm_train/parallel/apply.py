@@ -177,9 +177,11 @@ def _fully_shard(
 def _shard_mesh(world: World, replicas: int, shards: int) -> DeviceMesh:
     """Return the mesh FSDP2 cuts parameters over: ("dp_shard",), or with several replicas
     ("dp_replicate", "dp_shard"), a replica's ranks side by side. The names are OLMo-core's."""
-    shape, names = ((replicas, shards), ("dp_replicate", "dp_shard"))
-    first = replicas == 1
-    return init_device_mesh(world.device.type, shape[first:], mesh_dim_names=names[first:])
+    kind = world.device.type
+    if replicas == 1:
+        return init_device_mesh(kind, (shards,), mesh_dim_names=("dp_shard",))
+    names = ("dp_replicate", "dp_shard")
+    return init_device_mesh(kind, (replicas, shards), mesh_dim_names=names)
 
 
 def _sum_gradients(model: nn.Module) -> None:
@@ -211,7 +213,7 @@ def _prefetch(modules: Iterable[nn.Module], factor: int) -> None:
 def _replicate(model: nn.Module, world: World) -> DistributedDataParallel:
     device_ids = None if world.device.index is None else [world.device.index]
     with warnings.catch_warnings():
-        # torch 2.13 wants another name for broadcast_buffers, which does something else
+        # torch wants another name for broadcast_buffers, which does something else
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
         wrapped = DistributedDataParallel(
             model,

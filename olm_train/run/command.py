@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from olm_data.command import for_people
 from olm_data.config.values import with_value
 from olm_data.errors import OlmError, UsageError, shown
-from olm_train.run.own_code import place_in_own_code
+from olm_train.run.own_code import place_outside
 
 if TYPE_CHECKING:
     from olm_train.distributed.preempt import Preemption
@@ -233,13 +233,18 @@ def _train(config: RunConfig, preemption: Preemption) -> int:
 
     world = World.start(timeout=timedelta(seconds=config.comm.init_timeout_seconds))
     config, threads = _with_threads(config, world)
-    config, chosen = config.on_device(Capability.of(world.device))
+    capability = Capability.of(world.device)
+    config, chosen = config.on_device(capability)
     config, why = config.fitted(Machine.of(world))
     if world.main and why:
         print(shown("\n".join(why)), file=sys.stderr, flush=True)
     require_agreement(world, RankSettings.of(world, config.lock_digest(), config.as_dict()))
     memory = keep_freed_memory(world.device.type, os.environ)
-    trainer = config.build(world, chosen=[*chosen, threads, *([memory] if memory else [])])
+    auto = (
+        f"auto on {capability.name}: {', '.join(chosen)} (--dry-run says why)" if chosen else None
+    )
+    line = "; ".join(filter(None, (auto, threads, memory)))
+    trainer = config.build(world, chosen=[line])
     try:
         trainer.fit(preemption)
         code = 0
@@ -291,11 +296,11 @@ def _rank() -> int:
 
 def _unexpected(error: Exception) -> str:
     """Return the message of an error that nobody foresaw, of our code or of a part of one's own."""
-    where = place_in_own_code(error)
-    fix = "run again with --debug for the traceback" + ("" if where else ", and please report it")
-    lines = [f"unexpected error: {type(error).__name__}: {error}"]
-    lines += [f"  where: {where}, in code of your own"] if where else []
-    return shown("\n".join([*lines, f"  fix: {fix}"]))
+    where = place_outside(error)
+    what = f"unexpected error: {type(error).__name__}: {error}"
+    place = f"\n  where: {where}" if where else ""
+    report = "unless that code is yours, please report it" if where else "please report it"
+    return shown(f"{what}{place}\n  fix: run again with --debug for the traceback; {report}")
 
 
 def _trace(argv: list[str]) -> str:
@@ -310,16 +315,17 @@ def _fail(message: str, code: int) -> int:
 
 
 def _first_to_fail() -> bool:
-    """Whether no other rank has reported an error yet; torchrun's own store keeps the count.
+    """Whether no other rank has reported an error yet; the store they met in keeps the count.
 
-    torchrun stops all ranks when the first one fails, so waiting for rank 0 to speak could lose
-    the message.
+    torchrun, or a scheduler, stops all ranks when the first one fails, so waiting for rank 0 to
+    speak could lose the message.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return True
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return _rank() == 0
-    from torch.distributed import DistError, TCPStore
+    from torch.distributed import DistError, TCPStore, is_initialized
+
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and not is_initialized():
+        return True  # they have not met: what fails here may be this machine's alone
 
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     try:
@@ -330,5 +336,5 @@ def _first_to_fail() -> bool:
             timeout=timedelta(seconds=10),
         )
         return store.add(f"olm_train/failed/{attempt}", 1) == 1
-    except DistError:  # the launcher is gone: better twice than never
+    except DistError:  # the store is gone: better twice than never
         return True

@@ -285,11 +285,10 @@ class RunConfig(Config):
         largest = max(self.data_loader.global_batch_size, *sizes, 0)
         return largest // (self.train_module.rank_microbatch_size * world_size)
 
-    def on_device(self, capability: Capability) -> tuple[RunConfig, list[str]]:
-        """Return the configuration with what `auto` stands for there, and lines saying why."""
+    def on_device(self, capability: Capability) -> tuple[RunConfig, dict[str, str]]:
+        """Return the configuration with what `auto` stands for there, each choice with its why."""
         model, module, why = resolve(self.model, self.train_module, capability)
-        lines = [f"auto on {capability.name}: {line}" for line in why]
-        return replace(self, model=model, train_module=module), lines
+        return replace(self, model=model, train_module=module), why
 
     def fitted(self, machine: Machine) -> tuple[RunConfig, list[str]]:
         """Return the configuration with what `parallel` chooses filled in, and lines saying why."""

@@ -7,7 +7,7 @@ reads a remote dataset.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,7 @@ from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.evaluation.held_out import open_held_out
-from olm_train.hf.families import family_of_config
+from olm_train.hf_export.family import family_of_run
 from olm_train.model.config import DecoderConfig
 from olm_train.optim.schedule_base import Position
 from olm_train.run.config import RunConfig
@@ -81,11 +81,13 @@ def describe(
             "# mixture\n" + "\n".join(_mixture(loader.lock)) + "\n",
             "# schedule\n" + "\n".join(_schedule(config, loader, world_size)) + "\n",
             "# model\n" + "\n".join(_model(config, loader, world_size, plan)) + "\n",
-            "# device\n" + "\n".join([*chosen, _threads(config), here]).rstrip("\n") + "\n",
+            "# device\n"
+            + "\n".join([*_chosen(chosen, plan), _threads(config), here]).rstrip("\n")
+            + "\n",
             "# memory of a rank\n" + "\n".join([*memory, *why]) + "\n",
             "# first rows\n" + "\n".join(first_rows(loader.lock, loader.rows_of_step(0).tolist())),
         ]
-        held_out = list(_held_out(config, loader.lock))
+        held_out = list(_held_out(config, loader))
     if held_out:
         sections.append("\n# evaluation\n" + "\n".join(held_out))
     return "\n".join(sections)
@@ -95,6 +97,11 @@ def _threads(config: RunConfig) -> str:
     """Return a line about the CPU threads of a rank, for this machine and its ranks."""
     count, why = choose(config.threads, Processors.here(), os.environ, None)
     return f"CPU threads of a rank, on this machine: {count} ({why})"
+
+
+def _chosen(chosen: Mapping[str, str], plan: Plan) -> Iterator[str]:
+    for what, why in chosen.items():
+        yield f"auto on {plan.gpu.capability.name}: {what}: {why}"
 
 
 def _here(config: RunConfig) -> str:
@@ -192,7 +199,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         "shorter ones cost less)"
     )
     yield f"{tokens / config.model.num_params:.3g} tokens a parameter"
-    yield _exports_as(config.model)
+    yield _exports_as(config.model, loader.lock)
     module = config.train_module
     loss = module.loss.choose(
         config.model,
@@ -209,10 +216,10 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
     )
 
 
-def _exports_as(model: DecoderConfig) -> str:
+def _exports_as(model: DecoderConfig, lock: Lock) -> str:
     """Return what `olm-train export --to hf` makes of a model, or what prevents it."""
     try:
-        return f"exports as: {family_of_config(model).architecture}"
+        return f"exports as: {family_of_run(model, lock).architecture}"
     except UsageError as error:
         return f"exports as nothing that transformers knows: {error.what}"
 
@@ -243,16 +250,15 @@ def _memory(
         )
 
 
-def _held_out(config: RunConfig, lock: Lock) -> Iterator[str]:
+def _held_out(config: RunConfig, loader: DataLoader) -> Iterator[str]:
     evaluator = config.trainer.callbacks.lm_evaluator
     if evaluator is not None and evaluator.enabled:
         held_out: dict[str, Dataset] = {}
         for name, folder in evaluator.datasets.items():
-            dataset = open_held_out(name, folder, lock)
+            dataset = open_held_out(name, folder, loader.lock)
             yield f"{name}: {dataset.tokens:,} tokens in {dataset.documents:,} documents"
             held_out[name] = dataset
-        datasets = lock.open_datasets(verify="off")
-        for text in warnings_of_held_out(held_out, lock, datasets):
+        for text in warnings_of_held_out(held_out, loader.lock, loader.datasets):
             yield f"warning: {text}"
 
 

@@ -23,9 +23,9 @@ TEXT = (
 
 @pytest.fixture(scope="module")
 def peers(repository: Path) -> Any:
-    """Importer of the modules under benchmarks/peers/tokenizers."""
+    """Importer of the modules under benchmarks/peers/token_writers."""
     sys.path.insert(0, str(repository / "benchmarks"))
-    yield lambda name: importlib.import_module(f"peers.tokenizers.{name}")
+    yield lambda name: importlib.import_module(f"peers.token_writers.{name}")
     sys.path.remove(str(repository / "benchmarks"))
 
 
@@ -218,7 +218,7 @@ def test_the_megatron_method_writes_the_ids_of_every_document_and_an_index_of_th
     )
     task.save(tmp_path / "task.json")
     subprocess.run(
-        [sys.executable, "-m", "peers.tokenizers.megatron", str(tmp_path / "task.json")],
+        [sys.executable, "-m", "peers.token_writers.megatron", str(tmp_path / "task.json")],
         env={"PYTHONPATH": str(repository / "benchmarks")},
         check=True,
     )

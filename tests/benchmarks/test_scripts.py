@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_what_it_imports_from_the_packages_is_there(name: str) -> None:
                 if not hasattr(module, alias.name) and importlib.util.find_spec(inner) is None:
                     missing.append(inner)
     assert not missing
+
+
+@pytest.mark.parametrize("folder", [".", "exports", "peers"])
+def test_no_file_beside_a_program_hides_a_package_from_it(folder: str) -> None:
+    """Python looks for imports in the program's own folder first."""
+    names = {path.stem for path in (BENCHMARKS / folder).iterdir()}
+    assert not names & {*packages_distributions(), *sys.stdlib_module_names}
 
 
 @pytest.mark.slow

@@ -35,18 +35,12 @@ def _mixture(request: pytest.FixtureRequest, folder: Path, _: ExitStack) -> dict
 
 def _bucket(request: pytest.FixtureRequest, folder: Path, _: ExitStack) -> dict[str, str]:
     """A bucket at $BUCKET with text in $BUCKET/text, and a tokenizer at $TOKENIZER."""
-    import boto3
+    from support.s3 import client
 
     server = request.getfixturevalue("s3_server")
-    client = boto3.client(
-        "s3",
-        endpoint_url=server["endpoint_url"],
-        aws_access_key_id=server["key"],
-        aws_secret_access_key=server["secret"],
-        region_name="us-east-1",
-    )
     text = write_jsonl(folder.parent / f"{folder.name}.jsonl", texts(80))
-    client.upload_file(str(text), server["bucket"], f"{folder.name}/text/a.jsonl")
+    key = f"{folder.name}/text/a.jsonl"
+    client(server).put_object(Bucket=server["bucket"], Key=key, Body=text.read_bytes())
     return {
         "AWS_ENDPOINT_URL": server["endpoint_url"],
         "AWS_ACCESS_KEY_ID": server["key"],

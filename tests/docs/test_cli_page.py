@@ -17,7 +17,12 @@ from olm_train.cli import cli as trainer
 from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
 
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
-COMMON = {"--quiet", "--verbose", "--debug"}  # of every command; at the top of the page
+COMMON = {
+    "--quiet",
+    "--verbose",
+    "--debug",
+    "--storage-options",
+}  # of every command; at the top of the page
 
 
 def sections() -> dict[str, str]:

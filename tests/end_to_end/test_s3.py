@@ -42,10 +42,9 @@ def objects(url: str, folder: Path) -> dict[str, str]:
 
 def uploads(s3: dict[str, str], prefix: str) -> list[Any]:
     """Return the unfinished multipart uploads below a URL; other tests leave some on purpose."""
-    import boto3
+    from support.s3 import client
 
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
-    found = client.list_multipart_uploads(Bucket=s3["bucket"]).get("Uploads", [])
+    found = client(s3).list_multipart_uploads(Bucket=s3["bucket"]).get("Uploads", [])
     return [upload for upload in found if f"s3://{s3['bucket']}/{upload['Key']}".startswith(prefix)]
 
 

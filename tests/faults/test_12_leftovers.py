@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-import boto3
 import pytest
 from support.command import olm_data
+from support.s3 import client
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.clean import Leftover, clean, parse_age
@@ -43,9 +43,9 @@ def find(place: str, older_than: float) -> list[Leftover]:
 
 def begin_upload(s3: dict[str, str], key: str) -> str:
     """Leave an unfinished upload as a killed process does."""
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
-    id = client.create_multipart_upload(Bucket=s3["bucket"], Key=key)["UploadId"]
-    client.upload_part(Bucket=s3["bucket"], Key=key, UploadId=id, PartNumber=1, Body=b"part")
+    own = client(s3)
+    id = own.create_multipart_upload(Bucket=s3["bucket"], Key=key)["UploadId"]
+    own.upload_part(Bucket=s3["bucket"], Key=key, UploadId=id, PartNumber=1, Body=b"part")
     return id
 
 

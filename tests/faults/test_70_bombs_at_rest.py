@@ -91,7 +91,9 @@ def forge(folder: Path, bomb: Callable[[Path], None]) -> None:
     (folder / "shard-00000.json").write_text(json.dumps(record))
     digest = hashlib.sha256((folder / "shard-00000.json").read_bytes()).hexdigest()
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
-    manifest.shards[0].sha256.update(docs=sha256, record=digest)
+    known = manifest.shards[0]
+    digests = msgspec.structs.replace(known.sha256, docs=sha256, record=digest)
+    manifest.shards[0] = msgspec.structs.replace(known, sha256=digests)
     manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
     (folder / "manifest.json").write_bytes(manifest.encode())
 

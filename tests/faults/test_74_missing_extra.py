@@ -20,7 +20,7 @@ from olm_train.cli import COMMANDS
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = "olm_data.cli"
 WORKS = "works"
-BROUGHT = {"awkward": "gigatoken", "botocore": "boto3", "markupsafe": "jinja2"}
+BROUGHT = {"awkward": "gigatoken", "markupsafe": "jinja2"}
 BROUGHT |= {"comet_ml": "comet-ml", "lm_eval": "lm-eval"}
 """Packages that come with another one, or are imported by another name."""
 

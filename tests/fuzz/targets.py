@@ -224,7 +224,7 @@ class Workshop:
             dtype=np.dtype(manifest.dtype),
             tokens=info.tokens,
             documents=info.documents,
-            sha256={**info.sha256, **digests},
+            sha256=msgspec.structs.replace(info.sha256, **digests),
             verify="lazy",
         )
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from olm_data.counts import (
     MAX_COUNT,
+    counted,
     duration,
     parse_count,
     parse_share,
@@ -95,3 +96,17 @@ def test_shares_are_exact() -> None:
     for odd in ("1", "-0.1", "2", "x", "1/0", "nan", "inf"):
         with pytest.raises(UsageError):
             parse_share(odd, "--holdout")
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "words"),
+    [
+        (0, "document", "0 documents"),
+        (1, "document", "1 document"),
+        (1234, "document", "1,234 documents"),
+        (1, "entry", "1 entry"),
+        (2, "entry", "2 entries"),
+    ],
+)
+def test_one_thing_is_no_plural(number: int, noun: str, words: str) -> None:
+    assert counted(number, noun) == words

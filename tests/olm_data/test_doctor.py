@@ -45,6 +45,8 @@ def test_a_good_store_passes_every_check_and_nothing_is_left(
     }
     del states["room"], states["open files"]
     assert set(states.values()) == {"ok"}
+    seen = {item["check"]: item["seen"] for item in report["findings"]}
+    assert seen["checksums"] == "accepted; ETags are md5"
     assert Store(place).entries() == []
     assert list(Store(place).bucket.uploads(tmp_path.name)) == []
 

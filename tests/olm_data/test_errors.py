@@ -53,7 +53,7 @@ def test_a_part_takes_one_line_whatever_it_holds(what: str, where: str) -> None:
 
 
 def test_an_indented_list_keeps_its_lines() -> None:
-    assert str(UsageError("two files:\n    a\n    b\nc")) == "two files:\n    a\n    b\\nc"
+    assert str(UsageError("two files:\n    a\n    b\nc")) == "two files:\n    a\n    b c"
 
 
 @given(TEXT)

@@ -68,3 +68,40 @@ def test_nothing_is_printed_of_what_is_asked_and_of_clients_that_go_away(
         gone.sendall(b"GET / HTTP/1.1\r\n")  # then reset
     get(server).read()
     assert capfd.readouterr() == ("", "")
+
+
+def test_two_hundred_clients_at_once_are_all_answered() -> None:
+    with LoopbackServer(Echo, 0) as serving:
+        address = ("127.0.0.1", serving.server_port)
+        # nobody is accepted yet: each of them is taken by the queue or by nobody
+        clients = [socket.create_connection(address, timeout=60) for _ in range(200)]
+        thread = threading.Thread(target=serving.serve_forever, args=(0.05,))
+        thread.start()
+        for client in clients:
+            client.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n\r\n" % address[1])
+        for client in clients:
+            with client:
+                assert client.recv(12) == b"HTTP/1.1 200"
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        "Content-Length: 5\r\nContent-Length: 5",
+        "Content-Length: 5\r\nContent-Length: 50",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Host: {0}",
+    ],
+)
+def test_a_request_that_says_its_length_or_host_twice_is_refused(
+    twice: str, server: LoopbackServer
+) -> None:
+    host = f"127.0.0.1:{server.server_port}"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=600) as client:
+        said = f"GET /a HTTP/1.1\r\nHost: {host}\r\n{twice.format(host)}\r\n\r\nhello"
+        client.sendall(f"{said}GET /b HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1

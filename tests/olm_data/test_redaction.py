@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from support.command import environment
+from support.command import environment, inside
 from support.hostile_s3 import SECRETS, SPELLINGS, TOKEN, leaked
 from support.racing import race
 
 from olm_data import redaction
-from olm_data.errors import InputError, UsageError, said_by, words
+from olm_data.errors import InputError, UsageError, refuse_secrets, said_by, words
 from olm_data.redaction import echoes, hold, names_credentials, redacted
 from olm_data.runners.outcome import attempt
 from olm_data.storage.in_clear import is_loopback, warn_in_clear
@@ -50,6 +51,86 @@ def held(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_s3_a_credential_is_known_by_its_shape(text: str) -> None:
     assert "canary" not in redacted(text).lower()
     assert "***" in redacted(text)
+
+
+PASSWORDS = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Z", "Cc", "Cs"]), min_size=1, max_size=20
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(["https", "s3", "hf", "postgres+x"]),
+    st.sampled_from(["", "user", "a.b", "me%40x"]),
+    st.tuples(PASSWORDS, st.just("canary"), PASSWORDS).map("".join),
+    st.sampled_from(["host", "10.0.0.1:8080", "[::1]:80", "a.b.c"]),
+    st.sampled_from(["", "/", "/x/y", "/x@y", "/x?a=b@c#d"]),
+    st.sampled_from(["{}", "'{}'", '"{}"', "where: {}\n  why: it is gone", '{{"url":"{}","n":1}}']),
+)
+@example("https", "u", "p@s@canary/s@x", "host", "/x", "{}")
+@example("https", "u", "canary@123/4", "host", "/x", "{}")
+def test_a_password_in_a_url_leaves_nothing_in_a_message(
+    scheme: str, user: str, password: str, host: str, path: str, around: str
+) -> None:
+    assume(not re.match(r"\d{1,5}[/?#]", password))  # a port, for all who read URLs
+    url = f"{scheme}://{user}:{password}@{host}{path}"
+    text = redacted(around.format(url))
+    assert "canary" not in text
+    assert text.startswith(around.partition("{}")[0].replace("{{", "{"))
+    assert names_credentials(url)
+    with pytest.raises(UsageError) as refused:
+        refuse_secrets(url)
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("word", ["https://u:{}@h/x", "https:/u:{}@h/x", "--to=s3://u:{}@h"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tokenize",
+        "verify",
+        "mix",
+        "show",
+        "stats",
+        "import",
+        "push",
+        "pull",
+        "export",
+        "add",
+        "doctor",
+        "report",
+        "status",
+        "train-tokenizer",
+        "no-such-command",
+    ],
+)
+def test_no_command_repeats_a_password_that_is_typed(
+    command: str, word: str, held: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = word.format("p@canary@7/tail'q")
+    for given_words in (
+        (typed,),
+        (typed, "-o", typed),
+        ("-o", typed),
+        ("--tokenizer", typed, "README"),
+    ):
+        said = inside(capsys, command, *given_words)
+        assert said.returncode
+        assert "canary" not in said.stdout + said.stderr
+        assert "tail" not in said.stdout + said.stderr
+
+
+def test_addresses_with_ports_and_paths_with_an_at_stay() -> None:
+    for text in (
+        "http://localhost:8080/a@b",
+        "hf://datasets/a/b@main/x",
+        "s3://b/part-0@2.parquet",
+        '{"url":"https://x.com","mail":"me@x.com"}',
+        "https://x.com, or mail me@x.com",
+        "10:30 a@b and c:/x@y",
+    ):
+        assert redacted(text) == text
+        assert redacted(f"'{text}'") == f"'{text}'"
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
@@ -218,7 +299,9 @@ def test_an_error_of_the_user_is_still_whole() -> None:
     assert str(error).splitlines()[1:] == ["  where: s3://bucket/a.jsonl", "  fix: check the path"]
 
 
-@pytest.mark.parametrize("text", ["x", "secret", "?secret", "access-key", "://a", "token-"])
+@pytest.mark.parametrize(
+    "text", ["x", "secret", "?secret", "access-key", "://a", "token-", "://a:b", "://@"]
+)
 def test_s3_a_long_text_is_redacted_in_linear_time(text: str) -> None:
     long = "?" + text * (200_000 // len(text))
     begun = time.process_time()

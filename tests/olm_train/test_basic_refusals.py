@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.own_data import Own
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train import BasicTrainModule
+from olm_train import BasicTrainModule, Duration, Trainer
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,34 @@ def test_what_is_no_loss_is_refused(loss: Any, what: str) -> None:
 def test_what_is_no_model_to_train_is_refused(model: nn.Module, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         BasicTrainModule(model, torch.optim.SGD, nn.MSELoss(), optim={"lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.zeros((1,) * 9),
+    ],
+)
+def test_state_that_no_checkpoint_can_hold_is_refused_at_the_first_step(
+    state: torch.Tensor, tmp_path: Path
+) -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["odd"] = state
+
+    trainer = Trainer(
+        train_module=BasicTrainModule(nn.Linear(4, 3), Odd, loss_of_images, optim={"lr": 0.1}),
+        data_loader=Own(),
+        save_folder=tmp_path,
+        max_duration=Duration.steps(3),
+    )
+    with pytest.raises(UsageError, match=r"a checkpoint cannot hold '?optim\..*odd"):
+        trainer.fit()
+    assert trainer.step == 1
+
+
+def loss_of_images(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output.mean((1, 2)), labels)

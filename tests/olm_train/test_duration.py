@@ -47,7 +47,7 @@ def test_a_duration_that_is_negative_or_not_whole_is_refused(value: float, unit:
 
 @pytest.mark.parametrize("value", [-0.5, math.inf, math.nan])
 def test_a_negative_or_endless_multiple_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="0 or more"):
+    with pytest.raises(UsageError, match=r"0 or more|a number, not"):
         Duration.chinchilla(value)
 
 

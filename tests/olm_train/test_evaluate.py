@@ -17,6 +17,7 @@ from support.hf_models import hf_model
 from support.runs import build_trainer, metrics
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.errors import InputError
 from olm_data.eval_sets.eval_set import EvalSet
 from olm_data.storage.store import Store
 from olm_train import evaluate
@@ -191,3 +192,15 @@ def test_a_few_tokens_make_few_rows(
     Evaluation(found, data, sequence_length=1 << 20).measure(found)
     tokens = [EvalSet.open(data[0]).info.tokens, Dataset.open(data[1]).tokens]
     assert seen == [(1, size) for size in tokens]
+
+
+def test_data_that_are_not_there_and_a_dataset_for_a_model_are_said_in_these_words(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    from olm_train.checkpoint.load import find_checkpoint
+    from olm_train.distributed.world import World
+
+    with pytest.raises(InputError, match="this is a dataset, not the folder of a training run"):
+        find_checkpoint(tiny_mixture.parent / "prose", World(), print)
+    with pytest.raises(InputError, match=r"there is nothing at this path\n  where: .*nope\.txt"):
+        Evaluation(None, [str(tmp_path / "nope.txt")], sequence_length=8)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def test_weights_by_name_and_json(run: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_neither_name_nor_numbers_is_a_usage_error(run: Path, tmp_path: Path) -> None:
-    given = [str(run), "--out", str(tmp_path / "out"), "--weights", "cosine"]
+    given = [str(run), "-o", str(tmp_path / "out"), "--weights", "cosine"]
     found = CliRunner().invoke(main, given)
     assert found.exit_code == 2
     assert "'cosine' is neither uniform, linear, decay nor numbers" in found.stderr

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -114,3 +115,17 @@ class CountingCallback(Callback):
 
 class NoDataclass(Callback):
     """A callback that no configuration can make."""
+
+
+@dataclass(kw_only=True)
+class KeyedCallback(Callback):
+    """Takes secrets, as a client of some service does, and says them."""
+
+    api_key: str = ""
+    hubToken: str = ""
+    password: str | None = None
+    eos_token: str = "</s>"
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def pre_train(self) -> None:
+        logging.getLogger("keyed").warning("as %r", self)

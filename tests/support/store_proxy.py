@@ -301,18 +301,11 @@ class Proxy:
 
             delete(self.server, exchange.handler.path, exchange.body)
             return
-        import boto3
+        from support.s3 import client
 
         path = urlsplit(exchange.handler.path).path
         bucket, _, key = path.lstrip("/").partition("/")
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.server["endpoint_url"],
-            aws_access_key_id=self.server["key"],
-            aws_secret_access_key=self.server["secret"],
-            region_name="us-east-1",
-        )
-        client.delete_object(Bucket=bucket, Key=key)
+        client(self.server).delete_object(Bucket=bucket, Key=key)
 
 
 @contextlib.contextmanager

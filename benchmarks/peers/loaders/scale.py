@@ -36,7 +36,7 @@ def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 idle = peak()
-begun = time.perf_counter()
+begun, spent = time.perf_counter(), time.process_time()
 from olm_data.rows.reader import RowReader
 imported = time.perf_counter()
 reader = RowReader(sys.argv[1])
@@ -44,7 +44,20 @@ opened = time.perf_counter()
 batch = reader.read(np.arange(int(sys.argv[2])))
 done = time.perf_counter()
 assert batch.labels.shape[0] == int(sys.argv[2])
-print(imported - begun, opened - imported, done - opened, peak() - idle)
+print(imported - begun, opened - imported, done - opened, peak() - idle, end="\\t")
+print(time.process_time() - spent)
+"""
+
+# What no reader can go below: each manifest read, hashed and parsed once.
+LIMIT = """
+import hashlib, pathlib, sys, time
+import msgspec
+spent = time.process_time()
+for place in pathlib.Path(sys.argv[1]).parent.glob("source-*/manifest.json"):
+    data = place.read_bytes()
+    hashlib.sha256(data).hexdigest()
+    msgspec.json.decode(data)
+print(time.process_time() - spent)
 """
 
 
@@ -71,7 +84,8 @@ def measure_sizes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="olm-bench-") as name:
             lock, manifests = write(Path(name), size, options)
             runs = [start(lock, options.batch) for _ in range(1 if options.quick else 5)]
-            imported, opened, first, megabytes = min(runs, key=lambda run: sum(run[:3]))
+            imported, opened, first, megabytes, _ = min(runs, key=lambda run: sum(run[:3]))
+            limits = [fresh(LIMIT, str(lock))[0] for _ in runs]
             result = {
                 "tokens": size.tokens,
                 "shards": size.shards,
@@ -81,6 +95,8 @@ def measure_sizes(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 "open_seconds": opened,
                 "first_batch_seconds": first,
                 "peak_megabytes": megabytes,
+                "cpu_seconds": min(run[4] for run in runs),
+                "limit_cpu_seconds": min(limits),
             }
             if size is SIZES[-1]:
                 result |= by_ranks(lock, options)
@@ -111,9 +127,14 @@ def write(folder: Path, size: Size, options: argparse.Namespace) -> tuple[Path, 
 
 
 def start(lock: Path, batch: int) -> list[float]:
-    """Return seconds (import, open, first batch) and megabytes of a fresh process."""
+    """Return seconds (import, open, first batch), megabytes and CPU seconds of a process."""
+    return fresh(START_UP, str(lock), str(batch))
+
+
+def fresh(script: str, *words: str) -> list[float]:
+    """Return the numbers that a script prints in a fresh process."""
     done = subprocess.run(
-        [sys.executable, "-c", START_UP, str(lock), str(batch)],
+        [sys.executable, "-c", script, *words],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
@@ -169,7 +190,9 @@ def show(results: list[dict[str, Any]]) -> None:
             f"{size['sources']:,} sources, manifests "
             f"{size['manifest_megabytes']:.1f} MB: {total:.2f} s "
             f"(import {size['import_seconds']:.2f}, open {size['open_seconds']:.2f}, first batch "
-            f"{size['first_batch_seconds']:.2f}), {size['peak_megabytes']:.0f} MB above idle"
+            f"{size['first_batch_seconds']:.2f}), {size['peak_megabytes']:.0f} MB above idle; "
+            f"{size['cpu_seconds']:.2f} CPU s, of which reading, hashing and parsing the manifests "
+            f"once takes {size['limit_cpu_seconds']:.2f}"
         )
         if "ranks" in size:
             print(

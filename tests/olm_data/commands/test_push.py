@@ -36,7 +36,7 @@ def test_result_on_standard_output_and_the_rest_beside_it(
     assert looked.returncode == said.returncode == again.returncode == back.returncode == 0
     assert looked.stdout.startswith("would push: hf://datasets/lab/books, dataset ")
     assert said.stdout.startswith("pushed: hf://datasets/lab/books, dataset ")
-    assert "not sent, no part of the dataset: 1 files (job.json)" in said.stderr
+    assert "not sent, no part of the dataset: 1 file (job.json)" in said.stderr
     result = json.loads(again.stdout)
     assert result["status"] == "already there"
     assert f"next: olm-data pull {BOOKS}@{result['commit']} FOLDER" in said.stderr

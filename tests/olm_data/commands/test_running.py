@@ -9,15 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.command import arguments, environment, olm_data
+from support.command import arguments, environment, inside, olm_data
 from support.polling import wait_until
 from support.tokenizing import digests, texts, write_jsonl
 
+from olm_data import tokenize
 from olm_data.commands.running import make_runner
 from olm_data.errors import UsageError
 from olm_data.runners.local import LocalRunner
 from olm_data.runners.slurm import SlurmRunner
+from olm_data.storage.store import Store
 from olm_data.tokenization.recipe import read_recipe
+from olm_data.verify.datasets import verify
 
 
 @pytest.fixture
@@ -202,3 +205,33 @@ def test_an_option_of_another_runner_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=f"{option} is for --runner {runner}"):
         make_runner(read_recipe((), fields))
+
+
+@pytest.mark.parametrize("where", ["inputs", "output", "both"])
+@pytest.mark.parametrize("workers", [None, 3])
+def test_what_this_process_holds_in_memory_is_tokenised_by_it(
+    where: str, workers: int | None, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    held = f"memory://bucket{tmp_path.name}"
+    lines = b"".join(b'{"text": "text %d"}\n' % n for n in range(50))
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    Store(held).put("in/a.jsonl", lines)
+    source = str(tmp_path / "a.jsonl") if where == "output" else f"{held}/in/a.jsonl"
+    output = str(tmp_path / "out") if where == "inputs" else f"{held}/{workers}"
+    fields = {"workers": workers} if workers else {}
+    plain = tokenize(tmp_path / "a.jsonl", tokenizer=tiny_tokenizer, output=tmp_path / "plain")
+    made = tokenize(source, tokenizer=tiny_tokenizer, output=output, **fields)
+    assert made.documents == 50
+    assert made.manifest.shards == plain.manifest.shards
+    assert verify(output).ok
+
+
+def test_another_machine_or_command_is_refused_memory_before_any_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="no other machine sees"):
+        make_runner(read_recipe((), {"runner": "slurm"}), ["/data/a.jsonl", "memory://b/out"])
+    for words in (("-o", "memory://b/x"), ("--output=memory://b/x",)):
+        said = inside(capsys, "tokenize", tmp_path, "--tokenizer", "gpt2", *words)
+        assert (said.returncode, said.stdout) == (2, "")
+        assert "one process holds" in said.stderr

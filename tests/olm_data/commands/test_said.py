@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -10,13 +12,19 @@ from support.command import inside
 from support.tokenizing import texts, write_jsonl
 
 from olm_data.cli import SUMMARIES, cli
+from olm_data.command import Count
+from olm_train.cli import COMMANDS
+from olm_train.cli import cli as trainer
+
+BOTH = [(cli, name) for name in SUMMARIES]
+BOTH += [(trainer, name) for name in COMMANDS if name not in ("run", "config", "lm-eval")]
 
 
-@pytest.mark.parametrize("name", SUMMARIES)
-def test_every_command_takes_the_common_options(name: str) -> None:
-    context = click.Context(cli)
-    command = cli.get_command(context, name)
-    assert cli.get_command(context, name) is command
+@pytest.mark.parametrize(("group", "name"), BOTH)
+def test_every_command_takes_the_common_options(group: click.Group, name: str) -> None:
+    context = click.Context(group)
+    command = group.get_command(context, name)
+    assert group.get_command(context, name) is command
     assert command is not None
     names = [option for parameter in command.params for option in parameter.opts]
     assert len(names) == len(set(names)), names
@@ -52,3 +60,37 @@ def test_quiet_still_tells_warnings_and_errors(
     assert "error: " in inside(capsys, *words, "--eos", "nothing", "-q").stderr
     both = inside(capsys, *words, "-q", "-v")
     assert (both.returncode, "-q and -v contradict each other" in both.stderr) == (2, True)
+
+
+def test_quiet_prints_no_table(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = next(tiny_mixture.parent.glob("*.yaml"), None)
+    if manifest is None:
+        manifest = tiny_mixture.parent / "quiet.yaml"
+        stage = "{name: main, tokens: 1K, weights: {prose: 1}}"
+        source = "{data: ./prose, max_epochs: 9}"
+        lines = ["version: 1", "seed: 1", "sequence_length: 32", f"sources: {{prose: {source}}}"]
+        manifest.write_text("\n".join([*lines, f"stages: [{stage}]", ""]))
+    done = inside(capsys, "mix", manifest, "-o", tmp_path / "quiet.lock.json", "-q")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"written: {tmp_path}/quiet.lock.json (digest ")
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("32K", 32_000), ("32768", 32_768), ("1.5m", 1_500_000)]
+)
+def test_counts_are_taken_as_people_write_them(text: str, number: int) -> None:
+    command = click.Command("x", params=[click.Option(["--most"], type=Count(1))])
+    assert command.make_context("x", ["--most", text]).params == {"most": number}
+    with pytest.raises(click.BadParameter, match="'lots' is not a valid integer"):
+        command.make_context("x", ["--most", "lots"])
+
+
+@pytest.mark.parametrize("package", ["olm_data", "olm_train"])
+def test_a_package_runs_as_its_program(package: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", package, "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(package.replace("_", "-"))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from olm_data import parquet
 from olm_data.dataset import docs_file
 from olm_data.dataset.docs_file import ROW_GROUP, DocsFile, dense
 
@@ -52,8 +53,8 @@ def test_a_column_that_unpacks_to_too_much_is_refused_before_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = DocsFile(file_of(pa.table({"a": ["x" * 100_000 + str(n) for n in range(50)]})), 50)
-    monkeypatch.setattr(docs_file, "FREE_BYTES", 1000)
-    monkeypatch.setattr(docs_file, "MAX_RATIO", 2)
+    monkeypatch.setattr(parquet, "FREE_BYTES", 1000)
+    monkeypatch.setattr(parquet, "MAX_RATIO", 2)
     with pytest.raises(ValueError, match="unpacks to more than 2 times its size"):
         file.group(0, ["a"])
 

@@ -64,3 +64,18 @@ def test_an_edited_manifest_with_a_fresh_digest_cannot_leave_its_folder(path: Pa
         (path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(ValidationError, match="not of the form"):
             Dataset.open(str(path))
+
+
+def test_a_key_that_stands_twice_in_a_manifest_is_refused_though_its_digest_holds(
+    path: Path,
+) -> None:
+    text = (path / "manifest.json").read_text()
+    for key in ('"dtype"', '"documents"', '"docs"'):
+        place, value = text.index(key), "7" if key == '"documents"' else '"x"'
+        twice = f"{text[:place]}{key}: {value}, {text[place:]}"
+        (path / "manifest.json").write_text(twice)
+        with pytest.raises(ValidationError, match="malformed"):
+            Dataset.open(str(path))
+    spelled = text.replace('"dtype"', '"d\\u0074ype"')  # an escape: read the long way, and good
+    (path / "manifest.json").write_text(spelled)
+    Dataset.open(str(path))

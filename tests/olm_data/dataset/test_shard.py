@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from support.small_datasets import write_dataset
 
 from olm_data.dataset.container import HEADER_BYTES, npy_header
-from olm_data.dataset.manifest import Manifest
+from olm_data.dataset.manifest import Manifest, ShardDigests
 from olm_data.dataset.record import BLOCK_BYTES
 from olm_data.dataset.shard import Shard
 from olm_data.errors import ValidationError
@@ -64,11 +65,12 @@ def flip(folder: Path, token: int, file: str = "tokens.npy") -> None:
         changed.write(bytes([byte ^ 1]))
 
 
-def forged(folder: Path, manifest: Manifest, ends: list[int]) -> dict[str, str]:
+def forged(folder: Path, manifest: Manifest, ends: list[int]) -> ShardDigests:
     """Write other ends and return digests by which they are right."""
     data = npy_header(np.dtype(np.uint64), len(ends)) + np.array(ends, np.uint64).tobytes()
     (folder / f"{NAME}.ends.npy").write_bytes(data)
-    return manifest.shards[0].sha256 | {"ends": hashlib.sha256(data).hexdigest()}
+    ends_sha256 = hashlib.sha256(data).hexdigest()
+    return msgspec.structs.replace(manifest.shards[0].sha256, ends=ends_sha256)
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ def test_ends_are_checked_by_digest_and_by_sense(
 
 def test_another_commit_record_is_refused_on_first_use(shard: tuple[Path, Manifest]) -> None:
     folder, manifest = shard
-    digests = manifest.shards[0].sha256 | {"record": "0" * 64}
+    digests = msgspec.structs.replace(manifest.shards[0].sha256, record="0" * 64)
     found = opened(folder, manifest, sha256=digests)
     with pytest.raises(ValidationError, match="digest"):
         found.read(0, 1)

@@ -110,9 +110,9 @@ def test_the_record_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     seen: list[list[str]] = []
     create = Store.create
 
-    def watched(store: Store, name: str, data: bytes) -> Any:
+    def watched(store: Store, name: str, data: bytes, **more: Any) -> Any:
         seen.append(sorted(files(tmp_path)))
-        return create(store, name, data)
+        return create(store, name, data, **more)
 
     monkeypatch.setattr(Store, "create", watched)
     write(tmp_path, [[1]])

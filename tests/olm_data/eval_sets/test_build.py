@@ -75,7 +75,7 @@ def test_it_is_not_written_among_the_files_of_others(
 def test_a_build_that_was_interrupted_is_done_again(tmp_path: Path, tiny_tokenizer: Path) -> None:
     first = made(tmp_path, tiny_tokenizer, ("the", " fox"))
     (tmp_path / MANIFEST).unlink()
-    (tmp_path / ".staging-x").mkdir()
+    (tmp_path / ".staging-ab12cd34").mkdir()
     assert made(tmp_path, tiny_tokenizer, ("the", " fox")).info == first.info
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,12 +72,13 @@ def test_files_below_the_output_are_used_by_name_and_nothing_else_is_written_the
 
 
 def test_it_works_in_a_bucket(s3: dict[str, str], files: Path, tmp_path: Path) -> None:
-    import boto3
+    from support.s3 import client
 
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
+    own = client(s3)
     for suffix in ("npy", "csv.gz"):
         name = f"part-0-00000.{suffix}"
-        client.upload_file(str(files / "dolma" / name), s3["bucket"], f"{tmp_path.name}/in/{name}")
+        data = (files / "dolma" / name).read_bytes()
+        own.put_object(Bucket=s3["bucket"], Key=f"{tmp_path.name}/in/{name}", Body=data)
     url = f"s3://{s3['bucket']}/{tmp_path.name}"
     spec = load_tokenizer(TOKENIZER)
     import_files([f"{url}/in"], url, spec, dtype="uint16")
@@ -114,10 +116,10 @@ def test_a_second_run_of_a_killed_import_writes_the_same(
     wanted = digests(tmp_path / "whole")
     real = Store.create
 
-    def stopped(self: Store, name: str, data: bytes) -> None:
+    def stopped(self: Store, name: str, data: bytes, **more: Any) -> None:
         if name == "manifest.json":
             raise KeyboardInterrupt
-        real(self, name, data)
+        real(self, name, data, **more)
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "create", stopped)

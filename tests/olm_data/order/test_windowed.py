@@ -173,7 +173,7 @@ def test_chunks_that_do_not_fit_their_sources_are_refused(tmp_path: Path) -> Non
 
         body = {k: v for k, v in head.items() if k not in ("digest", "tools", "locations")}
         head["digest"] = digest(body)
-        with pytest.raises(ValidationError, match="changed after it was written"):
+        with pytest.raises(ValidationError, match="its numbers do not fit"):
             Lock.decode(json.dumps(head).encode(), mixed.path)
         with pytest.raises(ValueError, match="order windowed does not fit"):
             Schedule(0, [("a", 500)], [], Windowed(window_chunks=1, chunk_rows=tuple(chunk_rows)))

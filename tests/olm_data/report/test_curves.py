@@ -31,6 +31,8 @@ def joined(old: Points | None, new: Points) -> Points:
         first=0,
         size=new.size,
         steps=old.steps[: new.first] + new.steps,
+        tokens=old.tokens[: new.first] + new.tokens,
+        time=old.time[: new.first] + new.time,
         values={n: old.values[n][: new.first] + v for n, v in new.values.items()},
         low={n: old.low[n][: new.first] + v for n, v in new.low.items()},
         high={n: old.high[n][: new.first] + v for n, v in new.high.items()},

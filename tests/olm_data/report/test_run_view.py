@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import msgspec
@@ -159,3 +160,40 @@ def test_a_folder_that_is_moved_away_is_said_and_what_was_read_stays(lock: Path,
     back = view.update(gone.token)
     assert back.words == there.words
     assert (back.reset, back.points.steps) == (False, there.points.steps[-1:])
+
+
+@pytest.mark.parametrize(
+    "place", ["http://{0}/m.lock.json", "s3://b/m.lock.json", "hf://datasets/a/b/m.lock.json"]
+)
+def test_no_address_in_a_run_folder_is_asked(
+    place: str, lock: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(run, 1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for name in ("AWS_ENDPOINT_URL", "HF_ENDPOINT"):
+            monkeypatch.setenv(name, f"http://{address}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+        config: dict[str, object] = {"data_loader": {"mixture": place.format(address)}}
+        (run / "config.json").write_text(json.dumps(config))
+        view = RunView(run, "run")
+        words = view.update().words
+        assert words is not None
+        assert any("which only you may open" in note for note in words.notes)
+        with pytest.raises(InputError, match="give the lock yourself"):
+            view.documents(1)
+        # a lock that is here, with sources that are not
+        other = json.loads(lock.read_text())
+        other["locations"] = dict.fromkeys(other["locations"], "s3://b/data")
+        (run / "m.lock.json").write_text(json.dumps(other))
+        (run / "config.json").write_text('{"data_loader": {"mixture": "m.lock.json"}}')
+        view = RunView(run, "run")
+        words = view.update().words
+        assert words is not None
+        assert words.mixture
+        with pytest.raises(InputError, match="source 'a' of its lock"):
+            view.documents(1)
+        with pytest.raises(BlockingIOError):
+            server.accept()

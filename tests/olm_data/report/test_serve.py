@@ -242,16 +242,65 @@ def test_the_legends_of_two_runs_tell_their_curves_apart(
 
 
 @needs_browser
+def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
+    lock: Path, run: Path, tmp_path: Path
+) -> None:
+    grow(run, range(6, 41))
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    twice = [{**line, "tokens": 2 * line.get("tokens", 0)} for line in lines]
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in twice))
+    for folder, lr in ((run, 0.1), (other, 0.2)):
+        config = {"optim": {"name": HOSTILE, "lr": lr}, "seed": 1}
+        (folder / "config.json").write_text(json.dumps(config))
+    output = write_report(str(lock), [str(run), str(other)], str(tmp_path / "r.html"), say=print)
+    ends = (
+        "[...document.querySelectorAll('#clip-0 ~ g path.train')]"
+        ".map(n => n.getAttribute('d').split('L').pop().split(' ')[0] * 1)"
+    )
+    choose = (
+        "(() => {{ const n = document.querySelector('#{}'); n.value = '{}'; "
+        "n.dispatchEvent(new Event('{}')) }})()"
+    )
+    with browser() as chromium:
+        page = chromium.open(output.as_uri())
+        page.wait("document.querySelectorAll('#clip-0 ~ g path.train').length == 2")
+        first, second = page.js(ends)
+        assert first == second
+        page.js(choose.format("olm-axis", "tokens", "change"))
+        first, second = page.js(ends)
+        assert first - 52 == pytest.approx((second - 52) / 2, abs=1)  # 52: left of the axis
+        page.js(choose.format("olm-smooth", "0.9", "input"))
+        assert page.js("document.querySelectorAll('#clip-0 ~ g path.smooth').length") == 2
+        cells = "[...document.querySelectorAll('#olm-apart td')].map(n => n.textContent)"
+        assert page.js(cells) == ["optim.lr", "0.1", "0.2"]
+        assert chromium.problems == []
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_the_report_is_the_same_page_frozen(
     lock: Path, run: Path, tmp_path: Path, width: int
 ) -> None:
+    with (run / "metrics.jsonl").open("a") as log:  # one wide chart, of a place for two
+        log.write(json.dumps({"step": 5, "eval": {"a": {"CE loss": 5.0, "BPB": 1.0}}}) + "\n")
     grow(run, range(6, 300))
     output = write_report(str(lock), [str(run)], str(tmp_path / "r.html"), say=print)
     with browser() as chromium:
         page = chromium.open(output.as_uri(), width=width)
         page.wait("document.querySelector('path.train')")
         page.wait("document.documentElement.scrollWidth <= innerWidth")
+        drawn = page.js(
+            "[...document.querySelectorAll('.chart:not([hidden]) > svg')]"
+            ".map(n => [n.clientHeight, +n.getAttribute('height')])"
+        )
+        assert len(drawn) >= 2
+        assert all(painted == pytest.approx(height, abs=1) for painted, height in drawn)
+        cut = (
+            "[...document.querySelectorAll('.figure svg')]"
+            ".filter(n => n.getBoundingClientRect().right > innerWidth).length"
+        )
+        assert page.js(cut) == 0
         page.js("document.querySelector('input[type=number]').value = 5")
         page.click("#olm-show")
         page.wait("document.querySelector('#olm-documents .docs pre')")

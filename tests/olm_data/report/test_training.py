@@ -71,16 +71,16 @@ def test_the_headline_is_from_evaluation_and_says_on_what_how_long_and_by_which_
     lines = [json.dumps({**json.loads(a), "time": t}) for a, t in zip(lines, times, strict=True)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     facts = dict(headline(TrainedRun.read(run)))
-    assert list(facts)[:2] == ["loss on held-out a", "perplexity on a"]
+    assert list(facts)[:3] == ["loss on held-out a", "tokens trained", "time"]
     assert facts["loss on held-out a"] == "5.250"
-    assert facts["perplexity on a"] == "190.57"
     assert facts["parameters"] == "1.6 M"
     assert facts["device"] == "2 x cpu AVX2"
     assert facts["time"] == "1 min 22 s"
     assert facts["last line"] == "1970-01-01 01:24 UTC"
     text = write_report(str(lock), [str(run)], str(tmp_path / "r.html"), say=print).read_text()
     assert "torchrun --nproc-per-node=2 train.yaml" in text
-    assert "<b>190.57</b>" in text
+    assert "<b>5.250</b>" in text
+    assert ">190.57</td>" in text
 
 
 def test_two_runs_are_overlaid_and_one_of_another_mixture_is_told(
@@ -107,7 +107,7 @@ def test_bits_per_byte_stand_beside_the_loss_and_groups_have_rows(tmp_path: Path
     values |= {"BPB/language=de": 1.5, "CE loss/language=de": 2.25, "tokens/language=de": 4}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 5, "eval": {"web": values}}) + "\n")
     run = TrainedRun.read(tmp_path)
-    assert dict(headline(run))["bits per byte on web"] == "1.250"
+    assert dict(headline(run))["bits per byte on held-out web"] == "1.250"
     page = held_out_section([run])
     assert "1.2500" in page
     assert "web, language de" in page

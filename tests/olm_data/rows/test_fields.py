@@ -17,9 +17,9 @@ def fields(tokens: np.ndarray, cuts: list[set[int]], capacity: int):
     places = [r * length + p for r in range(rows) for p in sorted(cuts[r])]
     flat = np.array(places, dtype=np.int64)
     ids, labels = np.full((2, rows, length), 99, dtype=np.int64)
-    starts, positions = np.full((2, rows, length), 99, dtype=np.int32)
+    positions = np.full((rows, length), 99, dtype=np.int32)
     fill_labels(tokens, flat, ids, labels)
-    offsets = fill_pieces(flat, capacity, starts, positions)
+    starts, offsets = fill_pieces(flat, capacity, positions)
     return ids, labels, starts, positions, offsets
 
 
@@ -93,6 +93,5 @@ def test_more_pieces_than_promised_are_refused():
 
 
 def test_a_cut_given_twice_makes_no_piece_of_length_zero():
-    starts, positions = np.zeros((2, 1, 8), dtype=np.int32)
-    offsets = fill_pieces(np.array([3, 3]), 3, starts, positions)
+    _, offsets = fill_pieces(np.array([3, 3]), 3, np.zeros((1, 8), dtype=np.int32))
     assert offsets.tolist() == [0, 3, 8, 8]

@@ -30,9 +30,15 @@ def write(path: Path, documents: list[tuple[str, str | None]]) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> Dataset:
-    """Documents of 2 to several hundred tokens, in two files and three languages."""
+EOS = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module", params=[("none", EOS), (EOS, "none"), ("none", "none")])
+def dataset(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path
+) -> Dataset:
+    """Documents of 1 to several hundred tokens, in two files and three languages, that BOS begins,
+    or EOS ends, or neither."""
     folder = tmp_path_factory.mktemp("groups")
     words = ["the", "quick", "brown", "fox", "jumps", "über", "a", "lazy", "dog", "while", "owls"]
     sizes = [1, 2, 700, 30, 31, 32, 33, 64, 90, 200, 5, 63]
@@ -40,7 +46,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Path) -> D
     languages = ["en", "de", None, "en", "fr", "de", "en", "en", None, "fr", "de", "en"]
     documents = list(zip(texts, languages, strict=True))
     inputs = [write(folder / "a.jsonl", documents[:7]), write(folder / "b.jsonl", documents[7:])]
-    make_dataset(inputs, tiny_tokenizer, folder / "data", keep=["language"])
+    bos, eos = request.param
+    make_dataset(inputs, tiny_tokenizer, folder / "data", keep=["language"], bos=bos, eos=eos)
     return Dataset.open(str(folder / "data"))
 
 
@@ -56,19 +63,22 @@ def by_loop(dataset: Dataset, length: int, nats: np.ndarray) -> dict[tuple[str, 
     edges = [64 << k for k in range(20) if 64 << k < longest]
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for number, (start, stop) in enumerate(spans):
-        origin = dataset.origin(number)
-        for token in range(start, stop - 1):  # the label is the token after it
+        origin, rules = dataset.origin(number), dataset.manifest.tokenizer
+        after_eos = rules.bos is None and rules.eos is not None
+        first = 0 if after_eos else 1
+        known = origin.text_bytes if rules.delimiters else 0
+        for token in range(start, stop - first):  # the label is the token after it, or this one
             piece = max(start, token // length * length)
             keys = [
                 ("", ""),
                 ("language", str(origin.columns["language"] or NONE)),
                 ("input", origin.input),
                 ("document_length", octave(stop - start, edges)),
-                ("position", octave(token + 1 - start, edges)),
+                ("position", octave(token + first - start, edges)),
                 ("context", octave(token + 1 - piece, edges)),
             ]
             for key in keys:
-                share = origin.text_bytes / (stop - start - 1)
+                share = known / (stop - start - first)
                 for column, value in enumerate((nats[token], 1.0, share)):
                     sums[key][column] += value
     return sums
@@ -81,7 +91,8 @@ def test_sums_are_those_of_a_loop_over_labels(
 ) -> None:
     nats = np.random.default_rng(length).exponential(size=dataset.tokens)
     groups = LabelGroups(dataset, length, BY)
-    rows = DatasetRows(dataset, length)
+    rules = dataset.manifest.tokenizer
+    rows = DatasetRows(dataset, length, rules.eos_begins)
     total, each = groups.sums(), -(-rows.total_rows // (batch * ranks)) * batch
     for rank in range(ranks):
         sums = groups.sums()
@@ -106,7 +117,9 @@ def test_sums_are_those_of_a_loop_over_labels(
     for key, row in expected.items():
         np.testing.assert_allclose(got[key], row, rtol=1e-9, err_msg=str(key))
     assert got["", ""][2] == pytest.approx(groups.text_bytes)
-    assert got["", ""][1] == groups.labels == dataset.tokens - dataset.documents
+    missing = 0 if rules.eos_begins is not None else dataset.documents
+    assert got["", ""][1] == groups.labels == dataset.tokens - missing
+    assert bool(groups.text_bytes) == bool(rules.delimiters)
 
 
 def test_columns_that_are_not_there_are_refused(dataset: Dataset) -> None:

@@ -169,6 +169,26 @@ def test_evaluation_rows_label_each_token_but_the_first_of_a_document_once(tmp_p
         assert batch.rows.tolist() == [*range(rows.total_rows), -1, -1]
 
 
+def test_rows_that_eos_begins_label_each_token_once_after_the_one_before_it(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "d", SHARDS["web"])
+    dataset, eos = Dataset.open(str(tmp_path / "d")), 3
+    flat = dataset.read(0, dataset.tokens).tolist()
+    starts = [dataset.document_span(n)[0] for n in range(dataset.documents)]
+    for length in (1, 5, S, dataset.tokens - 1, dataset.tokens, 3 * dataset.tokens):
+        rows = DatasetRows(dataset, length, eos)
+        for parts in ([*range(rows.total_rows + 2)], [rows.total_rows - 1], [0, 0]):
+            batch = rows.read(np.array(parts))
+            for k, row in enumerate(parts):
+                places = range(row * length, min((row + 1) * length, dataset.tokens))
+                assert batch.labels[k, : len(places)].tolist() == [flat[p] for p in places]
+                assert (batch.labels[k, len(places) :] == -100).all()
+                inputs = [flat[p - 1] if p else eos for p in places]
+                assert batch.input_ids[k, : len(places)].tolist() == inputs
+                begins = [max([row * length, *(s for s in starts if s <= p)]) for p in places]
+                wanted = [p - begin for p, begin in zip(places, begins, strict=True)]
+                assert batch.positions[k, : len(places)].tolist() == wanted
+
+
 def test_memory_of_a_batch_is_reused_only_when_no_view_of_it_is_left(lock: Path) -> None:
     reader = RowReader(lock)
     first = reader.read(np.arange(4))

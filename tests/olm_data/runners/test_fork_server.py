@@ -115,3 +115,28 @@ def test_a_short_tmpdir_keeps_its_sockets(tmp_path: Path) -> None:
         sockets, files = subprocess.check_output(words, text=True).split()
         assert (sockets.startswith(f"{folder}/"), files) == (there, str(folder))
         assert len(sockets) < 70
+
+
+def test_a_process_forked_beside_the_server_can_be_reached_by_a_socket_of_its_own(
+    tmp_path: Path,
+) -> None:
+    done = python(
+        tmp_path,
+        """
+        import multiprocessing
+        from multiprocessing.connection import Listener
+        from olm_data.runners import fork_server
+
+        def listen():  # as workers of a torch DataLoader do, to hand over tensors
+            Listener(family="AF_UNIX").close()
+
+        if __name__ == "__main__":
+            fork_server.start(())
+            for _ in range(2):
+                worker = multiprocessing.get_context("fork").Process(target=listen)
+                worker.start()
+                worker.join()
+                print(worker.exitcode)
+        """,
+    )
+    assert (done.returncode, done.stdout) == (0, "0\n0\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -159,6 +160,105 @@ def test_a_row_group_is_only_passed_over_if_no_row_of_it_matches(
         columns = {name: table[name].combine_chunks() for name in table.column_names}
         if matches(node, columns, table.num_rows).any():
             assert groups_left(node, table) == {0}
+
+
+FEW = st.sampled_from([0.0, -0.0, 1.0, 2.5, math.inf, -math.inf, math.nan])
+FLOAT_COLUMNS = st.fixed_dictionaries(
+    {
+        # runs of one number are row groups whose numbers are all equal
+        "f": st.lists(st.one_of(st.none(), FEW, st.just(1.0), st.just(1.0)), min_size=6, max_size=6)
+        | FEW.map(lambda value: [value, math.nan, value] * 2),
+        "g": st.lists(
+            st.none() | st.sampled_from([1.0, math.nan, math.nan]), min_size=6, max_size=6
+        ),
+        "s": st.lists(st.none() | st.sampled_from(["a", "b"]), min_size=6, max_size=6),
+    }
+)
+FLOAT_LEAVES = st.one_of(
+    st.tuples(
+        st.sampled_from(list(OPS)), st.sampled_from("fg"), st.sampled_from([0, -0.0, 1, 2.5, 0.1])
+    ),
+    st.tuples(
+        st.just("in"),
+        st.sampled_from("fg"),
+        st.lists(st.sampled_from([0, 1, 2.5]), max_size=2).map(tuple),
+    ),
+    st.tuples(st.just("null"), st.sampled_from("fgs")),
+    st.tuples(st.sampled_from(["==", "!="]), st.just("s"), st.just("a")),
+)
+FLOAT_EXPRESSIONS = st.recursive(
+    FLOAT_LEAVES,
+    lambda part: (
+        st.tuples(st.just("not"), part) | st.tuples(st.sampled_from(["and", "or"]), part, part)
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150)
+@given(
+    FLOAT_EXPRESSIONS,
+    FLOAT_COLUMNS,
+    st.sampled_from([pa.float16(), pa.float32(), pa.float64()]),
+    st.sampled_from([True, False, ["f"], ["g", "s"]]),
+    st.integers(1, 6),
+)
+@example(
+    ("!=", "f", 1),
+    {"f": [1.0, math.nan] * 3, "g": [None] * 6, "s": [None] * 6},
+    pa.float64(),
+    True,
+    2,
+)
+@example(
+    ("not", ("in", "f", (1,))),
+    {"f": [1.0, math.nan] * 3, "g": [1.0] * 6, "s": ["a"] * 6},
+    pa.float64(),
+    True,
+    2,
+)
+@example(
+    ("not", ("and", (">=", "f", 0), ("<", "f", 2.5))),
+    {"f": [1.0, math.nan] * 3, "g": [1.0] * 6, "s": ["a"] * 6},
+    pa.float64(),
+    True,
+    2,
+)
+def test_statistics_pass_over_no_row_that_would_be_taken_without_them(
+    expr: Expr,
+    columns: dict[str, list[Any]],
+    kind: pa.DataType,
+    statistics: bool | list[str],
+    group: int,
+) -> None:
+    table = pa.table(
+        {n: pa.array(v, pa.string() if n == "s" else kind) for n, v in columns.items()}
+    )
+    file = BytesIO()
+    pq.write_table(table, file, row_group_size=group, write_statistics=statistics)
+    read = pq.ParquetFile(file)
+    rows = table.to_pylist()
+    holds = {k // group for k, row in enumerate(rows) if reference(expr, row) is True}
+    left = matching_groups(parse(spell(expr)), read.metadata, read.schema_arrow)
+    assert holds <= left, spell(expr)
+
+
+@pytest.mark.parametrize("low", [math.nan, 1.0])
+@pytest.mark.parametrize("high", [math.nan, 2.0])
+@pytest.mark.parametrize("text", ["f != 1.5", "f < 9", "f == 1.5", "not f >= 9", "f not in [3]"])
+def test_statistics_of_other_writers_that_hold_nan_pass_over_nothing(
+    low: float, high: float, text: str
+) -> None:
+    file = BytesIO()
+    pq.write_table(pa.table({"f": [-77.25, 1.5, 88.125]}), file)
+    data = file.getvalue()
+    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    footer = data[start:]
+    for written, wanted in ((-77.25, low), (88.125, high)):
+        assert struct.pack("<d", written) in footer
+        footer = footer.replace(struct.pack("<d", written), struct.pack("<d", wanted))
+    read = pq.ParquetFile(BytesIO(data[:start] + footer))
+    assert matching_groups(parse(text), read.metadata, read.schema_arrow) == {0}
 
 
 @pytest.mark.parametrize("zero", ["0.0", "-0.0", "0"])

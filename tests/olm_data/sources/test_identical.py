@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import boto3
+from support.s3 import client
 from support.tokenizing import make_dataset
 
 from olm_data.dataset.inputs import ReadOptions
@@ -57,10 +57,10 @@ def test_equal_objects_of_a_remote_store_are_found_whatever_their_etags(
 
 def upload_in_parts(s3: dict[str, str], key: str, data: bytes) -> None:
     """Store an object whose ETag is not the md5 of its bytes."""
-    client, place = boto3.client("s3"), {"Bucket": s3["bucket"], "Key": key}
-    upload = client.create_multipart_upload(**place)["UploadId"]
+    own, place = client(s3), {"Bucket": s3["bucket"], "Key": key}
+    upload = own.create_multipart_upload(**place)["UploadId"]
     parts = []
     for number, start in enumerate(range(0, len(data), 5 << 20), 1):
         part = {"PartNumber": number, "UploadId": upload, "Body": data[start : start + (5 << 20)]}
-        parts.append({"PartNumber": number, "ETag": client.upload_part(**place, **part)["ETag"]})
-    client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})
+        parts.append({"PartNumber": number, "ETag": own.upload_part(**place, **part)["ETag"]})
+    own.complete_multipart_upload(**place, UploadId=upload, MultipartUpload={"Parts": parts})

@@ -89,13 +89,13 @@ def test_a_pattern_counts_what_it_matches_and_does_not_read(
 
 
 def test_a_prefix_on_s3_is_read_as_the_folder_is(mixed: Path, s3: dict[str, str]) -> None:
-    import boto3
+    from support.s3 import client
 
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
+    own = client(s3)
     for path in sorted(mixed.rglob("*")):
         if path.is_file():
             key = f"u1/{path.relative_to(mixed.parent)}"
-            client.put_object(Bucket=s3["bucket"], Key=key, Body=path.read_bytes())
+            own.put_object(Bucket=s3["bucket"], Key=key, Body=path.read_bytes())
     here, there = passed(mixed), passed(f"s3://{s3['bucket']}/u1/mixed")
     for reason in ("about", "format", "empty"):
         assert there[reason] == here[reason]

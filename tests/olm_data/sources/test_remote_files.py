@@ -13,13 +13,13 @@ from olm_data.sources import current_revision, resolve_source
 
 
 def test_files_on_s3_read_as_local_ones_do(tmp_path: Path, s3: dict[str, str]) -> None:
-    import boto3
+    from support.s3 import client
 
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
+    own = client(s3)
     local = []
     for name in ("a.jsonl", "sub/b.jsonl"):
         path = jsonl(tmp_path / name, *(f"{name} {k}" for k in range(100)))
-        client.put_object(Bucket=s3["bucket"], Key=f"text/{name}", Body=path.read_bytes())
+        own.put_object(Bucket=s3["bucket"], Key=f"text/{name}", Body=path.read_bytes())
         local.append(path)
     here = read_plan(resolve_source([str(tmp_path)]), 500)
     plan = resolve_source([f"s3://{s3['bucket']}/text"])
@@ -27,7 +27,7 @@ def test_files_on_s3_read_as_local_ones_do(tmp_path: Path, s3: dict[str, str]) -
     assert (here.texts, here.places) == (there.texts, there.places)
     assert there.units > 4
     assert all(current_revision(file) == file.revision for file in plan.inputs)
-    client.put_object(Bucket=s3["bucket"], Key="text/a.jsonl", Body=b"other")
+    own.put_object(Bucket=s3["bucket"], Key="text/a.jsonl", Body=b"other")
     assert current_revision(plan.inputs[0]) != plan.inputs[0].revision
     assert [f.path for f in resolve_source([f"s3://{s3['bucket']}/text/sub/*.jsonl"]).inputs] == [
         "b.jsonl"

@@ -74,7 +74,7 @@ def test_an_interrupted_run_goes_on_with_the_same_text(
         assert tokenize(data, tiny_tokenizer, tmp_path / "out").exit_code != 0
     done = tokenize(data, tiny_tokenizer, tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert "1 shards kept" in done.output or "finished before" in done.output
+    assert "1 shard kept" in done.output or "finished before" in done.output
     whole, out = digests(tmp_path / "whole"), digests(tmp_path / "out")
     for name in whole:
         assert name == "job.json" or whole[name] == out[name], name

@@ -13,7 +13,7 @@ import pytest
 from support.quiet_server import QuietServer
 
 from olm_data.storage import bucket
-from olm_data.storage.aws_client import MOST_ANSWER, MOST_ERROR
+from olm_data.storage.async_http import MOST_ANSWER, MOST_ERROR
 from olm_data.storage.bucket import PIECE, Bucket, service
 from olm_data.storage.objects import RemoteFailure
 from olm_data.storage.retry import Backoff

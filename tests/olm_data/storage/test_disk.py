@@ -51,7 +51,7 @@ def test_a_missing_file_is_itself_to_a_reader_and_a_missing_folder_an_error_to_a
 
 
 def test_too_little_memory_is_no_error_of_a_file() -> None:
-    assert "fewer --workers" in str(of_machine(MemoryError()))
+    assert "--workers, where the command has it" in str(of_machine(MemoryError()))
     assert isinstance(of_machine(OSError(errno.ELOOP, "Too many levels", "/l")), InputError)
 
 

@@ -54,10 +54,9 @@ def test_a_note_laid_into_a_dataset_later_is_no_reason_to_refuse_it(
 def test_a_prefix_on_s3_with_other_objects_is_no_output(
     text: Path, tiny_tokenizer: Path, s3: dict[str, str]
 ) -> None:
-    import boto3
+    from support.s3 import client
 
-    client = boto3.client("s3", endpoint_url=s3["endpoint_url"])
-    client.put_object(Bucket=s3["bucket"], Key="d4/own/thesis.tex", Body=b"mine")
+    client(s3).put_object(Bucket=s3["bucket"], Key="d4/own/thesis.tex", Body=b"mine")
     with pytest.raises(UsageError, match=r"thesis\.tex"):
         make_dataset([text], tiny_tokenizer, f"s3://{s3['bucket']}/d4/own")
     make_dataset([text], tiny_tokenizer, f"s3://{s3['bucket']}/d4/own/tokens")

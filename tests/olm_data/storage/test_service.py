@@ -17,11 +17,11 @@ from olm_data.storage.service import Refusal, base64_md5
 
 
 def test_memory_does_what_each_request_says(tmp_path: Path) -> None:
-    check_service(Memory("memory"), "bucket", tmp_path)
+    check_service(Memory("memory", {}), "bucket", tmp_path)
 
 
 def test_a_store_to_read_refuses_to_write(tmp_path: Path) -> None:
-    web = Web("http")
+    web = Web("http", {})
     path = tmp_path / "file"
     path.write_bytes(b"x")
     for write in (

@@ -201,3 +201,14 @@ def test_the_command_drops_and_says_so(tiny_tokenizer: Path, tmp_path: Path) -> 
     assert "30 of 100 documents repeat an earlier one" in ran.stderr
     assert "30 of 100 records: duplicate" in ran.stdout
     assert "duplicates  none among 70 documents" in ran.stdout
+
+
+def test_the_keys_of_a_task_are_stored_in_parts_of_any_number(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = {}
+    for part in (1 << 22, 7):
+        monkeypatch.setattr("olm_data.tokenization.dedup.PART", part)
+        make_dataset(inputs(tmp_path), tiny_tokenizer, tmp_path / str(part), dedup="exact")
+        out[part] = decoded(tmp_path / str(part), tiny_tokenizer)
+    assert out[7] == out[1 << 22] == texts(90)

@@ -36,7 +36,7 @@ def test_offsets_of_any_documents_pass(lengths: list[int], padding: int) -> None
 def test_a_batch_with_wrong_offsets_is_not_made(offsets: list[int], why: str) -> None:
     ids = np.zeros((2, 4), dtype=np.int64)
     rows = RowBatch(
-        tokens=np.zeros((2, 5), dtype=np.uint16),
+        following=np.zeros(2, dtype=np.uint16),
         input_ids=ids,
         labels=ids,
         doc_start=ids.astype(np.int32),

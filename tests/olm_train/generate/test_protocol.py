@@ -102,8 +102,11 @@ def test_a_chat_has_room_to_the_end_or_what_it_asks_for(ids_of: PromptIds) -> No
         {"messages": []},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         {"messages": [{"role": "user", "content": "a", "name": "Ann"}]},
-        {"messages": [{"role": "user", "content": "a"}], "tools": []},
+        {"messages": [{"role": "user", "content": "a"}], "tools": [{}]},
         {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json"}},
+        {"messages": [{"role": "user", "content": "a"}], "tool_choice": "required"},
+        {"messages": [{"role": "user", "content": "a"}], "modalities": ["text", "audio"]},
+        {"messages": [{"role": "user", "content": "a"}], "service_tier": "flex"},
         {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 21},
         {"messages": [{"role": "user", "content": "a"}], "frequency_penalty": 0.5},
     ],
@@ -111,3 +114,20 @@ def test_a_chat_has_room_to_the_end_or_what_it_asks_for(ids_of: PromptIds) -> No
 def test_a_field_that_would_change_the_answer_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(MalformedJson):
         chat_of(**fields)
+
+
+def test_a_field_that_asks_for_nothing_is_taken(ids_of: PromptIds) -> None:
+    said: list[Any] = [{"role": "user", "content": "a"}]
+    nothing = {
+        "response_format": {"type": "text"}, "tools": [], "functions": [], "tool_choice": "auto",
+        "function_call": "none", "parallel_tool_calls": True, "modalities": ["text"],
+        "service_tier": "auto", "audio": None, "prediction": None, "web_search_options": None,
+        "safety_identifier": "me", "prompt_cache_key": "mine", "logit_bias": {},
+    }  # fmt: skip
+
+    def asked(fields: dict[str, Any]) -> Any:
+        return chat(chat_of(messages=said, seed=1, **fields), ChatTemplate(), ids_of, len)
+
+    for name, value in nothing.items():
+        assert asked({name: value}) == asked({})
+        assert asked({name: None}) == asked({})

@@ -97,8 +97,24 @@ def test_random_numbers_are_those_of_splitmix64() -> None:
     [
         {"temperature": math.nan}, {"temperature": math.inf}, {"temperature": -1.0}, {"top_k": -1},
         {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"seed": -1},
+        {"repetition_penalty": 1e-300}, {"repetition_penalty": 1e300}, {"temperature": -5e-324},
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_refused(wish: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wish))):
         Sampling(**wish)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-45, 1.0, 1e308])
+@pytest.mark.parametrize("penalty", [1.18e-38, 1e-3, 1.0, 1e3, 3.4e38])
+@pytest.mark.parametrize("share", [5e-324, 1e-45, 1.0])
+def test_every_number_that_is_taken_chooses_an_id_of_the_vocabulary(
+    temperature: float, penalty: float, share: float
+) -> None:
+    logits = torch.tensor([[3e38, 5.0, 0.0, -5.0, -3e38], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    for top_k, top_p, min_p in ((0, share, 0.0), (1 << 70, 1.0, share), (2, share, share)):
+        wish = Sampling(temperature=temperature, repetition_penalty=penalty, top_k=top_k,
+                        top_p=top_p, min_p=min_p)  # fmt: skip
+        for seen in (torch.arange(5), torch.arange(4), None):
+            found = choose(logits.clone(), [wish] * 2, [0, 1 << 40], [seen] * 2)
+            assert all(0 <= token < 5 for token in found)

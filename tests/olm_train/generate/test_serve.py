@@ -230,6 +230,7 @@ def test_many_clients_get_what_each_gets_alone(client: openai.OpenAI, loaded: Lo
         ({"prompt": ["a", 1]}, "a text or a list of ids"),
         ({"prompt": []}, "a text or a list of ids"),
         ({"prompt": "a", "temperature": -1}, "temperature"),
+        ({"prompt": "a", "extra_body": {"repetition_penalty": 1e-300}}, "repetition_penalty"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "presence_penalty": 1}, "presence_penalty"),
         ({"prompt": "a", "logit_bias": {"5": 10}}, "logit_bias"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,54 @@ def test_names_in_a_template_mean_what_they_do_in_transformers(tmp_path: Path, t
         "{{ messages.append(1) }}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{% include '/etc/passwd' %}",
+        # all memory, folded while it is read or not; text without end; no end of nesting
+        "{{ 'a' * 10 ** 11 }}",
+        "{{ messages[0].content * 10 ** 10 }}",
+        "{% set n = namespace(a='a') %}{% for i in range(40) %}{% set n.a = n.a * 2 %}{% endfor %}",
+        "{% for i in range(9999) %}" + "a" * 9999 + "{% endfor %}",
+        "{{ 'x' * 5000000 }}",
+        "{{ strftime_now('%Y' * 10 ** 9) }}",
+        "{{ '%1000000000000d' | format(1) }}",
+        "{{ messages[0].content.ljust(10 ** 12) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% if x %}" * 3000 + "{% endif %}" * 3000,
+        "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
+        # what is wrong with a value is no error of Jinja's
+        "{{ 1 / 0 }}", "{{ messages['x'].y.z }}", "{{ [].pop() }}", "{{ {}['a'] + 1 }}",
+        "{{ 'a'.encode('nonsense') }}", "{{ lipsum }}{{ cycler()() }}", "{{ ''.join(5) }}",
+        "{{ messages | tojson(indent=messages) }}", "{{ '%s %s' | format(1) }}",
+    ],
+)  # fmt: skip
+def test_a_template_can_write_a_prompt_and_nothing_else(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError):
+        template(tmp_path, text).prompt(TURNS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 7 ** (10 ** 9) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(x=3) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
     ],
 )
-def test_a_template_can_write_text_and_nothing_else(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError):
+def test_a_template_without_end_is_ended(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InputError, match="seconds of processor time"):
         template(tmp_path, text).prompt(TURNS)
+
+
+def test_a_failed_prompt_leaves_the_template_usable(tmp_path: Path) -> None:
+    found = template(tmp_path, "{{ messages[0].content * messages | length ** 30 }}")
+    with pytest.raises(InputError, match="the chat template cannot be used") as error:
+        found.prompt(TURNS)
+    assert error.value.exit_code == 4
+    assert found.prompt(TURNS[1:2]) == "Hi"
+    with ThreadPoolExecutor(8) as pool:
+        asked = [Message("user", "x" * n) for n in range(1, 50)]
+        assert list(pool.map(lambda each: found.prompt([each]), asked)) == [
+            each.content for each in asked
+        ]
 
 
 def test_what_is_no_template_is_refused(tmp_path: Path) -> None:

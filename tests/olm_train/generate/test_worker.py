@@ -10,11 +10,12 @@ import pytest
 import torch
 from support.talking import save_talker
 
-from olm_data.errors import ResourceError, UsageError
+from olm_data.errors import InputError, ResourceError, UsageError
 from olm_train.generate.engine import Engine, Request
 from olm_train.generate.loaded import LoadedModel
 from olm_train.generate.runner import Read, Runner
 from olm_train.generate.sampling import Sampling
+from olm_train.generate.text import TextStream
 from olm_train.generate.worker import MAX_WAITING, Job, Piece, Worker
 
 
@@ -107,3 +108,32 @@ def test_a_model_that_fails_is_told_too() -> None:
             list(job)
         with pytest.raises(ResourceError, match="out of memory"):
             worker.submit([request(1)])
+
+
+class Pyo3Panic(BaseException): ...
+
+
+Pyo3Panic.__name__ = "PanicException"
+
+
+@pytest.mark.parametrize("kind", [ValueError, Pyo3Panic])
+def test_a_text_that_cannot_be_written_ends_its_own_request_alone(
+    loaded: LoadedModel, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = TextStream._decode
+
+    def fails(self: TextStream, ids: Sequence[int]) -> str:
+        if 77 in ids and len(ids) > 3:
+            raise kind("no such id")
+        return decode(self, ids)
+
+    expected = loaded.engine().run([request(seed) for seed in range(3)])
+    monkeypatch.setattr(TextStream, "_decode", fails)
+    with Worker(loaded.engine()) as worker:
+        good = [worker.submit([request(seed)]) for seed in range(2)]
+        bad = worker.submit([Request(prompt=(5, 6, 77)), request(4)])
+        with pytest.raises(InputError, match="cannot write this text: no such id"):
+            list(bad)
+        good.append(worker.submit([request(2)]))
+        for job, text in zip(good, expected, strict=True):
+            assert whole(list(job)) == (text.text, text.ids, text.finish)

@@ -177,3 +177,16 @@ def test_its_scores_and_texts_are_those_of_the_server(place: Path, ours: dict[st
             )
             same(ours, served, tasks)
     assert len(answers(ours, "texts")) == len(texts())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "-h"]])
+def test_its_help_says_how_to_name_a_checkpoint(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "olm_train.cli", "lm-eval", *words],
+        env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, _, rest = done.stdout.partition("What follows is the help of lm_eval.")
+    assert "--model olm --model_args checkpoint=runs/first" in first
+    assert "step: of a run" in first
+    assert "usage: lm-eval" in rest

@@ -16,6 +16,7 @@ from olm_train.generate.runner import CachedRunner
 from olm_train.hf.families import family_of_hf
 from olm_train.hf.family import Family
 from olm_train.hf.table import GPT2, LLAMA
+from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.loss import loss_sums
 
@@ -140,3 +141,28 @@ def test_rows_that_pad_a_vocabulary_are_not_theirs() -> None:
     assert not padded.embeddings.weight[61:].any()
     for name, value in theirs_of(family, padded).items():
         assert torch.equal(value, hf_tensors(theirs)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": -1}, "hidden_size is at least 1 and at most 262,144, not -1"),
+        ({"hidden_size": 65}, "num_attention_heads is 2, which does not divide hidden_size"),
+        ({"intermediate_size": 0}, "intermediate_size is at least 1 and at most 2,097,152, not 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads is at least 1"),
+        ({"num_key_value_heads": 7}, "num_key_value_heads 7 does not divide the 2 query heads"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is at least 1"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is above 0, not -1.0"),
+        ({"initializer_range": -1.0}, "initializer_range is above 0, not -1.0"),
+        ({"rope_theta": -5.0, "rope_parameters": None}, "rope_theta is above 0, not -5.0"),
+    ],
+)
+def test_what_is_wrong_is_said_of_the_field_that_was_given(
+    change: dict[str, Any], said: str
+) -> None:
+    shape = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, qk_norm=None)
+    fields = {**LLAMA.config_to_hf(shape, max_position_embeddings=16), **change}
+    with pytest.raises(InputError) as error:
+        LLAMA.config_from_hf(fields)
+    assert f"LlamaForCausalLM: {said}" in error.value.what
+    assert not {"d_model", "n_heads", "DecoderConfig"} & set(error.value.what.split())

@@ -21,14 +21,14 @@ FIELDS = dict(LLAMA.config_to_hf(SMALL, max_position_embeddings=16))
         ({"hidden_size": True}, "hidden_size is true, which is not of the right type"),
         ({"num_hidden_layers": 1 << 60}, "n_layers"),
         ({"hidden_size": None}, "hidden_size is null"),
-        ({"num_key_value_heads": 3}, "n_kv_heads 3 does not divide"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu: the activation is SiLU"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"softmax_sink": 4}, "softmax_sink is 4, and is not known here"),
         ({"add_cross_attention": True}, "add_cross_attention is true"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "own.py"}}, "auto_map"),
-        ({"initializer_range": 2.0}, "init_std is 2.0"),
+        ({"initializer_range": 2.0}, "initializer_range is 2.0"),
     ],
 )
 def test_what_our_decoder_is_not_is_refused_by_name(change: dict[str, Any], said: str) -> None:

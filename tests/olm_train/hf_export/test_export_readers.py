@@ -40,7 +40,14 @@ LLAMA3 = (
 )
 
 
-@pytest.mark.parametrize("model", [OLMO2, LLAMA3], ids=["OLMo 2", "Llama 3, tied"])
+GPT2 = (
+    "d_model: 32, n_layers: 2, n_heads: 4, hidden_size: 128, tie_embeddings: true, qk_norm: null, "
+    "positions: learned, max_positions: 64, norm: layer_norm, norm_bias: true, bias: all, "
+    "feed_forward: gelu"
+)
+
+
+@pytest.mark.parametrize("model", [OLMO2, LLAMA3, GPT2], ids=["OLMo 2", "Llama 3, tied", "GPT-2"])
 def test_mlx_computes_the_same(tiny_mixture: Path, tmp_path: Path, model: str) -> None:
     checkpoint = trained(tiny_mixture, tmp_path / "run", model)
     export(checkpoint, str(tmp_path / "hf"), Options(dtype="float32", check="files"))

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hf_models import hf_fields, hf_model
 from support.tokenizer_kinds import SPLITS, added, bpe, unigram, variant_of, word_piece
 
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, ValidationError
 from olm_data.tokenizer.tokenizer import spec_from_bytes
+from olm_train.hf.families import FAMILIES, Family, family_of_hf
+from olm_train.hf_export.family import family_to_export
 from olm_train.hf_export.tokenizer_files import TokenizerFiles, prove, tokenizer_files
+from olm_train.model.config import DecoderConfig
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -32,11 +36,11 @@ def made(data: bytes, template: str | None = None, **ends: Any) -> TokenizerFile
     return tokenizer_files(data, rules, template, context=64, where="run")
 
 
-def written(folder: Path, tokenizer: TokenizerFiles) -> Path:
+def written(folder: Path, tokenizer: TokenizerFiles, model_type: str = "llama") -> Path:
     for name, data in tokenizer.files.items():
         (folder / name).write_bytes(data)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes}
+    config = {"model_type": model_type, **sizes}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -107,14 +111,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", VARIANTS)
 def test_transformers_gives_the_same_ids(tiny_tokenizer: Path, tmp_path: Path, name: str) -> None:
     found = made(variant_of(tiny_tokenizer.read_bytes(), **VARIANTS[name]))
-    readers = prove(written(tmp_path, found), found, with_transformers=True)
+    readers = prove(written(tmp_path, found), found)
     assert [reader.split()[0] for reader in readers] == ["tokenizers", "AutoTokenizer"]
 
 
 @pytest.mark.parametrize("data", [word_piece(), unigram(), bpe()], ids=["pieces", "unigram", "bpe"])
 def test_other_models_of_tokenizers(tmp_path: Path, data: bytes) -> None:
     found = made(data, eos=None)
-    assert len(prove(written(tmp_path, found), found, with_transformers=True)) == 2
+    assert len(prove(written(tmp_path, found), found)) == 2
 
 
 def test_with_a_token_that_begins_documents_readers_put_it_there(
@@ -123,7 +127,7 @@ def test_with_a_token_that_begins_documents_readers_put_it_there(
     from transformers import AutoTokenizer
 
     found = made(chat_tokenizer(tiny_tokenizer.read_bytes()), bos=512)
-    prove(written(tmp_path, found), found, with_transformers=True)
+    prove(written(tmp_path, found), found)
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs("the")["input_ids"][0] == 512
     assert config_of(found, "generation_config.json")["bos_token_id"] == 512
@@ -135,7 +139,7 @@ def test_another_tokenizer_in_the_folder_is_found(tiny_tokenizer: Path, tmp_path
     other = variant_of(tiny_tokenizer.read_bytes(), pre_tokenizer=SPLITS["digits"])
     (folder / "tokenizer.json").write_bytes(other)
     with pytest.raises(ValidationError, match="reads back as another one"):
-        prove(folder, found, with_transformers=False)
+        prove(folder, found)
 
 
 def test_a_reader_that_adds_tokens_is_found(tiny_tokenizer: Path, tmp_path: Path) -> None:
@@ -143,9 +147,40 @@ def test_a_reader_that_adds_tokens_is_found(tiny_tokenizer: Path, tmp_path: Path
     data = variant_of(found.files["tokenizer.json"], post_processor=POST)
     other = replace(found, files={**found.files, "tokenizer.json": data})
     with pytest.raises(ValidationError, match="other ids than the tokenizer"):
-        prove(written(tmp_path, other), other, with_transformers=True)
+        prove(written(tmp_path, other), other)
     config = {**config_of(found), "eos_token": "<|im_start|>"}
     (written(tmp_path, found) / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|im_start|>"}))
     with pytest.raises(ValidationError, match="reads other special tokens"):
-        prove(tmp_path, found, with_transformers=True)
+        prove(tmp_path, found)
+
+
+QWEN2 = {"normalizer": {"type": "NFC"}, "pre_tokenizer": SPLITS["qwen"]}
+
+
+def shape_of(name: str) -> DecoderConfig:
+    fields = hf_fields(hf_model(name))
+    return family_of_hf(fields).config_from_hf(fields)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.name)
+def test_transformers_gives_the_same_ids_beside_the_config_of_each_family_that_is_written(
+    tiny_tokenizer: Path, tmp_path: Path, family: Family, own: bool
+) -> None:
+    data = variant_of(tiny_tokenizer.read_bytes(), **({} if own else QWEN2))
+    chosen, _ = family_to_export(shape_of(family.name), data)
+    assert chosen.name == ("llama" if own and family.name == "qwen2" else family.name)
+    found = made(data)
+    assert len(prove(written(tmp_path, found, chosen.model_type), found)) == 2
+
+
+def test_a_qwen_2_with_another_tokenizer_is_no_qwen_2(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    data = tiny_tokenizer.read_bytes()
+    found = made(data)
+    with pytest.raises(ValidationError, match="other ids than the tokenizer"):
+        prove(written(tmp_path, found, "qwen2"), found)
+    windows = shape_of("qwen2 windows of late layers")
+    family, shape = family_to_export(windows, data)
+    assert (family.name, shape.windows) == ("smollm3", windows.windows)
+    assert family_to_export(windows, None)[0].name == "qwen2"

@@ -22,7 +22,6 @@ from support.batches import make_batch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olm_data.errors import UsageError
-from olm_train.model import attention_varlen
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
     attention_backend,
@@ -41,18 +40,7 @@ from olm_train.model.init import init_parameters
 CUDA = torch.device("cuda")
 
 
-def torch_2_11(
-    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
-    *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
-) -> torch.Tensor:  # fmt: skip
-    assert query.shape == key.shape
-    assert window_size[1] == 0
-    assert cu_seq_q is cu_seq_k
-    assert max_q == max_k
-    return varlen_loop(query, key, value, cu_seq_q, max_q, window_size[0], Scores(scale))
-
-
-def torch_2_13(
+def varlen_attn(
     query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: int, max_k: int,
     *, return_aux: Any = None, scale: Any = None, window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False, seqused_k: Any = None, block_table: Any = None,
@@ -91,8 +79,7 @@ def on_cpu(adapter: Callable[..., Any], function: Callable[..., Any]) -> Attenti
 KERNELS = {
     function.__name__: on_cpu(adapter, function)
     for adapter, function in [
-        (varlen_kernel, torch_2_11),
-        (varlen_kernel, torch_2_13),
+        (varlen_kernel, varlen_attn),
         (flash_kernel, flash_attn),
         (flash_kernel, flash_attn_3),
     ]
@@ -114,28 +101,6 @@ def test_kernels_are_given_what_makes_them_agree_with_sdpa(
         for backend in (KERNELS[kernel], attention_backend("sdpa"))
     )
     torch.testing.assert_close(ours, sdpa, rtol=1e-5, atol=2e-6)
-
-
-def test_the_installed_varlen_attn_has_a_known_signature() -> None:
-    from torch.nn.attention.varlen import varlen_attn
-
-    varlen_kernel(varlen_attn)
-    with pytest.raises(TypeError, match="one this code knows"):
-        varlen_kernel(lambda query, key, value, offsets, is_causal=False: query)  # torch 2.10
-
-
-def test_a_varlen_attn_with_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention import varlen
-
-    use = Use(CUDA, torch.bfloat16, 64, False)
-    assert attention_backend("varlen").refusal(use) is None
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, value, is_causal=False: query)
-    attention_varlen._torch_kernel.cache_clear()
-    refusal = attention_backend("varlen").refusal(use)
-    attention_varlen._torch_kernel.cache_clear()
-    assert refusal is not None
-    assert "one this code knows" in refusal.why
-    assert "2.11 to 2.13" in refusal.fix
 
 
 @pytest.mark.parametrize("window", [None, 7])

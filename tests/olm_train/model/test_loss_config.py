@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
 from support.training import MODEL
 
 from olm_data.errors import UsageError
@@ -49,7 +48,6 @@ def test_options_without_effect_are_refused(options: dict[str, Any], why: str) -
         LossConfig(**options)
 
 
-@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13")
 def test_linear_cross_entropy_is_refused_for_a_soft_cap_and_for_pads() -> None:
     config = LossConfig(name="linear_cross_entropy")
     for model in (replace(MODEL, logit_softcap=5.0), replace(MODEL, vocab_multiple=128)):

@@ -12,6 +12,7 @@ import yaml
 from click.testing import CliRunner
 from support.own_parts import (
     CountingCallback,
+    KeyedCallback,
     PlainSGDConfig,
     ScaledConfig,
     ScaledDecoder,
@@ -163,6 +164,31 @@ def test_mistakes_are_told_with_file_and_line(
         read(file)
     assert says in str(raised.value)
     assert f"{file}:" in str(raised.value)
+
+
+def test_a_secret_of_ones_own_part_is_stored_nowhere(
+    tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("api_key", "hubToken", "password")
+    secrets = {name: f"canary-{n}-of-mine" for n, name in enumerate(names)}
+    headers = {"X-Auth-Token": "canary-9-of-mine", "user": "me"}
+    file = write(tiny_mixture, tmp_path)
+    values = yaml.safe_load(file.read_text())
+    keyed = {"name": OWN + "KeyedCallback", "headers": headers, **secrets}
+    values["trainer"]["callbacks"] = {"keyed": keyed}
+    file.write_text(yaml.safe_dump(values))
+    callback = train(file, 2).callbacks["keyed"]
+    assert isinstance(callback, KeyedCallback)
+    assert callback.api_key == secrets["api_key"]
+    stored = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    assert {"config.json", "starts.jsonl"} <= {path.name for path in stored}
+    assert not [path for path in stored if b"canary" in path.read_bytes()]
+    assert "canary" not in "".join(capsys.readouterr())
+    config = json.loads((tmp_path / "run" / "config.json").read_bytes())
+    kept = config["trainer"]["callbacks"]["keyed"]
+    assert [kept[name] for name in names] == ["***"] * 3
+    assert kept["headers"] == {"X-Auth-Token": "***", "user": "me"}
+    assert kept["eos_token"] == "</s>"
 
 
 def test_a_configuration_that_came_with_something_else_imports_nothing(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, module_command
+from peers.token_writers.base import Part, Peer, Task, module_command
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -27,7 +27,7 @@ PEERS = [
         package="datatrove",
         installs=(("datatrove[io,processing]", "zstandard"),),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.tokenizers.datatrove"),
+        command=module_command("peers.token_writers.datatrove"),
         read=read,
         lacks="no digests, ids, origins, fsync; resumes by whole task; shuffling switched off",
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, module_command
+from peers.token_writers.base import Part, Peer, Task, module_command
 
 CODES = {"uint16": 8, "int32": 4}  # the format's numbers for dtypes; it has no uint32
 
@@ -39,7 +39,7 @@ PEERS = [
         package="tokenizers",
         installs=(("tokenizers", "numpy"),),
         formats=("jsonl",),
-        command=module_command("peers.tokenizers.megatron"),
+        command=module_command("peers.token_writers.megatron"),
         read=read,
         lacks="no digests, ids, origins, accounts, resume, fsync; written out here, not the script",
     )

@@ -1,62 +1,84 @@
-"""Whether the arguments of a call are what its annotations say.
+"""The arguments of a call, read as fields of a configuration are.
 
-    number, text, true or false -> as fields of train.yaml: `olm_data.config`
-    class, object, function     -> isinstance
+    number, text, true or false, a choice -> the value, as of a field of train.yaml
+    class, object, function               -> isinstance
 
 Pure. Never: an argument's meaning, or what goes with what.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from enum import EnumType
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import describe, is_union, plain
+from olm_data.config.hints import choices, describe, is_union, plain
 from olm_data.config.values import Values, short
 from olm_data.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SIMPLE = (bool, int, float, str, NoneType)
 CALLABLE = get_origin(Callable[[], None])
 
 
-def check_arguments(
-    call: Callable[..., Any], given: Mapping[str, object], name: str, *, but: Collection[str] = ()
-) -> None:
-    """Refuse arguments of other types, or out of bounds.
+def checked(*but: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a call: its arguments are read by its annotations, text becomes the choice it names.
 
     Args:
-        call: its annotations count.
-        given: by name, `locals()` of the call; what has no annotation there is left alone.
-        name: of the call, for messages.
-        but: arguments with a check of their own.
+        but: arguments with a check of their own; without annotation one is left alone too.
 
-    Raises:
-        UsageError: names the first one.
+    Returns:
+        A decorator. The call raises UsageError: names the first argument of another type, or out
+        of bounds.
     """
-    hints = get_type_hints(call, include_extras=True)
-    for argument, value in given.items():
-        if argument in hints and argument not in but:
-            _check(argument, hints[argument], value, name)
+
+    def decorate(call: Callable[P, R]) -> Callable[P, R]:
+        owner, _, own = call.__qualname__.rpartition(".")
+        name, signature = owner if own == "__init__" else own, inspect.signature(call)
+
+        @functools.wraps(call)
+        def read(*given: P.args, **named: P.kwargs) -> R:
+            hints = get_type_hints(call, include_extras=True)
+            try:
+                bound = signature.bind(*given, **named)
+            except TypeError:  # Python says it, with the names of the call
+                return call(*given, **named)
+            for argument, value in bound.arguments.items():
+                if argument in hints and argument not in but:
+                    bound.arguments[argument] = _read(argument, hints[argument], value, name)
+            return call(*bound.args, **bound.kwargs)
+
+        return read
+
+    return decorate
 
 
-def _check(argument: str, hint: Any, value: Any, name: str) -> None:
+def _read(argument: str, hint: Any, value: Any, name: str) -> Any:
     kinds = _kinds(hint)
-    if all(plain(kind)[0] in SIMPLE for kind in kinds):
-        if not isinstance(value, str) or str in kinds:  # a file may have a number as text
-            parse(hint, Values({argument: value}, file=name), (argument,))
-            return
+    if all(map(_is_plain, kinds)):
+        # A file may have a number as text, a call not.
+        if not isinstance(value, str) or str in kinds or choices(hint):
+            return parse(hint, Values({argument: value}, file=name), (argument,))
         raise UsageError(
             f"{argument} is {describe(hint)}, not {short(value)}", where=f"{name}({argument}=)"
         )
     if any(_is(value, kind) for kind in kinds):
-        return
+        return value
     words = [_word(kind) for kind in kinds if kind is not NoneType]
     raise UsageError(
         f"{argument} is {' or '.join(words)}, not {_given(value)}", where=f"{name}({argument}=)"
     )
+
+
+def _is_plain(kind: Any) -> bool:
+    kind = plain(kind)[0]
+    return kind in SIMPLE or isinstance(kind, EnumType) or get_origin(kind) is Literal
 
 
 def _kinds(hint: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from peers.tokenizers.base import Part
+from peers.token_writers.base import Part
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, module_command, shares
+from peers.token_writers.base import Part, Peer, Task, module_command, shares
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -46,7 +46,7 @@ PEERS = [
             ("mosaicml-streaming", "tiktoken", "zstandard", "pyarrow", "torch==2.13.0"),
         ),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.tokenizers.mosaicml"),
+        command=module_command("peers.token_writers.mosaicml"),
         read=read,
         lacks="no ends beside the ids, digests, ids, origins, accounts, resume, fsync",
     )
@@ -57,8 +57,8 @@ def write_share(rank: int, paths: list[str], task: Task) -> None:
     """Encode one process's files into a folder of its own."""
     from streaming import MDSWriter
 
-    from peers.tokenizers.bpe import tiktoken_encoding
-    from peers.tokenizers.texts import texts
+    from peers.token_writers.bpe import tiktoken_encoding
+    from peers.token_writers.texts import texts
 
     encoding = tiktoken_encoding(task.tokenizer)
     columns = {"tokens": f"ndarray:{task.dtype.name}"}

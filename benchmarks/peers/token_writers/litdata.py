@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, module_command
+from peers.token_writers.base import Part, Peer, Task, module_command
 
 BLOCK = 2049  # tokens of a row when it is read back; has no effect on what is written
 CHUNK_BYTES = 64 << 20
@@ -41,7 +41,7 @@ PEERS = [
             ("litdata", "tiktoken", "zstandard", "pyarrow", "torch==2.13.0"),
         ),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.tokenizers.litdata"),
+        command=module_command("peers.token_writers.litdata"),
         read=read,
         lacks="no digests, ids, origins, accounts, fsync",
     )
@@ -50,8 +50,8 @@ PEERS = [
 
 def encode_file(path: str, task: Task) -> Iterator[np.ndarray]:
     """Yield the ids of each document of one file, EOS last."""
-    from peers.tokenizers.bpe import tiktoken_encoding
-    from peers.tokenizers.texts import texts
+    from peers.token_writers.bpe import tiktoken_encoding
+    from peers.token_writers.texts import texts
 
     encoding = tiktoken_encoding(task.tokenizer)
     for text in texts(path):

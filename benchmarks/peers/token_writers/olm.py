@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.tokenizers.base import Part, Peer, Task
+from peers.token_writers.base import Part, Peer, Task
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:

@@ -1,6 +1,6 @@
 """What a peer is, and the task that every peer is given.
 
-    driver: Task -> task.json -> `python -m peers.tokenizers.<name> task.json`, its environment
+    driver: Task -> task.json -> `python -m peers.token_writers.<name> task.json`, its environment
     peer's output folder -> Peer.read -> parts of (ids, ends) -> compare
 
 This file is imported in the peers' environments too, so it needs the standard library and NumPy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.tokenizers.base import Part, Peer, Task
+from peers.token_writers.base import Part, Peer, Task
 
 
 def command(python: Path, task: Task, path: Path) -> list[str]:

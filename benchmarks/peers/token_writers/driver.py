@@ -37,7 +37,7 @@ from pathlib import Path
 from peers import harness
 from peers.environments import NotInstalled, last_line
 from peers.harness import BENCHMARKS, choose, ready, surroundings
-from peers.tokenizers import (
+from peers.token_writers import (
     bare,
     compare,
     corpora,
@@ -50,7 +50,7 @@ from peers.tokenizers import (
     nanogpt,
     olm,
 )
-from peers.tokenizers.base import Peer, Task
+from peers.token_writers.base import Peer, Task
 
 PEERS: tuple[Peer, ...] = tuple(
     peer

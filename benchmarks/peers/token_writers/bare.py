@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, module_command, shares
+from peers.token_writers.base import Part, Peer, Task, module_command, shares
 
 
 def read(output: Path, task: Task) -> Iterator[Part]:
@@ -26,7 +26,7 @@ PEERS = [
         name="bare-gigatoken",
         package="gigatoken",
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.tokenizers.bare"),
+        command=module_command("peers.token_writers.bare"),
         read=read,
         lacks="no EOS, digests, ids, origins, accounts, resume, fsync; whole share in memory",
     )

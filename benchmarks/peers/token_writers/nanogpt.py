@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from peers.harness import task_of_command_line
-from peers.tokenizers.base import Part, Peer, Task, cut_at_eos, module_command
+from peers.token_writers.base import Part, Peer, Task, cut_at_eos, module_command
 
 SLICES = 1024
 
@@ -29,7 +29,7 @@ PEERS = [
         package="datasets",
         installs=(("datasets", "tiktoken", "numpy", "zstandard"),),
         formats=("jsonl.zst", "jsonl", "parquet"),
-        command=module_command("peers.tokenizers.nanogpt"),
+        command=module_command("peers.token_writers.nanogpt"),
         read=read,
         lacks="no ends, digests, ids, origins, accounts, fsync; keeps two copies in its cache",
     )
@@ -40,7 +40,7 @@ def main() -> None:
     """Load, encode and concatenate."""
     from datasets import load_dataset
 
-    from peers.tokenizers.bpe import tiktoken_encoding
+    from peers.token_writers.bpe import tiktoken_encoding
 
     task = task_of_command_line(Task)
     encoding = tiktoken_encoding(task.tokenizer)

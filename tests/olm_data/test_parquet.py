@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olm_data.dataset.parquet_pages import Page, pages
+from olm_data.parquet import BoundedParquet, Page, pages
 
 VALUES = (
     st.lists(st.integers(-(2**40), 2**40), max_size=300)
@@ -69,3 +69,11 @@ def test_a_page_that_leads_out_of_its_chunk_is_refused() -> None:
     start, stored, _ = chunk_of(data)
     with pytest.raises(ValueError, match="leads out of its column"):
         read(data, start, stored - 1)
+
+
+def test_a_file_may_have_more_row_groups_than_a_page_header_has_items() -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a": range(1_500)}), file, row_group_size=1)
+    found = BoundedParquet(file)
+    assert found.groups == 1_500
+    assert found.group(1_499, ["a"]).to_pydict() == {"a": [1_499]}

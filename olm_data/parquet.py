@@ -1,0 +1,236 @@
+"""Parquet files that came from elsewhere: what they become in memory is known before it is decoded.
+
+    file -> BoundedParquet: footer within bounds, flat columns
+            `-> .group(columns): the header of each page --Thrift compact--> Page, then the rows
+
+A few kilobytes of zstd may hold two gigabytes of zeros, and the footer's own sizes are what the
+writer says. The header of a page is what the decompressor allocates by, so it is read first; the
+bytes of pages are not. The fields are those of parquet.thrift in apache/parquet-format. Inputs,
+whose pages may lie in a bucket, have bounds of their own (`sources/limits.py`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_RATIO = 500
+"""Bytes that a stored byte of a column may become, as of text that is tokenised (`sources`)."""
+
+FREE_BYTES = 4 << 20
+"""Bytes of a column in a row group that are never too much."""
+
+ROW_BYTES = 16
+"""Bytes of a value that are never too much: any number with its place fits."""
+
+_MAX_FOOTER = 16 << 20  # bytes
+_MAX_ITEMS = 1 << 15  # row groups, columns, ... : what a list of the footer may have
+
+HEADER_BYTES = 1 << 15
+"""Bytes a page header may have; statistics with the largest value that is written are in it."""
+
+_TYPE, _SIZE, _STORED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8
+_MAX_DEPTH, _MAX_LISTED = 8, 1000  # of a page header
+
+
+class Page(NamedTuple):
+    """One page: its type (2: dictionary), bytes uncompressed and stored, and values."""
+
+    kind: int
+    size: int
+    stored: int
+    values: int
+
+
+class BoundedParquet:
+    """Reads row groups of an open file of flat columns.
+
+    Args:
+        file: seekable, of the whole file.
+
+    Attributes:
+        schema: the columns, strings as strings.
+        metadata: key and value of each text in the footer.
+        groups, rows: number of row groups, and the rows of each; the caller bounds them.
+
+    Raises:
+        ValueError: it is no such file; also from `group`.
+        pyarrow.ArrowException, OSError: it is damaged; also from `group`.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._raw = file
+        self._check_footer()
+        limits = {
+            "thrift_string_size_limit": _MAX_FOOTER,
+            "thrift_container_size_limit": _MAX_ITEMS,
+        }
+        plain = pq.ParquetFile(file, **limits)
+        self._footer, self.schema = plain.metadata, plain.schema_arrow
+        self.metadata: dict[bytes, bytes] = self._footer.metadata or {}
+        self.groups = self._footer.num_row_groups
+        self.rows = [self._footer.row_group(g).num_rows for g in range(self.groups)]
+        if not self._footer.num_columns == len(set(self.schema.names)) == len(self.schema):
+            raise ValueError("columns in columns, or two of one name")
+        strings = [f.name for f in self.schema if pa.types.is_string(f.type)]
+        self._file = pq.ParquetFile(
+            file, metadata=self._footer, read_dictionary=strings, pre_buffer=False, **limits
+        )
+
+    def _check_footer(self) -> None:
+        size = self._raw.seek(0, os.SEEK_END)
+        self._raw.seek(max(size - 8, 0))
+        tail = self._raw.read(8)
+        if len(tail) < 8 or tail[4:] != b"PAR1":
+            raise ValueError("it does not end as a parquet file does")
+        if int.from_bytes(tail[:4], "little") > min(size, _MAX_FOOTER):
+            raise ValueError("its footer is larger than it can be")
+
+    def group(self, number: int, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a row group; strings are dictionary arrays."""
+        for name in columns:
+            self._check_column(number, name)
+        table = self._file.read_row_group(number, columns=list(columns), use_threads=False)
+        table.validate(full=True)  # its strings may be anything
+        if table.num_rows != self.rows[number]:
+            raise ValueError(f"row group {number} holds {table.num_rows:,} rows")
+        return table
+
+    def _check_column(self, number: int, name: str) -> None:
+        chunk = self._footer.row_group(number).column(self.schema.names.index(name))
+        places = [chunk.dictionary_page_offset, chunk.data_page_offset]
+        start = min((place for place in places if place is not None and place > 0), default=0)
+        size = values = 0
+        rows, stored = max(self.rows[number], 1), chunk.total_compressed_size
+        for page in pages(self._read_at, start, stored):
+            size += page.size
+            values += 0 if page.kind == 2 else page.values
+            if page.values > rows or values > rows:
+                raise ValueError(f"column {name!r} has more values than rows")
+            if size > max(FREE_BYTES, ROW_BYTES * rows, MAX_RATIO * stored):
+                raise ValueError(
+                    f"column {name!r} unpacks to more than {MAX_RATIO} times its size: "
+                    "it may be a bomb"
+                )
+
+    def _read_at(self, place: int, count: int) -> bytes:
+        self._raw.seek(place)
+        return self._raw.read(count)
+
+
+def pages(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[Page]:
+    """Yield the pages of a column chunk.
+
+    Args:
+        read: returns up to `n` bytes at a place of the file.
+        start: place of the chunk's first page.
+        size: bytes of all its pages with their headers.
+
+    Raises:
+        ValueError: the headers are not such as can be read, or lead out of the chunk.
+    """
+    at, stop = start, start + size
+    while at < stop:
+        header = _Compact(read(at, min(HEADER_BYTES, stop - at)))
+        fields = header.struct()
+        page = Page(
+            kind=_number(fields, _TYPE),
+            size=_number(fields, _SIZE),
+            stored=_number(fields, _STORED),
+            values=_values(fields),
+        )
+        at += header.at + page.stored
+        if min(page) < 0 or at > stop:
+            raise ValueError("a page leads out of its column")
+        yield page
+
+
+def _values(fields: dict[int, Any]) -> int:
+    known = [fields[key] for key in (_DATA, _DICTIONARY, _DATA_V2) if key in fields]
+    if len(known) != 1 or not isinstance(known[0], dict):
+        raise ValueError("a page of an unknown kind")
+    return _number(known[0], 1)
+
+
+def _number(fields: dict[int, Any], key: int) -> int:
+    value = fields.get(key)
+    if not isinstance(value, int):
+        raise ValueError(f"a page header without field {key}")
+    return value
+
+
+class _Compact:
+    """Reads Thrift's compact protocol: a struct as a dict from field number to value."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.at = data, 0
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of the struct at the current place."""
+        if depth > _MAX_DEPTH:
+            raise ValueError("a page header nested too deeply")
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._zigzag()
+            fields[number] = self._value(head & 0x0F, depth)
+        return fields
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if kind in (1, 2):  # true, false: the value is the type
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in (4, 5, 6):
+            return self._zigzag()
+        if kind == 7:
+            return self._skip(8)
+        if kind == 8:
+            return self._skip(self._varint())
+        if kind in (9, 10):
+            return self._items(depth)
+        if kind == 12:
+            return self.struct(depth + 1)
+        raise ValueError(f"a page header with a field of type {kind}")
+
+    def _items(self, depth: int) -> None:
+        head = self._byte()
+        count = self._varint() if head >> 4 == 15 else head >> 4
+        if count > _MAX_LISTED:
+            raise ValueError("a page header with too long a list")
+        for _ in range(count):
+            if head & 0x0F in (1, 2):
+                self._byte()
+            else:
+                self._value(head & 0x0F, depth + 1)
+
+    def _skip(self, count: int) -> None:
+        self.at += count
+        if self.at > len(self._data):
+            raise ValueError("a page header that ends early")
+
+    def _byte(self) -> int:
+        if self.at >= len(self._data):
+            raise ValueError("a page header that ends early")
+        self.at += 1
+        return self._data[self.at - 1]
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise ValueError("a page header with too wide a number")
+
+    def _zigzag(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)

@@ -1,0 +1,115 @@
+"""The child of `template_process`: makes prompts of a chat template that a stranger wrote.
+
+    stdin: a line of JSON, {"template": ..., "values": {...} or null} -> stdout: KIND BYTES, text
+
+Run by its path, isolated, with the folders of jinja2 and markupsafe, and seconds of processor time,
+bytes of address space and bytes of text for each line. KIND is `text`, `wrong` (no template at
+all), `refused` (the template does not take the conversation) or `failed`. Jinja's sandbox runs no
+code of the template; a limit ends the process. Never imported.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+
+def main() -> None:
+    """Answer lines until there are no more; see above."""
+    seconds, memory, most = map(int, sys.argv[1:4])
+    sys.path += sys.argv[4:]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    known: dict[str, Any] = {}
+    for line in sys.stdin.buffer:
+        used = int(time.process_time())
+        limit(resource.RLIMIT_CPU, used + seconds)
+        limit(resource.RLIMIT_AS, memory + 16 * len(line))
+        kind, text = _answer(json.loads(line), known)
+        data = text.encode(errors="surrogatepass")
+        if len(data) > most + 8 * len(line):
+            kind, data = "failed", b"it writes %d bytes" % len(data)
+        sys.stdout.buffer.write(b"%s %d\n" % (kind.encode(), len(data)) + data)
+        sys.stdout.buffer.flush()
+
+
+def limit(kind: int, soft: int) -> None:
+    """Set the soft limit, and leave the hard one."""
+    resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
+
+
+def _answer(given: Mapping[str, Any], known: dict[str, Any]) -> tuple[str, str]:
+    """Return the kind and the text of an answer; `known`: templates by their text."""
+    from jinja2 import TemplateError
+
+    text, values = given["template"], given["values"]
+    try:
+        if text not in known:
+            try:
+                known[text] = environment().from_string(text)
+            except TemplateError as error:
+                return "wrong", str(error)[:300]
+        return "text", "" if values is None else known[text].render(**values)
+    except Exception as error:
+        kind = "refused" if getattr(error, "of_template", False) else "failed"
+        return kind, (str(error) or type(error).__name__)[:300]
+
+
+def environment() -> Any:
+    """Return Jinja as transformers sets it up: the same names mean the same."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    made = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", generation_tag()],
+    )
+    made.filters["tojson"] = to_json
+    made.globals["raise_exception"] = refuse
+    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return made
+
+
+def generation_tag() -> type[Any]:
+    """Return what makes `{% generation %}` known, a mark of the answers to train on: it is passed
+    over."""
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Return a value as JSON; that of Jinja escapes what HTML must."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def refuse(message: str) -> NoReturn:
+    """Say that the template does not take the conversation."""
+    from jinja2 import TemplateRuntimeError
+
+    error = TemplateRuntimeError(message)
+    error.of_template = True  # type: ignore[attr-defined]
+    raise error
+
+
+if __name__ == "__main__":
+    main()

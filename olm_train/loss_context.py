@@ -1,0 +1,97 @@
+"""What a loss of one's own may use besides its arguments: the model, and a place for its terms.
+
+loss(..., context) --context.log("aux", value)--> LossTerms --summed--> {"train/aux": scalar}
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from olm_data.errors import UsageError
+from olm_train.distributed.world import World
+from olm_train.optim.clip import as_scalar
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """Given to a loss that has an argument `context`.
+
+    Attributes:
+        model: the one that is trained. Under fsdp a parameter of an inner block is a shard there;
+            what `forward` left on the model is whole.
+        log: takes the name of a term and its value of the micro-batch, a number or a tensor of one
+            element. It is weighted, and summed over micro-batches and ranks, as what the loss
+            returns is, and logged as "train/NAME" with the metrics of the step. In an evaluation
+            nothing is logged.
+    """
+
+    model: nn.Module
+    log: Callable[[str, Tensor | float], None]
+
+
+def takes_context(loss: Callable[..., object]) -> bool:
+    """Whether a loss, a function or a module, has an argument `context`."""
+    call = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        return "context" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # written in C
+        return False
+
+
+class LossTerms:
+    """What a loss has logged in one step.
+
+    Args:
+        model, world: of the train module.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self._model, self._world = model, world
+        self._sums: dict[str, Tensor] = {}
+
+    def context(self, share: Tensor | float | None) -> LossContext:
+        """Return what the loss of one micro-batch is given.
+
+        Args:
+            share: what its terms are multiplied by; None: they are not logged.
+        """
+
+        def log(name: str, value: Tensor | float) -> None:
+            if not isinstance(name, str) or not (name.isprintable() and name.strip()):
+                raise UsageError(f"{name!r} is no name of a metric", where="context.log")
+            found = torch.as_tensor(value)
+            if found.numel() != 1 or found.is_complex():
+                raise UsageError(
+                    f"the term {name!r} of the loss has {found.numel():,} elements",
+                    where="context.log",
+                    fix="log a number, or a tensor of one element",
+                )
+            if share is not None:
+                whole = as_scalar(found.detach()).to(self._world.device, torch.float32).reshape(())
+                self._sums[name] = self._sums.get(name, 0.0) + whole * share
+
+        return LossContext(self._model, log)
+
+    def summed(self, metrics: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
+        """Return the metrics of a step with the terms, fp32 scalars; every rank calls it.
+
+        Raises:
+            UsageError: a term has the name of a metric that is there.
+        """
+        names = sorted({name for each in self._world.gather([*self._sums]) for name in each})
+        if taken := [name for name in names if f"train/{name}" in metrics]:
+            raise UsageError(
+                f"the step has a metric 'train/{taken[0]}' of its own",
+                where="context.log",
+                fix="log the term under another name",
+            )
+        if not names:
+            return metrics
+        none = torch.zeros((), device=self._world.device)
+        total = self._world.sum(torch.stack([self._sums.get(name, none) for name in names]))
+        return metrics | {f"train/{n}": value for n, value in zip(names, total, strict=True)}

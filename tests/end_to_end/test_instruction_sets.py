@@ -1,0 +1,51 @@
+"""The numbers that are promised hold on processors with fewer instructions than this one.
+
+A process takes its instructions once, when it starts: `ATEN_CPU_CAPABILITY` is torch's own part,
+`ONEDNN_MAX_CPU_ISA` that of oneDNN, `MKL_ENABLE_INSTRUCTIONS` that of MKL. A set that this
+processor lacks stands for all that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SETS = {
+    "baseline": ("default", "SSE41", "SSE4_2"),
+    "avx2": ("avx2", "AVX2", "AVX2"),
+    "avx512": ("avx512", "AVX512_CORE", "AVX512"),
+    "all": ("", "ALL", ""),  # also instructions for bfloat16
+}
+PROMISES = (
+    "callbacks/test_model_merge.py::"
+    "test_merges_at_steps_and_intervals_with_windows_that_overlap",  # within a rounding
+    "optim/test_averaging.py::test_the_mean_is_that_of_float64_rounded_once",
+    "model/test_attention.py",
+    "model/test_loss.py",
+    "model/test_normal.py",  # drawn weights: the same bits everywhere
+    "test_train_module.py::test_resume_is_bit_identical",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", SETS)
+def test_bounds_and_resumes_to_the_bit_hold_with_the_instructions(
+    repository: Path, name: str, threads: int
+) -> None:
+    aten, onednn, mkl = SETS[name]
+    names = {"ATEN_CPU_CAPABILITY": aten, "ONEDNN_MAX_CPU_ISA": onednn}
+    names |= {"MKL_ENABLE_INSTRUCTIONS": mkl, "OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {key: value for key, value in names.items() if value}
+    tests = [f"tests/olm_train/{each}" for each in PROMISES]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow"]
+    done = subprocess.run(
+        [*command, *tests], cwd=repository, env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout or "[100%]" in done.stdout
