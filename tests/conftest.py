@@ -49,11 +49,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_command_line() -> Iterator[None]:
-    """Forget the passwords of a command line that a test ran in its own process."""
+def _no_secrets_of_others() -> Iterator[None]:
+    """Forget the credentials that a test typed or used: another test's words may be like them."""
+    from olm_data import redaction
+
+    held = redaction._held.copy()
     yield
-    if "olm_data.redaction" in sys.modules:
-        sys.modules["olm_data.redaction"].hold_typed(())
+    redaction.hold_typed(())
+    redaction._held.intersection_update(held)
 
 
 @pytest.fixture(scope="session")
