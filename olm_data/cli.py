@@ -55,16 +55,6 @@ SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.i
 HIDDEN = {"work"}
 """Commands that programs type; --help leaves them out."""
 
-REPLACED = {
-    "peek": "show",
-    "locate": "show",
-    "audit": "verify",
-    "pack": "mix --compare-packing",
-    "import-mix": "import",
-    "gc": "doctor --clean",
-}
-"""Names of other days, for which the nearest by letters would mislead."""
-
 
 class _Group(CommandGroup):
     interrupted = "interrupted; run the same command again to continue"
@@ -82,10 +72,6 @@ class _Group(CommandGroup):
         name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
         return with_common_options(command, STORAGE_OPTIONS)
-
-    def nearest(self, name: str, known: list[str]) -> str:
-        instead = REPLACED.get(name)
-        return f"did you mean {instead!r}?" if instead else super().nearest(name, known)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for heading, commands in COMMANDS.items():

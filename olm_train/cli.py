@@ -26,7 +26,6 @@ COMMANDS = {
     "export": "Write the weights of a checkpoint for other programs, or as one file.",
     "notify": "Tell a webhook when a run is gone without a word.",
     "merge": "Write the mean of the weights of several checkpoints.",
-    "convert-checkpoint": "Bring over a checkpoint of an older format.",
 }
 """Summaries. Each command is `main` of `olm_train.<name>`, but for the two that are below."""
 MODULES = {

@@ -70,7 +70,6 @@ FLOORS = {
         ("trainer",),
         ("run", "auto"),
         (
-            "convert_checkpoint",
             "evaluate",
             "export",
             "harness",

@@ -114,7 +114,6 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         {"read_bytes": 1},
         "the run's own log in its work folder",
     ),
-    "olm_train/checkpoint/convert.py": ({"torch.load": 1}, "restricted, asked for by --trust"),
     "olm_train/checkpoint/portable.py": ({"read_bytes": 3}, "Checkpoint.read_bytes is bounded"),
     "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
     "olm_train/distributed/threads.py": ({"read_text": 5}, "/proc and /sys: files of the kernel"),

@@ -21,7 +21,7 @@ docs/reference/checkpoint.md is the specification.
 A remote store has no rename: there all files but the manifest lie in step00000100/lease-000007/, so
 that a writer which was taken over (`olm_data.storage.lease`) never touches those of the next one.
 
-Versions 1 and 2 held pickles: `olm-train convert-checkpoint` makes version 3 of them.
+Versions 1 and 2, of before the first release, are refused like any other.
 """
 
 from __future__ import annotations
@@ -38,13 +38,11 @@ from olm_data.bounded_json import MalformedJson, Size, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.canonical import sha256_file
 from olm_data.decoding import convert
-from olm_data.errors import InputError, OlmError, ResourceError, ValidationError, printable
+from olm_data.errors import OlmError, ResourceError, ValidationError, printable
 from olm_data.storage.json_file import read_json
 from olm_data.storage.store import Store
 
 FORMAT, VERSION = "olm-checkpoint", 3
-PICKLED = (1, 2)
-"""Versions whose index and tensors are pickles."""
 MANIFEST, TENSORS, STATE, CONFIG, LOCK, TOKENIZER, MERGE = (
     "manifest.json",
     "model_and_optim",
@@ -137,24 +135,19 @@ class Manifest(msgspec.Struct, frozen=True):
     def _body(self) -> dict[str, Any]:
         plain = msgspec.to_builtins(self)
         plain["files"] = sorted(plain["files"], key=lambda entry: entry["name"])
-        body = {"format": FORMAT, "version": plain.pop("version"), **plain}
-        if self.version < 3:
-            del body["fence"], body["folder"]
-        return body
+        return {"format": FORMAT, "version": plain.pop("version"), **plain}
 
     @classmethod
-    def read(cls, checkpoint: Store, *, versions: tuple[int, ...] = (VERSION,)) -> Manifest:
+    def read(cls, checkpoint: Store) -> Manifest:
         """Read the manifest of a checkpoint; its own digest is checked, the files are not.
 
         Args:
             checkpoint: its folder.
-            versions: of the format that the caller can go on with.
 
         Raises:
             ValidationError: it is missing, cannot be read, or is damaged.
             MisnamedError: the folder has the name of another step.
-            OtherVersionError: it is of a newer version.
-            InputError: it is of a version that holds pickles.
+            OtherVersionError: it is of another version.
         """
         where, name = checkpoint.url(MANIFEST), checkpoint.root.rpartition("/")[2]
         try:
@@ -168,7 +161,7 @@ class Manifest(msgspec.Struct, frozen=True):
                 why=str(error) if isinstance(error, MalformedJson) else error.what,
             ) from error
         try:
-            manifest = cls._decode(data, name, where, versions)
+            manifest = cls._decode(data, name, where)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, OlmError):
                 raise
@@ -184,10 +177,17 @@ class Manifest(msgspec.Struct, frozen=True):
         return manifest
 
     @classmethod
-    def _decode(cls, data: bytes, name: str, where: str, versions: tuple[int, ...]) -> Manifest:
+    def _decode(cls, data: bytes, name: str, where: str) -> Manifest:
         value = decode_object(data)
         found = value.pop("digest")
-        _refuse_version(value["format"], value["version"], versions, name, where)
+        written = value["format"], value["version"]
+        if written != (FORMAT, VERSION):
+            raise OtherVersionError(
+                f"checkpoint {name} is {printable('{} version {}'.format(*written))}; this program "
+                f"reads {FORMAT} version {VERSION}",
+                where=where,
+                fix="go on with the program that wrote it, or a newer one",
+            )
         if found == canonical_digest(value):
             manifest = convert(value, cls)
             listed: set[str] = set()
@@ -252,35 +252,6 @@ class MisnamedError(ValidationError):
 
 class OtherVersionError(ValidationError):
     """A checkpoint of a version that this program does not know, whole or not: exit 3."""
-
-
-def _refuse_version(
-    found: Any, version: Any, versions: tuple[int, ...], name: str, where: str
-) -> None:
-    if found == FORMAT and version in versions:
-        return
-    if found == FORMAT and version in PICKLED:
-        raise InputError(
-            f"checkpoint {name} is of format version {version}, which holds pickles: it is not "
-            "opened",
-            where=where,
-            why="a pickle can run any command when it is opened",
-            fix="if you trust whoever wrote it: olm-train convert-checkpoint "
-            f"{where.rpartition('/')[0]} NEW_SAVE_FOLDER --trust",
-        )
-    if found == FORMAT and version == VERSION:
-        raise InputError(
-            f"checkpoint {name} holds no pickles: there is nothing to convert",
-            where=where,
-            fix="use it as it is",
-        )
-    known = " and ".join(str(number) for number in versions)
-    raise OtherVersionError(
-        f"checkpoint {name} is {printable(str(found))} version {printable(str(version))}; this "
-        f"program reads {FORMAT} version {known}",
-        where=where,
-        fix="go on with the program that wrote it, or a newer one",
-    )
 
 
 def folder_name(step: int) -> str:

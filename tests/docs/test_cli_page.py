@@ -7,11 +7,9 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from support.pages import REPOSITORY
 
-from olm_data.cli import REPLACED, SUMMARIES, cli
-from olm_data.errors import UsageError
+from olm_data.cli import SUMMARIES, cli
 from olm_train.cli import COMMANDS
 from olm_train.cli import cli as trainer
 from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
@@ -90,13 +88,3 @@ def test_subcommands_are_explained_by_an_example_and_a_row_of_the_page() -> None
     for name, command in show.commands.items():
         assert f"olm-data show {name} " in (command.help or ""), name
         assert f"| `{name}` |" in sections()["olm-data show"], name
-
-
-@pytest.mark.parametrize(("gone", "instead"), REPLACED.items())
-def test_a_name_of_other_days_is_no_command_and_leads_to_the_new_one(
-    gone: str, instead: str
-) -> None:
-    error = CliRunner().invoke(cli, [gone, "x"]).exception
-    assert isinstance(error, UsageError)
-    assert f"did you mean '{instead}'?" in str(error)
-    assert gone not in SUMMARIES

@@ -191,8 +191,7 @@ ROWS: dict[int, Row] = {
     ),
     56: Row(
         "a checkpoint of another version",
-        "an older one is refused with what to type, and converted on trust bit for bit; a newer "
-        "one is refused with numbers",
+        "refused with the numbers of both, and left alone",
     ),
     57: Row(
         "non-finite loss or gradient",

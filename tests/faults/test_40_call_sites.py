@@ -10,8 +10,6 @@ from support.unsafe_calls import references, sites
 DCP = "torch.distributed.checkpoint"
 OBJECTS = ("all_gather_object", "broadcast_object_list")
 ALLOWED = {
-    # Checkpoints of versions 1 and 2, on --trust: inert records, tensors by weights_only=True.
-    "olm_train/checkpoint/convert.py": {"pickle.Unpickler", "torch.load"},
     # Between the processes of one run, never out of a file.
     "olm_train/distributed/preempt.py": {"torch.distributed.all_gather_object"},
     "olm_train/distributed/world.py": {f"torch.distributed.{name}" for name in OBJECTS},

@@ -19,12 +19,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from support.old_checkpoints import as_version_2, seal
 from support.runs import one_step_trainer
+from support.seal import seal
 
-from olm_train.checkpoint.load import open_checkpoint
-from olm_train.convert_checkpoint import main as convert
-from olm_train.distributed.world import World
 from olm_train.evaluate import main as evaluate
 from olm_train.export import main as export
 from olm_train.generate.command import main as generate
@@ -90,7 +87,6 @@ def all_uses(place: Path, lock: Path, tmp_path: Path) -> list[int]:
         use(generate, place, "--prompt", "the", "--max-new-tokens", 1),
         use(export, place, "--output", tmp_path / "out"),
         use(evaluate, place, "--data", lock.parent / "held"),
-        use(convert, place, tmp_path / "new", "--trust"),
     ]
 
 
@@ -148,25 +144,6 @@ def test_40_no_file_of_an_export_runs_what_it_holds(
                 tiny_mixture, tmp_path / "begun", *options, "--trainer.load_optim_state=false"
             )
             trainer.restore()
-    assert not canary.exists()
-
-
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
-def test_40_an_old_checkpoint_is_converted_on_trust_without_running_what_it_holds(
-    name: str, saved: Path, tiny_mixture: Path, tmp_path: Path
-) -> None:
-    old, canary = shutil.copytree(saved, tmp_path / "run") / STEP, tmp_path / "canary"
-    state = one_step_trainer(tiny_mixture, tmp_path / "none").train_module.state_dict()
-    open_checkpoint(old, World()).load_tensors(state, World())
-    as_version_2(old, state, tiny_mixture.parent)
-    assert use(convert, old, tmp_path / "good", "--trust") == 0
-    for number, form in enumerate((pickled, saved_by_torch)):
-        put(old / "model_and_optim" / name, form(canary))
-        seal(old)
-        assert use(generate, old.parent) == 4
-        assert use(convert, old, tmp_path / str(number)) == 4
-        assert use(convert, old, tmp_path / str(number), "--trust") == 3
-        assert not (tmp_path / str(number) / STEP).exists()
     assert not canary.exists()
 
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from support.command import WITH_TESTS, environment
-from support.old_checkpoints import seal
 from support.runs import one_step_trainer
+from support.seal import seal
 
 from olm_data.canonical import digest
 from olm_data.errors import OlmError

@@ -85,7 +85,6 @@ def cases(folder: Path, tokenizer: Path) -> list[Case]:
         "generate": [str(folder)],
         "chat": [str(folder)],
         "serve": [str(folder)],
-        "convert-checkpoint": [str(folder), str(folder / "new"), "--trust"],
     }
     no_torch = {"watch", "notify"}  # they go on for ever: test_watch, test_notify
     names = [name for name in COMMANDS if name not in no_torch]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
-from support.old_checkpoints import seal
+from support.seal import seal
 
 from olm_data.errors import OlmError
 from olm_train.checkpoint.documents import encoded

@@ -51,7 +51,7 @@ def test_without_a_command_help_is_shown(
 ) -> None:
     code, lines = answered([], monkeypatch, capsys)
     assert code == 2
-    assert any("convert-checkpoint" in line for line in lines)
+    assert any("lm-eval" in line for line in lines)
 
 
 @pytest.mark.parametrize("command", ["track", "merge"])

@@ -29,7 +29,6 @@ from pathlib import Path
 import torch
 import yaml
 from support.false_files import change, make_good
-from support.old_checkpoints import as_version_2
 from support.runs import MANIFEST, config_values, make_mixture
 
 CODES = {0, 2, 3, 4, 5, 6, 7, 75}
@@ -195,8 +194,6 @@ COMMANDS = [
         ("train.yaml", "--trainer.save_folder=next", "--trainer.load_path=run/step00000012"),
         ("run/step00000012/*",),
     ),
-    Command("convert_checkpoint", ("old/step00000012", "new", "--trust"), ("old/step00000012/*",)),
-    Command("convert_checkpoint", ("old", "new", "--trust"), ("old/*",)),
     Command("olm_data", ("tokenize", "prose.jsonl", "--tokenizer", "tokenizer.json", "-o", "prose"),
             ("prose/*", "prose.jsonl", "tokenizer.json")),
 ]  # fmt: skip
@@ -234,9 +231,6 @@ class Workplace:
             assert outcome.code == 0, outcome.output
         for step in ("18", "24"):
             shutil.rmtree(folder / f"run/step000000{step}")
-        old = folder / "old/step00000012"
-        shutil.copytree(folder / "run/step00000012", old)
-        as_version_2(old, {"model": {"w": torch.ones(3, 2)}, "optim": {"step": 3}}, folder)
         shutil.copy(lock, folder / "manifest.lock.json")
         return here
 

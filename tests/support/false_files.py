@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from fuzz.mutate import mutated
-from support.old_checkpoints import seal
+from support.seal import seal
 
 from olm_data.canonical import digest, sha256_file
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.old_checkpoints import seal
 from support.runs import build_trainer, metrics
+from support.seal import seal
 
 from olm_data.errors import ConflictError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.hf_models import hf_model
-from support.old_checkpoints import seal
 from support.runs import build_trainer
+from support.seal import seal
 
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.storage.store import Store
