@@ -43,7 +43,6 @@ BATCH, WARM_UP = 1024, 4
 OPTIONS: dict[str, dict[str, Any]] = {
     "console_logger": {"log_interval": 1},
     "garbage_collector": {"gc_interval": 1},
-    "list_checkpointer": {"save_steps": [1_000_000_000]},
     "lm_evaluator": {"datasets": {"held": "tokens"}, "eval_on_finish": False},
     "downstream_evaluator": {"tasks": {"made-up": "task"}, "eval_on_finish": False},
     "samples": {"prompts": ["def "], "eval_on_finish": False},
@@ -58,7 +57,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hf_exporter": {"export_on_finish": False, "export_interval": 1_000_000_000},
     "metric_saver": {"save_interval": 1},
     "notifier": {"on": ["spike"], "webhook_url": "http://127.0.0.1:9/"},
-    "slack_notifier": {"on": ["spike"], "webhook_url": "http://127.0.0.1:9/"},
     "model_merge": {"merge_step": [1_000_000_000], "merge_last_n_steps": 1_000_000_000},
     "profiler": {"skip_first": None},
     "config_saver": {"fname": "experiment.json", "save_data_paths": True},
@@ -194,8 +192,6 @@ def configuration(
     """The configuration of a run with one callback, and without those that are there otherwise."""
     default = {each.name for each in fields(CallbacksConfig) if each.default is not None}
     callbacks: dict[str, Any] = {each: {"enabled": False} for each in default - {"own"}}
-    if name == "list_checkpointer":
-        del callbacks["checkpointer"]
     if name in FED:
         callbacks["metrics_logger"] = {}
     values = {

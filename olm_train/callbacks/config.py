@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import Parts, Rest
-from olm_data.errors import UsageError
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.callbacks.config_saver import ConfigSaverCallback
@@ -40,7 +39,7 @@ from olm_train.callbacks.tracking.tensorboard import TensorBoardCallback
 from olm_train.callbacks.tracking.trackio import TrackioCallback
 from olm_train.callbacks.tracking.wandb import WandBCallback
 from olm_train.callbacks.watchdog import WatchdogCallback
-from olm_train.checkpoint.policy import CheckpointerConfig, ListCheckpointerConfig
+from olm_train.checkpoint.policy import CheckpointerConfig
 
 OwnCallback = Annotated[Callback, Parts(Callback, "olm_train.callbacks")]
 
@@ -58,7 +57,6 @@ class CallbacksConfig(Config):
         environment: saves versions and devices, and compares them at a resume.
         watchdog: ends a run that hangs.
         lr_monitor: logs the rates of parameter groups that have their own.
-        list_checkpointer: in place of `checkpointer`: saves checkpoints at the steps of a list.
         batch_size_scheduler: [later sizes](#batch-size-schedules) of the global batch.
         sequence_length_scheduler: short rows at first.
         config_saver: writes the configuration under another name too, and lists the data files.
@@ -75,7 +73,6 @@ class CallbacksConfig(Config):
         loss_ledger: writes the loss of every piece of a document.
         metric_saver: writes the latest metrics as JSON files.
         notifier: messages to Slack, Discord or any webhook.
-        slack_notifier: the same under another name; one of the two.
         model_merge: saves the mean of the weights of the last steps.
         ema: saves an exponential moving average of the weights.
         hf_exporter: exports checkpoints for transformers and its kin.
@@ -96,7 +93,6 @@ class CallbacksConfig(Config):
     environment: EnvironmentCallback = field(default_factory=EnvironmentCallback)
     watchdog: WatchdogCallback = field(default_factory=WatchdogCallback)
     lr_monitor: LRMonitorCallback = field(default_factory=LRMonitorCallback)
-    list_checkpointer: ListCheckpointerConfig | None = None
     batch_size_scheduler: BatchSizeSchedulerCallback | None = None
     sequence_length_scheduler: SequenceLengthSchedulerCallback | None = None
     config_saver: ConfigSaverCallback | None = None
@@ -113,7 +109,6 @@ class CallbacksConfig(Config):
     loss_ledger: LossLedgerCallback | None = None
     metric_saver: MetricSaverCallback | None = None
     notifier: NotifierCallback | None = None
-    slack_notifier: NotifierCallback | None = None
     model_merge: ModelMergeCallback | None = None
     ema: EMACallback | None = None
     hf_exporter: HFExporterCallback | None = None
@@ -123,27 +118,6 @@ class CallbacksConfig(Config):
     tensorboard: TensorBoardCallback | None = None
     trackio: TrackioCallback | None = None
     own: Annotated[dict[str, OwnCallback], Rest()] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.notifier is not None and self.slack_notifier is not None:
-            raise UsageError(
-                "notifier and slack_notifier are two names of one callback",
-                where="slack_notifier",
-                fix="leave one of them out",
-            )
-
-        if self.list_checkpointer is not None and self.checkpointer != CheckpointerConfig():
-            raise UsageError(
-                "checkpointer and list_checkpointer both say when checkpoints are saved",
-                where="list_checkpointer",
-                fix="leave one of them out; list_checkpointer has all options of the other",
-            )
-
-    @property
-    def saving(self) -> CheckpointerConfig:
-        """When checkpoints are saved, by the one of the two that is given."""
-        return self.list_checkpointer or self.checkpointer
 
     def build(self) -> dict[str, Callback]:
         """Return the callbacks by name, each a new one."""

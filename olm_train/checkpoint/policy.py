@@ -43,7 +43,9 @@ class CheckpointerConfig(Config):
 
     Attributes:
         enabled: false: no checkpoint at all, not even on preemption.
-        save_interval: steps between permanent checkpoints.
+        save_interval: steps between permanent checkpoints; default: 250, and none but those of
+            `save_steps` where there are some.
+        save_steps: further steps with a permanent checkpoint, ascending.
         ephemeral_save_interval: steps between checkpoints that stay until the next one; null: none.
         ephemeral_cooldown: no ephemeral checkpoint for so many steps after one that stays; null: 0.
         fixed_steps: further steps with a checkpoint, which is never removed.
@@ -58,7 +60,8 @@ class CheckpointerConfig(Config):
     """
 
     enabled: bool = True
-    save_interval: PositiveInt = 250
+    save_interval: PositiveInt | None = None
+    save_steps: list[PositiveInt] = field(default_factory=list)
     ephemeral_save_interval: PositiveInt | None = None
     ephemeral_cooldown: PositiveInt | None = None
     fixed_steps: list[FixedStep] = field(default_factory=list)
@@ -70,10 +73,16 @@ class CheckpointerConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        often = self.ephemeral_save_interval
-        if often is not None and often >= self.save_interval:
+        if any(a >= b for a, b in pairwise(self.save_steps)):
             raise UsageError(
-                f"ephemeral_save_interval {often} is not below save_interval {self.save_interval}",
+                f"the steps are not ascending: {self.save_steps}",
+                where="save_steps",
+                fix="sort them, each one once",
+            )
+        often, interval = self.ephemeral_save_interval, self.interval
+        if often is not None and interval is not None and often >= interval:
+            raise UsageError(
+                f"ephemeral_save_interval {often} is not below save_interval {interval}",
                 fix="ephemeral checkpoints are the frequent ones",
             )
         if self.ephemeral_cooldown is not None and often is None:
@@ -86,9 +95,17 @@ class CheckpointerConfig(Config):
                 "max_checkpoints has no effect with remove: never", fix="leave one of them out"
             )
 
+    @property
+    def interval(self) -> int | None:
+        """Steps between permanent checkpoints; None: only `save_steps`."""
+        return self.save_interval or (None if self.save_steps else 250)
+
     def named_steps(self) -> dict[str, list[int]]:
         """Return the steps that are named one by one, by option."""
-        return {"checkpointer.fixed_steps": self.fixed_steps} if self.enabled else {}
+        if not self.enabled:
+            return {}
+        steps = {"save_steps": self.save_steps, "fixed_steps": self.fixed_steps}
+        return {f"checkpointer.{option}": named for option, named in steps.items()}
 
     def kind_at(self, step: int, last: int) -> Kind | None:
         """Return the kind of checkpoint that is due after `step`, None for none.
@@ -102,7 +119,7 @@ class CheckpointerConfig(Config):
             return Kind.fixed if self.pre_train_checkpoint else None
         if step in self.fixed_steps:
             return Kind.fixed
-        if step % self.save_interval == 0:
+        if step in self.save_steps or (self.interval is not None and step % self.interval == 0):
             return Kind.permanent
         if step == last:
             return Kind.final
@@ -116,46 +133,9 @@ class CheckpointerConfig(Config):
 
     def _stay(self, step: int) -> list[int]:
         """Return steps before `step` whose checkpoints stay, the last of the interval with them."""
-        of_interval = step - step % self.save_interval
-        stay = [of_interval] if step > self.save_interval else []
-        return [*stay, *(fixed for fixed in self.fixed_steps if fixed < step)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListCheckpointerConfig(CheckpointerConfig):
-    """The same with a list of steps in place of an interval.
-
-    Attributes:
-        save_interval: steps between permanent checkpoints: by default none but those of the list.
-        save_steps: steps with a permanent checkpoint, ascending.
-    """
-
-    save_interval: PositiveInt = 1_000_000_000
-    save_steps: Annotated[list[PositiveInt], Meta(min_length=1)]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if any(a >= b for a, b in pairwise(self.save_steps)):
-            raise UsageError(
-                f"the steps are not ascending: {self.save_steps}",
-                where="save_steps",
-                fix="sort them, each one once",
-            )
-
-    def named_steps(self) -> dict[str, list[int]]:
-        if not self.enabled:
-            return {}
-        steps = {"save_steps": self.save_steps, "fixed_steps": self.fixed_steps}
-        return {f"list_checkpointer.{option}": named for option, named in steps.items()}
-
-    def kind_at(self, step: int, last: int) -> Kind | None:
-        """As above; a step of the list is one of `save_interval`."""
-        if step in self.save_steps and step not in self.fixed_steps:
-            return Kind.permanent
-        return super().kind_at(step, last)
-
-    def _stay(self, step: int) -> list[int]:
-        return [*super()._stay(step), *(at for at in self.save_steps if at < step)]
+        interval = self.interval
+        stay = [] if interval is None or step <= interval else [step - step % interval]
+        return [*stay, *(at for at in (*self.save_steps, *self.fixed_steps) if at < step)]
 
 
 def removable(

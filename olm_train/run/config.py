@@ -331,7 +331,7 @@ class RunConfig(Config):
             max_rewinds=trainer.max_rewinds,
             time_limit=trainer.time_limit,
             time_margin=trainer.time_margin,
-            checkpointer=trainer.callbacks.saving,
+            checkpointer=trainer.callbacks.checkpointer,
             callbacks=trainer.callbacks.build(),
             config=saved_config(config, trainer.save_folder),
             comm=config.comm,

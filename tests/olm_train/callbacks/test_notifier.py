@@ -287,12 +287,12 @@ def test_the_address_comes_from_the_environment_where_none_is_given(
     hook: Webhook, tiny_mixture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop = "--trainer.hard_stop={value: 2, unit: steps}"
-    given = "--trainer.callbacks.slack_notifier.enabled=true"
+    given = "--trainer.callbacks.notifier.enabled=true"
     monkeypatch.delenv("SLACK_WEBHOOK_URL", raising=False)
     with pytest.raises(UsageError, match="there is no webhook to send to"):
         build_trainer(tiny_mixture, tmp_path, stop, *SHORT, given)
     monkeypatch.setenv("SLACK_WEBHOOK_URL", hook.url)
-    off = "--trainer.callbacks.slack_notifier.enabled=false"
+    off = "--trainer.callbacks.notifier.enabled=false"
     build_trainer(tiny_mixture, tmp_path / "off", stop, *SHORT, off).fit()
     assert hook.events == []
     build_trainer(tiny_mixture, tmp_path / "on", stop, *SHORT, given).fit()

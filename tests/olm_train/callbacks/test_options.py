@@ -39,7 +39,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "lm_evaluator": {"datasets": {"held": "held"}},
     "downstream_evaluator": {"tasks": {"quiz": "quiz"}},
     "samples": {"prompts": ["def "]},
-    "list_checkpointer": {"save_steps": [1]},
 }
 """What they cannot be made without."""
 

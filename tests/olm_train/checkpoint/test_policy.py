@@ -15,7 +15,6 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.policy import (
     CheckpointerConfig,
-    ListCheckpointerConfig,
     Removal,
     removable,
 )
@@ -89,8 +88,7 @@ def test_a_list_of_steps_stands_in_place_of_the_interval(
     build_trainer(
         tiny_mixture,
         tmp_path,
-        "--trainer.callbacks.checkpointer={}",
-        f"--trainer.callbacks.list_checkpointer={options}",
+        f"--trainer.callbacks.checkpointer={options}",
         "--trainer.hard_stop={value: 7, unit: steps}",
         "--trainer.callbacks.lm_evaluator.enabled=false",
     ).fit()
@@ -99,24 +97,17 @@ def test_a_list_of_steps_stands_in_place_of_the_interval(
 
 
 def test_after_a_step_of_the_list_ephemeral_checkpoints_cool_down() -> None:
-    rule = ListCheckpointerConfig(save_steps=[4], ephemeral_save_interval=1, ephemeral_cooldown=2)
+    rule = CheckpointerConfig(save_steps=[4], ephemeral_save_interval=1, ephemeral_cooldown=2)
     kinds = [rule.kind_at(step, 9) for step in range(3, 9)]
     often = Kind.ephemeral
     assert kinds == [often, Kind.permanent, None, None, often, often]
-    assert rule.save_interval == 1_000_000_000
+    assert rule.interval is None
 
 
-@pytest.mark.parametrize("steps", [[], [4, 2], [2, 2], [0]])
+@pytest.mark.parametrize("steps", [[4, 2], [2, 2], [0]])
 def test_a_list_that_makes_no_sense_is_refused(steps: list[int]) -> None:
     with pytest.raises(UsageError):
-        ListCheckpointerConfig(save_steps=steps)
-
-
-def test_two_rules_of_when_to_save_are_refused(tiny_mixture: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="both say when checkpoints are saved"):
-        build_trainer(
-            tiny_mixture, tmp_path, "--trainer.callbacks.list_checkpointer={save_steps: [2]}"
-        )
+        CheckpointerConfig(save_steps=steps)
 
 
 known = st.dictionaries(st.integers(0, 99), st.sampled_from(Kind), min_size=1)
