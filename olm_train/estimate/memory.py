@@ -149,7 +149,7 @@ class TrainingTensors:
             ),
             gathered=self._gathered(shards, size, reshard=reshard_after_forward),
             activations=round(microbatch * (blocks + around)),
-            logits=loss * model.padded_vocab_size * LOGITS_BYTES,
+            logits=loss * model.padded_vocab_size * (LOGITS_BYTES if size < _FP32 else 2 * _FP32),
         )
 
     def _gathered(self, shards: int, size: int, *, reshard: bool | int) -> int:

@@ -12,18 +12,18 @@ Which loss a run takes is `loss_config.py`'s business; the one in chunks is in `
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from olm_train.model.head import Head
-from olm_train.model.precision import at_least_fp32
+from olm_train.model.precision import at_least_fp32, wide
 
-LOGITS_BYTES = 12
-"""Peak of the plain loss, bytes a logit: in the backward pass the fp32 log-probabilities, their
-gradient and the gradient of the logits, each fp32."""
+LOGITS_BYTES = 10
+"""Peak of the plain loss, bytes a logit: it in bf16, and in fp32 a copy and the log-probability.
+Logits in fp32 are not copied: 8."""
 
 IGNORE_INDEX = -100
 
@@ -51,28 +51,44 @@ class Loss(Protocol):
     def __call__(self, head: Head, x: Tensor, labels: Tensor) -> LossSums: ...
 
 
-def z_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of log(sum(exp(logits)))^2 over the valid labels, an fp32 scalar, of fp64 logits fp64.
-
-    Args:
-        logits: [b, S, V], any float dtype.
-        labels: int64 [b, S], -100 where ignored.
-    """
-    squares = at_least_fp32(logits).logsumexp(-1).square()  # [b, S]
-    return torch.where(labels == IGNORE_INDEX, 0.0, squares).sum()
-
-
 def loss_sums(logits: Tensor, labels: Tensor, z_multiplier: float | None) -> LossSums:
     """The plain loss of logits [b, S, V] and labels int64 [b, S]."""
-    # F.cross_entropy in its two halves: the log-probabilities are there for the single labels too
-    log_p = F.log_softmax(at_least_fp32(logits).flatten(0, -2), -1)
-    target = labels.flatten()
-    cross_entropy = F.nll_loss(log_p, target, ignore_index=IGNORE_INDEX, reduction="sum")
-    by_label = F.nll_loss(log_p.detach(), target, ignore_index=IGNORE_INDEX, reduction="none")
-    if z_multiplier is None:
-        return LossSums(cross_entropy, cross_entropy.detach(), None, by_label)
-    z = z_multiplier * z_sum(logits, labels)
-    return LossSums(cross_entropy + z, cross_entropy.detach(), z.detach(), by_label)
+    total, cross_entropy, z, by_label = _CrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits.flatten(0, -2), labels.flatten(), z_multiplier or 0.0
+    )
+    return LossSums(total, cross_entropy, None if z_multiplier is None else z, by_label)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """(logits [n, V], labels [n], multiplier of the z-loss) -> the fields of `LossSums`.
+
+    The gradient is written over the log-probabilities, the only large tensor that is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, z_multiplier: float
+    ) -> tuple[Tensor, ...]:
+        log_p = F.log_softmax(logits, -1, dtype=wide(logits.dtype))
+        valid = (labels != IGNORE_INDEX)[:, None]
+        place = labels[:, None].where(valid, 0)
+        normaliser = (logits.gather(1, place) - log_p.gather(1, place)).where(valid, 0)  # [n, 1]
+        ctx.save_for_backward(log_p, place, valid, normaliser)
+        ctx.dtype, ctx.z_multiplier = logits.dtype, z_multiplier
+        z = z_multiplier * normaliser.square().sum()
+        total = F.nll_loss(log_p, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        by_label = F.nll_loss(log_p, labels, ignore_index=IGNORE_INDEX, reduction="none")
+        others = (total.clone(), z, by_label)
+        ctx.mark_non_differentiable(*others)
+        return (total + z, *others)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        log_p, place, valid, normaliser = ctx.saved_tensors
+        scale = upstream[0] * valid  # [n, 1]
+        grad = log_p.exp_().mul_(scale * (1 + 2 * ctx.z_multiplier * normaliser))
+        grad.scatter_(1, place, grad.gather(1, place) - scale)
+        return grad.to(ctx.dtype), None, None
 
 
 def cross_entropy_by_label(logits: Tensor, labels: Tensor) -> Tensor:

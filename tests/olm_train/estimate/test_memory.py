@@ -130,13 +130,20 @@ class _Live(TorchDispatchMode):
         self.now -= size
 
 
-def test_the_loss_holds_twelve_bytes_a_logit_at_its_peak() -> None:
+@pytest.mark.parametrize("z_multiplier", [None, 1e-4])
+@pytest.mark.parametrize(("dtype", "bytes_a_logit"), [("float32", 8), ("bfloat16", LOGITS_BYTES)])
+def test_the_loss_holds_so_many_bytes_a_logit_at_its_peak(
+    dtype: str, bytes_a_logit: int, z_multiplier: float | None
+) -> None:
     tokens, vocabulary = 64, 512
-    logits = torch.randn(1, tokens, vocabulary, dtype=torch.bfloat16, requires_grad=True)
-    labels = torch.zeros(1, tokens, dtype=torch.int64)
+    x, weight = (
+        torch.randn(n, 4, dtype=getattr(torch, dtype)).requires_grad_()
+        for n in (tokens, vocabulary)
+    )
     with _Live() as live:
-        loss_sums(logits, labels, None).total.backward()
-    assert live.peak / (tokens * vocabulary) == pytest.approx(LOGITS_BYTES, rel=0.2)
+        labels = torch.zeros(tokens, dtype=torch.int64)
+        loss_sums(x @ weight.T, labels, z_multiplier).total.backward()
+    assert live.peak / (tokens * vocabulary) == pytest.approx(bytes_a_logit, rel=0.05)
 
 
 def test_shards_cut_the_state_and_leave_the_activations() -> None:

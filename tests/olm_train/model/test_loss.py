@@ -24,7 +24,6 @@ from olm_train.model.loss import (
     cross_entropy_by_label,
     loss_sums,
     sum_by_piece,
-    z_sum,
 )
 from olm_train.model.loss_chunked import by_label_chunked
 from olm_train.model.loss_config import LossChoice, LossConfig
@@ -76,7 +75,9 @@ def test_sum_is_the_log_probability_of_the_valid_labels() -> None:
         for j in range(5)
         if labels[i, j] >= 0
     ]
-    assert float(z_sum(logits, labels)) == pytest.approx(sum(squares), rel=1e-5)
+    z = loss_sums(logits, labels, 0.5).z
+    assert z is not None
+    assert float(z) == pytest.approx(0.5 * sum(squares), rel=1e-5)
 
 
 @pytest.mark.parametrize("z", [None, 1e-2])
@@ -181,7 +182,12 @@ def test_z_loss_is_logged_apart_and_changes_the_gradient() -> None:
     model = build().model
     with torch.no_grad():
         squares = sum(
-            float(z_sum(model(b.input_ids, doc_start=b.doc_start, positions=b.positions), b.labels))
+            float(
+                model(b.input_ids, doc_start=b.doc_start, positions=b.positions)[b.labels != -100]
+                .logsumexp(-1)
+                .square()
+                .sum()
+            )
             for b in batches
         )
     assert float(other["train/Z loss"]) == pytest.approx(0.1 * squares / int(one["train/labels"]))
@@ -193,6 +199,30 @@ def test_plain_sums_are_those_of_torch() -> None:
     sums: LossSums = loss_sums(logits, labels, None)
     expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     assert torch.equal(sums.total, expected)
+
+
+@pytest.mark.parametrize("z", [None, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_gradient_is_the_one_that_torch_derives_in_fp64(
+    dtype: torch.dtype, z: float | None
+) -> None:
+    head, x, labels = case(dtype)
+    logits = head.logits(x).detach().requires_grad_()
+    (found,) = torch.autograd.grad(loss_sums(logits, labels, z).total * 0.25, logits)
+    exact = logits.detach().double().requires_grad_()
+    total = F.cross_entropy(exact.flatten(0, 1), labels.flatten(), reduction="sum")
+    total = total + (z or 0) * exact[labels != -100].logsumexp(-1).square().sum()
+    (expected,) = torch.autograd.grad(total * 0.25, exact)
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-14
+    assert torch.linalg.norm(found - expected) <= tolerance * torch.linalg.norm(expected)
+
+
+def test_a_second_backward_pass_is_refused_and_never_wrong() -> None:
+    head, x, labels = case()
+    total = loss_sums(head.logits(x), labels, None).total
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
 
 
 @pytest.mark.parametrize("z", [None, 0.1])
