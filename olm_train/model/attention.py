@@ -5,23 +5,28 @@ A query sees a key of its own document at or before its own place, and nothing e
     allowed(q, k) = doc_start[q] <= k <= q       and with a window: q - k < window
 
 The signature is `attention_backend.py`'s. `sdpa`, with a dense mask, runs everywhere and is the
-reference; `math` holds all products of queries and keys, the fastest in bf16 on a CPU where rows
-are short; `varlen` and `flash` are in `attention_varlen.py`, `flex` in `attention_flex.py`. A
-back-end is named in the model's config and never replaced by another silently; one that cannot run
-where it is asked to raises.
+reference; on a CPU it takes documents one by one where that is less work. `math` holds all products
+of queries and keys, the fastest in bf16 on a CPU where rows are short; `varlen` and `flash` are in
+`attention_varlen.py`, `flex` in `attention_flex.py`. A back-end is named in the model's config and
+never replaced by another silently; one that cannot run where it is asked to raises.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.errors import UsageError, suggest
-from olm_train.model.attention_backend import AttentionBackend, DocumentLayout, Scores
+from olm_train.model.attention_backend import Attend, AttentionBackend, DocumentLayout, Scores
 from olm_train.model.attention_flex import FLEX
 from olm_train.model.attention_varlen import FLASH, VARLEN
 from olm_train.model.precision import at_least_fp32
+
+CALL = 2048
+"""Products of a query and a key that take as long as a call of the kernel, forward and back."""
 
 
 def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
@@ -35,19 +40,60 @@ def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
     return (causal & own_document)[:, None]
 
 
-def _sdpa_prepare(layout: DocumentLayout) -> Tensor | None:
-    if layout.doc_start is None:
+class Documents:
+    """The context of a micro-batch on a CPU, whose documents are attended one by one.
+
+    No tuple, which would be compiled anew for each micro-batch: a compiled block takes the mask.
+
+    Args:
+        doc_start, window: as in `DocumentLayout`.
+    """
+
+    def __init__(self, doc_start: Tensor, window: int | None) -> None:
+        self.doc_start, self.window = doc_start, window
+        place = torch.arange(doc_start.shape[1], device=doc_start.device)
+        starts = (doc_start == place).flatten().nonzero().flatten().tolist()
+        self.lengths = [end - start for start, end in pairwise([*starts, doc_start.numel()])]
+
+    @property
+    def worth_it(self) -> bool:
+        """Whether it is less work than all products of the rows."""
+        work = sum(length**2 + CALL for length in self.lengths)
+        return work < self.doc_start.numel() * self.doc_start.shape[1]
+
+    def mask(self) -> Tensor:
+        """Return the mask of the whole micro-batch."""
+        return block_causal_mask(self.doc_start, self.window)
+
+    def attend(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
+        """Call `attend` on each document, with its own mask if the window is shorter."""
+        parts = (x.flatten(0, 1).split(self.lengths) for x in (q, k, v))  # [tokens, heads, D]
+        out = []
+        for each in zip(*parts, strict=True):
+            length, mask = len(each[0]), None
+            if self.window is not None and length > self.window:
+                mask = block_causal_mask(self.doc_start.new_zeros(1, length), self.window)
+            own_q, own_k, own_v = (x[None] for x in each)
+            out.append(attend(own_q, own_k, own_v, mask, scores)[0])
+        return torch.cat(out).view_as(q)
+
+
+def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:
+    doc_start, window = layout.doc_start, layout.window
+    if doc_start is None:
         return None
-    return block_causal_mask(layout.doc_start, layout.window)
+    if doc_start.is_cpu and not torch.compiler.is_compiling():
+        documents = Documents(doc_start, window)
+        if documents.worth_it:
+            return documents
+    return block_causal_mask(doc_start, window)
 
 
 def _math_prepare(layout: DocumentLayout) -> Tensor | None:
-    mask = _sdpa_prepare(layout)
-    return (
-        None
-        if mask is None
-        else torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-    )
+    if layout.doc_start is None:
+        return None
+    mask = block_causal_mask(layout.doc_start, layout.window)
+    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def attention_by_products(
@@ -89,7 +135,14 @@ def _math_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: S
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
 
-def _sdpa_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+def _sdpa_attend(
+    q: Tensor, k: Tensor, v: Tensor, context: Documents | Tensor | None, scores: Scores
+) -> Tensor:
+    if isinstance(context, Documents):
+        if not torch.compiler.is_compiling():
+            return context.attend(_sdpa_attend, q, k, v, scores)
+        context = context.mask()
+    mask = context
     if scores.softcap is not None:  # no kernel of torch has one on a CPU
         return _math_attend(q, k, v, mask, scores)
     group = q.shape[2] // k.shape[2]

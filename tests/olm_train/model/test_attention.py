@@ -7,6 +7,7 @@ the kernels' contract, and on a CUDA device the kernels against `sdpa`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,10 +24,12 @@ from support.attention_loop import (
     loop_backend,
 )
 from support.batches import make_batch
+from torch._dynamo.testing import CompileCounter
 
 from olm_data.errors import UsageError
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
+    Documents,
     attention_backend,
     block_causal_mask,
 )
@@ -93,6 +96,44 @@ def test_math_in_bf16_is_as_near_to_fp32_as_sdpa(
 
     assert error("math") < 1e-2
     assert error("math") < 2 * error("sdpa")
+
+
+LONG = [[200, 56], [20, 236], [100, 90, 66]]
+
+
+@pytest.mark.parametrize("window", [None, 80])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_documents_one_by_one_are_the_rows_under_their_mask(
+    kv_heads: int, window: int | None, softcap: float | None
+) -> None:
+    layout = layout_of(make_batch(LONG, vocab_size=2))
+    sdpa, scores = ATTENTION_BACKENDS["sdpa"], Scores(scale=0.3, softcap=softcap)
+    masked = replace(sdpa, prepare=lambda each: block_causal_mask(each.doc_start, each.window))
+    assert isinstance(sdpa.prepare(layout), Documents)
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randn(3, 256, heads, 16, generator=generator) for heads in (4, *[kv_heads] * 2)]
+    ours, theirs = (
+        forward_backward(each, layout, drawn, window, scores) for each in (sdpa, masked)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=4e-6)
+
+
+def test_many_short_documents_are_attended_at_once() -> None:
+    prepare = ATTENTION_BACKENDS["sdpa"].prepare
+    assert isinstance(prepare(layout_of(make_batch(ROWS, vocab_size=2))), torch.Tensor)
+    assert isinstance(prepare(layout_of(make_batch([[8] * 32], vocab_size=2))), torch.Tensor)
+
+
+def test_compiled_attention_is_not_compiled_anew_for_other_documents() -> None:
+    sdpa, counter = ATTENTION_BACKENDS["sdpa"], CompileCounter()
+    compiled = torch.compile(sdpa.attend, backend=counter, fullgraph=True, dynamic=False)
+    for lengths in LONG:
+        context = sdpa.prepare(layout_of(make_batch([lengths] * 3, vocab_size=2)))
+        drawn = [torch.randn(3, 256, 2, 16) for _ in range(3)]
+        expected = sdpa.attend(*drawn, context, Scores())
+        torch.testing.assert_close(compiled(*drawn, context, Scores()), expected)
+    assert counter.frame_count == 1
 
 
 def test_math_of_whole_rows_is_causal() -> None:

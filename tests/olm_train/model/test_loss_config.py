@@ -22,9 +22,9 @@ def test_auto_takes_chunks_where_the_logits_would_not_fit() -> None:
     assert chosen(8192).name == "plain"
     assert chosen(8192).chunk_size is None
     assert chosen(8192, compiling=True).name == "compiled"
-    large = chosen(16384)  # 100,000 x 16,384 x 12 bytes = 19.7 GB
+    large = chosen(16384)  # 100,000 x 16,384 x 10 bytes = 16.4 GB
     assert (large.name, large.chunk_size) == ("chunked", 4096)
-    assert large.why == "logits of a micro-batch need 19.7 GB > max_logits_gb 16"
+    assert large.why == "logits of a micro-batch need 16.4 GB > max_logits_gb 16"
     assert chosen(16384, chunk_size=1024).chunk_size == 1024
     assert chosen(16384, max_logits_gb=20.0).name == "plain"
     assert chosen(8192, max_logits_gb=1.0).name == "chunked"
