@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_train.model.attention import attention_by_products
-from olm_train.model.attention_backend import Attend, KeyMemory, Scores
+from olm_train.model.attention_backend import Attend, KeyMemory, Scores, keys_before
 
 
 class Places(NamedTuple):
@@ -57,12 +57,14 @@ class LayerCache:
     Attributes:
         window: most keys that are kept; None: all.
         keys, values: [rows, K, slots, D], in the dtype of the layer; None before the first prefill.
+        last: [rows, K, D], the last key of each row before rotation, where keys are shifted.
     """
 
     def __init__(self, window: int | None) -> None:
         self.window = window
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
+        self.last: Tensor | None = None
 
     def reserve(self, like: Tensor, rows: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values with room for `rows` texts of `length` tokens.
@@ -89,6 +91,13 @@ class LayerCache:
         if self.keys is not None and self.values is not None:
             self.keys[target] = self.keys[source]
             self.values[target] = self.values[source]
+        if self.last is not None:
+            self.last[target] = self.last[source]
+
+    def keep_last(self, k: Tensor, row: int = 0) -> None:
+        """Keep the last keys [n, K, D] of the rows from `row` on."""
+        had = k[:0] if self.last is None else self.last[:row]
+        self.last = torch.cat((had, k))
 
 
 class KVCache:
@@ -116,13 +125,14 @@ class KVCache:
         """
         first = len(self.lengths)
         self.lengths += lengths
-        rows, longest = len(self.lengths), max(self.lengths)
+        longest = max(self.lengths)
+        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
         places = {
             window: self._places(first, lengths, window)
             for window in {layer.window for layer in self._layers}
         }
         return [
-            _Prefill(layer, context, places[layer.window], rows, longest)
+            _Prefill(layer, context, places[layer.window], first, ends, longest)
             for layer, context in zip(self._layers, contexts, strict=True)
         ]
 
@@ -194,13 +204,24 @@ class _Prefill(KeyMemory):
     """Attends as the model does, and keeps the keys."""
 
     def __init__(
-        self, layer: LayerCache, context: Any, places: Places, rows: int, longest: int
+        self,
+        layer: LayerCache,
+        context: Any,
+        places: Places,
+        first: int,
+        ends: Tensor,
+        longest: int,
     ) -> None:
         self._layer, self._context, self._places = layer, context, places
-        self._rows, self._longest = rows, longest
+        self._first, self._ends, self._longest = first, ends, longest
+
+    def before(self, k: Tensor) -> Tensor:
+        self._layer.keep_last(k[0, self._ends], self._first)
+        return keys_before(k, k[:, :1])
 
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        keys, values = self._layer.reserve(k, self._rows, self._longest)
+        rows = self._first + len(self._ends)
+        keys, values = self._layer.reserve(k, rows, self._longest)
         source, row, slot = self._places
         keys[row, :, slot] = k[0, source]  # [M, K, D]
         values[row, :, slot] = v[0, source]
@@ -215,6 +236,12 @@ class _Extend(KeyMemory):
     ) -> None:
         self._layer, self._row, self._length = layer, row, length
         self._mask, self._longest = mask, longest
+
+    def before(self, k: Tensor) -> Tensor:
+        last = self._layer.last
+        assert last is not None
+        self._layer.keep_last(k[0, -1:], self._row)
+        return keys_before(k, last[None, None, self._row])
 
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         layer, row, begin, count = self._layer, self._row, self._length, q.shape[1]
@@ -247,6 +274,12 @@ class _Decode(KeyMemory):
 
     def __init__(self, layer: LayerCache, visible: Visible, longest: int) -> None:
         self._layer, self._visible, self._longest = layer, visible, longest
+
+    def before(self, k: Tensor) -> Tensor:
+        last = self._layer.last
+        assert last is not None
+        self._layer.keep_last(k[:, 0])
+        return last[: len(k), None]
 
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         rows, _, heads, size = q.shape

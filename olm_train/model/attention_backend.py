@@ -15,7 +15,7 @@ before the first step (`AttentionBackend.require`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,8 +106,46 @@ Attend = Callable[[Tensor, Tensor, Tensor, Any, Scores], Tensor]
 K and query head h reads key head h // (H // K)."""
 
 
+class Shifted(NamedTuple):
+    """The context of a layer where a part of each key is that of the token before it.
+
+    Attributes:
+        moved: bool [b, S, 1, D], the part; nothing where a document begins.
+        context: the layer's own.
+    """
+
+    moved: Tensor
+    context: Any
+
+    @classmethod
+    def of(cls, contexts: Sequence[Any], inside: Tensor, head_dim: int) -> list[Shifted]:
+        """Wrap the layers' contexts: the pairs (i, i + D / 2) with the larger i are shifted.
+
+        Args:
+            inside: bool [b, S], whether a token has one of its document before it.
+            head_dim: D.
+        """
+        pairs = torch.arange(head_dim, device=inside.device) % (head_dim // 2)
+        moved = inside[..., None, None] & (pairs >= head_dim // 4)
+        return [cls(moved, context) for context in contexts]
+
+
+def keys_before(k: Tensor, first: Tensor) -> Tensor:
+    """Return the key before each of k [b, S, K, D]; before the first one `first` [b, 1, K, D]."""
+    return torch.cat((first, k[:, :-1]), dim=1)
+
+
 class KeyMemory(ABC):
     """The context of a layer that keeps keys and values from one call of the model to the next."""
+
+    @abstractmethod
+    def before(self, k: Tensor) -> Tensor:
+        """Return the key before each, in this call or the one before it, [b, S, K, D]; any where
+        there is none.
+
+        Args:
+            k: keys of this call, not rotated yet.
+        """
 
     @abstractmethod
     def attend(self, own: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:

@@ -56,6 +56,9 @@ class DecoderConfig(Config):
         norm_zero_centred: RMS norms multiply by 1 + weight, and weights start at 0 (Gemma).
         qk_norm: normalise queries and keys: "head": each head (Qwen 3), "full": all heads at once
             (OLMo 2).
+        shift_keys: half of each key is that of the token before it in its document, so that one
+            layer finds what followed a token like its own (induction). With RoPE it is the half
+            that turns slowest. Costs nothing; no model of transformers has it.
         positions: "rope": rotary, or "learned": a table added to the embeddings (GPT-2). Both
             restart at each document.
         max_positions: entries of the learned table: tokens of the longest document; not fewer than
@@ -101,6 +104,7 @@ class DecoderConfig(Config):
     norm_bias: bool = False
     norm_zero_centred: bool = False
     qk_norm: Literal["head", "full"] | None = None
+    shift_keys: bool = False
     positions: Literal["rope", "learned"] = "rope"
     max_positions: Vocabulary | None = None
     rope_theta: PositiveFloat = 10_000.0
@@ -136,6 +140,11 @@ class DecoderConfig(Config):
             not self.norm_zero_centred or self.norm == "rms_norm",
             "norm_zero_centred",
             "is of an RMSNorm",
+        )
+        _require(
+            not self.shift_keys or self.head_size >= 4,
+            "shift_keys",
+            f"heads of {self.head_size} have no half to shift",
         )
         self._check_positions()
         attention_backend(self.attention)

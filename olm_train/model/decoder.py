@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from olm_data.exporting.model_folder import About
 from olm_train.model.attention import attention_backend
-from olm_train.model.attention_backend import DocumentLayout, Use
+from olm_train.model.attention_backend import DocumentLayout, Shifted, Use
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
 from olm_train.model.layers import Attention, Linear, build_feed_forward, build_norm
@@ -172,6 +172,10 @@ class Decoder(nn.Module):
         self.require_attention(x.device, x.dtype, training=torch.is_grad_enabled())
         if contexts is None:
             contexts = self.contexts(input_ids, doc_start, cu_seqlens, max_seqlen)
+        if config.shift_keys:
+            place = torch.arange(input_ids.shape[1], device=input_ids.device)
+            within = positions if doc_start is None else place - doc_start
+            contexts = Shifted.of(contexts, within > 0, config.head_size)
         for block, rope, context in zip(self.blocks, config.ropes, contexts, strict=True):
             x = block(x, ropes[rope], context)
         x = self.tap("norm", self.norm(x))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_train.model.attention import attention_backend
-from olm_train.model.attention_backend import KeyMemory
+from olm_train.model.attention_backend import KeyMemory, Shifted, keys_before
 from olm_train.model.config import DecoderConfig
 from olm_train.model.precision import at_least_fp32
 from olm_train.model.rms_norm import rms_norm_in_16_bits
@@ -164,7 +164,7 @@ class Attention(nn.Module):
         Args:
             x: input.
             rope: cos and sin as `rope_table` gives them; None: nothing is rotated.
-            context: what the back-end prepared; or a memory of keys.
+            context: what the back-end prepared; or a memory of keys; or one of them `Shifted`.
             tap: what looks at activations.
         """
         qkv = tap("w_qkv", self.w_qkv(x)).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
@@ -172,6 +172,11 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = tap("q_norm", self._normalise(self.q_norm, q))
             k = tap("k_norm", self._normalise(self.k_norm, k))
+        if isinstance(context, Shifted):
+            moved, context = context
+            kept = isinstance(context, KeyMemory)
+            before = context.before(k) if kept else keys_before(k, k[:, :1])
+            k = torch.where(moved, before, k)
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if isinstance(context, KeyMemory):

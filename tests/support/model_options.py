@@ -55,6 +55,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"norm_eps": 0.1},
     {"qk_norm": None},
     {"qk_norm": "full"},
+    {"shift_keys": True},
+    {"shift_keys": True, "sliding_window": (5, -1), "qk_norm": None},
     {"positions": "learned", "max_positions": 96},
     {"rope_theta": 100.0},
     {"rope_scaling": PositionInterpolation(factor=4)},

@@ -105,6 +105,11 @@ def _attention(config: DecoderConfig, w: dict[str, Tensor], layer: int, x: Tenso
     q, k, v = (y.unflatten(-1, (-1, d)) for y in (q, k, v))  # [n, heads, d]
     if config.qk_norm == "head":
         q, k = (_norm(config, w, f"attention.{n}_norm", y) for n, y in (("q", q), ("k", k)))
+    if config.shift_keys:
+        k = k.clone()
+        for pair in range(d // 4, d // 2):
+            for dim in (pair, pair + d // 2):
+                k[1:, :, dim] = k[:-1, :, dim].clone()
     pattern = config.sliding_window or (-1,)
     window = pattern[layer % len(pattern)]
     every = config.no_rope_layer_interval

@@ -89,6 +89,7 @@ def test_gemmas_scales() -> None:
         ({"query_pre_attn_scalar": 6.5}, "query_pre_attn_scalar is 6.5 .*=6"),
         ({"norm_zero_centred": False}, "norm_zero_centred is false .*=true"),
         ({"attention_softcap": 5.0}, "attention_softcap is 5.0"),
+        ({"shift_keys": True}, "shift_keys is true"),
     ):
         with pytest.raises(UsageError, match=said):
             written(GEMMA3, replace(GEMMA, **change))

@@ -39,6 +39,7 @@ def test_stated_parameter_counts_are_the_models(change: dict[str, Any]) -> None:
         ({"attention": "varlan"}, "attention"),
         ({"block": "prenorm"}, "pre_norm"),
         ({"qk_norm": True}, "qk_norm"),
+        ({"shift_keys": True, "head_dim": 2}, "shift_keys"),
         ({"feed_forward": "swiglue"}, "swiglu"),
         ({"norm_bias": True}, "norm_bias"),
         ({"norm_eps": 0.0}, "norm_eps"),

@@ -51,8 +51,9 @@ def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
     assert abs(packed - alone / count_valid(batch.labels)) < 1e-6
 
 
-def test_no_gradient_flows_from_one_document_to_another() -> None:
-    model = build(CONFIG)
+@pytest.mark.parametrize("shift_keys", [False, True])
+def test_no_gradient_flows_from_one_document_to_another(shift_keys: bool) -> None:
+    model = build(replace(CONFIG, shift_keys=shift_keys))
     batch = make_batch([[20, 12, 16]], vocab_size=50)
     embedded: list[torch.Tensor] = []
     model.embeddings.register_forward_hook(
