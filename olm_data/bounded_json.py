@@ -11,6 +11,7 @@ recurse with the text, or let the second of two equal keys win in silence.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar, overload
@@ -77,15 +78,20 @@ def decode(data: bytes, type: Any = Any) -> Any:
 
 
 def decode_own(
-    data: bytes, type: type[T], spelled: Callable[[T], Sequence[bytes]]
-) -> tuple[T, Sequence[bytes]]:
-    """Return the value of a large text that this package writes, and the value written again.
+    data: bytes,
+    type: type[T],
+    spelled: Callable[[T], Sequence[bytes]],
+    known: str | None = None,
+) -> tuple[T, str]:
+    """Return the value of a text that this package writes, and the sha256 of its first part.
 
-    One pass: of a text without an escape, the value's own has fewer colons exactly if the text
-    holds something that the value lacks. Any other text is read as `decode` reads it.
+    One pass: a value with the digest that is wanted is the one that was meant; of another text
+    without an escape, the value's own has fewer colons exactly if the text holds something that
+    the value lacks. Any other text is read as `decode` reads it.
 
     Args:
         spelled: makes the parts of the value's JSON, each key once.
+        known: the digest that is wanted, from a text that was read before.
 
     Raises:
         MalformedJson: as `decode`.
@@ -93,12 +99,15 @@ def decode_own(
     try:
         value = decode_typed(data, type)
         parts = spelled(value)
-        if b"\\" not in data and data.count(b":") == sum(part.count(b":") for part in parts):
-            return value, parts
+        digest = hashlib.sha256(parts[0]).hexdigest()
+        if digest == known or (
+            b"\\" not in data and data.count(b":") == sum(part.count(b":") for part in parts)
+        ):
+            return value, digest
     except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, RecursionError):
         pass  # `decode` says what it is
     value = decode(data, type)
-    return value, spelled(value)
+    return value, hashlib.sha256(spelled(value)[0]).hexdigest()
 
 
 def decode_object(data: bytes) -> JsonObject:

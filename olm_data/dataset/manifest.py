@@ -14,8 +14,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, filterfalse
-from operator import attrgetter
+from functools import lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -46,11 +45,10 @@ VERSIONS = "manifests"
 """Sub-folder of the manifests that additions have replaced, each under its digest."""
 
 FORMAT, VERSION = "olm-dataset", 1
-_SHARD_NAME = re.compile(r"shard-\d{5,}\Z")
+_SHARD_NAMES = re.compile(r"(?:shard-[0-9]{5,}\n)*")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 Digest = Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
-_DIGESTS = attrgetter(*(f"sha256.{kind}" for kind in ("tokens", "ends", "docs", "record")))
 
 
 class InputInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -142,8 +140,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
 
     def __post_init__(self) -> None:
-        options = msgspec.json.encode(msgspec.json.decode(self.stored_options), order="sorted")
-        msgspec.structs.force_setattr(self, "stored_options", msgspec.Raw(options))
+        msgspec.structs.force_setattr(self, "stored_options", _sorted(bytes(self.stored_options)))
 
     def spelled(self) -> tuple[bytes, bytes]:
         """Return the canonical JSON without `digest` and `tools`, and the JSON of these two."""
@@ -163,7 +160,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def options(self) -> Options | ImportedOptions:
         """What decided the bytes of the dataset beside its inputs and its tokenizer."""
-        return decode_options(self.stored_options)
+        return _options(bytes(self.stored_options))
 
     @property
     def tokenized(self) -> Options | None:
@@ -204,6 +201,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def documents_bound(self, width: int) -> int:
         """Return a bound on the documents that a window of `width` tokens can touch."""
         return documents_bound(self.max_documents_in, width)
+
+
+@lru_cache(maxsize=64)  # the sources of a mixture were mostly read alike
+def _sorted(options: bytes) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(msgspec.json.decode(options), order="sorted"))
+
+
+@lru_cache(maxsize=64)
+def _options(options: bytes) -> Options | ImportedOptions:
+    return decode_options(msgspec.Raw(options))
 
 
 def build_manifest(
@@ -272,11 +279,12 @@ def build_manifest(
     return msgspec.structs.replace(manifest, digest=manifest.compute_digest())
 
 
-def read_manifest(store: Store, digest: str | None = None) -> Manifest:
+def read_manifest(store: Store, digest: str | None = None, *, or_newest: bool = False) -> Manifest:
     """Read and check `manifest.json`, or the manifest of an older version.
 
     Args:
         digest: of the version that is wanted; None for the newest.
+        or_newest: return the newest, too, where there is no version of that digest.
 
     Raises:
         InputError: there is no dataset at this place, it is unfinished, or it has no such version.
@@ -285,7 +293,7 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
     if not store.remote and os.path.exists(store.root) and not os.path.isdir(store.root):
         raise wrong_kind(store.root, kind_of(store.root) or "file", "dataset")
     try:
-        newest = _read(store, MANIFEST)
+        newest = _read(store, MANIFEST, digest)
     except (FileNotFoundError, NotADirectoryError) as error:
         if store.exists(PLAN):
             raise InputError(
@@ -307,9 +315,11 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
         ) from error
     if digest is None or digest == newest.digest:
         return newest
+    if or_newest and digest not in [addition.parent for addition in newest.additions]:
+        return newest
     name = version_name(digest)
     try:
-        found = _read(store, name)
+        found = _read(store, name, digest)
     except (FileNotFoundError, NotADirectoryError) as error:
         known = [str(newest.digest), *(item.parent for item in reversed(newest.additions))]
         raise InputError(
@@ -324,12 +334,12 @@ def read_manifest(store: Store, digest: str | None = None) -> Manifest:
     return found
 
 
-def _read(store: Store, name: str) -> Manifest:
+def _read(store: Store, name: str, digest: str | None) -> Manifest:
     try:
         data = read_json(store, name)
     except MalformedJson as error:
         raise _malformed(error, store.url(name)) from None
-    return decode_manifest(data, store.url(name))
+    return decode_manifest(data, store.url(name), digest)
 
 
 def refuse_too_many(paths: Iterable[str], shards: int, inputs_of_a_task: int, where: str) -> None:
@@ -347,17 +357,21 @@ def version_name(digest: str) -> str:
     return f"{VERSIONS}/{digest}.json"
 
 
-def decode_manifest(data: bytes, url: str) -> Manifest:
-    """Check the bytes of a manifest; `url` is where they lie.
+def decode_manifest(data: bytes, url: str, digest: str | None = None) -> Manifest:
+    """Check the bytes of a manifest.
+
+    Args:
+        url: where they lie.
+        digest: of the version that is wanted, where it is known.
 
     Raises:
         ValidationError: malformed, edited, of another version, or naming files outside the folder.
     """
     try:
-        manifest, (body, _) = decode_own(data, Manifest, Manifest.spelled)
+        manifest, found = decode_own(data, Manifest, Manifest.spelled, digest)
     except MalformedJson as error:
         raise _malformed(error, url) from None
-    _check_manifest(manifest, hashlib.sha256(body).hexdigest(), url)
+    _check_manifest(manifest, found, url)
     return manifest
 
 
@@ -388,12 +402,11 @@ def _check_manifest(manifest: Manifest, digest: str, url: str) -> None:
             + suggest(manifest.dtype, ("uint16", "uint32")),
             restore,
         )
-    for name in filterfalse(_SHARD_NAME.match, [shard.name for shard in manifest.shards]):
-        refuse(f"shard name {name!r} is not of the form shard-00000", restore)
+    names = [shard.name for shard in manifest.shards]
+    if not _SHARD_NAMES.fullmatch("\n".join([*names, ""])):
+        refuse("a shard's name is not of the form shard-00000", restore)
     for file in [shard.file for shard in manifest.shards if shard.file]:
         refuse_escape(file)
-    if not _hexadecimal("".join(chain.from_iterable(map(_DIGESTS, manifest.shards)))):
-        refuse("a shard has no digest for each of its files", restore)
     for addition in manifest.additions:
         if not _DIGEST.match(addition.parent):
             refuse(f"{printable(addition.parent)!r} is not the digest of a version", restore)
@@ -409,10 +422,3 @@ def _check_manifest(manifest: Manifest, digest: str, url: str) -> None:
         sum([s.documents for s in manifest.shards]),
     ):
         refuse("the totals are not the sums over the shards", restore)
-
-
-def _hexadecimal(text: str) -> bool:
-    try:
-        return 2 * len(bytes.fromhex(text)) == len(text)  # it passes over spaces
-    except ValueError:
-        return False

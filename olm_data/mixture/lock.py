@@ -20,6 +20,7 @@ import msgspec
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.canonical import digest as canonical_digest
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import read_manifest
 from olm_data.dataset.shard import Verify
 from olm_data.decoding import convert
 from olm_data.errors import ConflictError, InputError, ValidationError, printable, quoted
@@ -190,11 +191,9 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Open the dataset of one source, as `open_datasets` does all of them."""
         source = self.sources[index]
         location = self.location(source.name)
-        dataset = Dataset.open(location, verify=verify, max_open=max_open)
-        if source.dataset in [version.parent for version in dataset.manifest.additions]:
-            dataset = Dataset.open(
-                location, digest=source.dataset, verify=verify, max_open=max_open
-            )
+        store = Store(location)
+        manifest = read_manifest(store, source.dataset, or_newest=True)
+        dataset = Dataset(store, manifest, verify=verify, max_open=max_open)
         differences = [
             f"{what} {there}, in the lock {locked}"
             for what, there, locked in (

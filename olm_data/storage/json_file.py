@@ -1,6 +1,6 @@
 """JSON files of a store, within one limit: what is written can be read again.
 
-bytes --write_json | create_json--> store --read_json, 8 MiB at a time--> bytes to decode
+bytes --write_json | create_json--> store --read_json, 32 MiB at a time--> bytes to decode
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from olm_data.bounded_json import MalformedJson, check
 from olm_data.regular_files import MAX_DOCUMENT, refuse_large
 from olm_data.storage.store import Store
 
-_AT_ONCE = 8 << 20  # bytes
+_AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens
 _BEGINNING = 1 << 16
 
 

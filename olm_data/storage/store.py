@@ -165,7 +165,8 @@ class Store:
                 return read_regular(self.url(name), limit, within=self._within)[start:]
             with self.open(name) as file:
                 file.seek(start)
-                return file.read(max(0, stop - start))
+                there = os.fstat(file.fileno()).st_size  # for a buffer no larger than the file
+                return file.read(max(0, min(stop, there) - start))
 
     def pieces(self, name: str, size: int, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes of `name` from `start` on in pieces of `size`.

@@ -11,6 +11,7 @@ from support.small_datasets import write_dataset
 
 from olm_data.canonical import canonical_json
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.manifest import decode_manifest
 from olm_data.errors import InputError, ValidationError
 
 SHARDS = [[[1, 2, 3], [4], [5, 6]], [[7, 8, 9, 10, 11]]]
@@ -64,6 +65,17 @@ def test_an_edited_manifest_with_a_fresh_digest_cannot_leave_its_folder(path: Pa
         (path / "manifest.json").write_text(json.dumps(manifest))
         with pytest.raises(ValidationError, match="not of the form"):
             Dataset.open(str(path))
+
+
+def test_what_an_earlier_text_names_by_its_digest_is_known_by_it_alone(path: Path) -> None:
+    """A run that goes on opens 10^5 shards: whoever wrote its lock has looked at the text."""
+    data = (path / "manifest.json").read_bytes()
+    twice = data.replace(b'"container"', b'"container": "npy", "container"', 1)
+    known = decode_manifest(data, "there")
+    assert decode_manifest(twice, "there", str(known.digest)) == known
+    for digest in (None, "0" * 64):
+        with pytest.raises(ValidationError, match="stands twice"):
+            decode_manifest(twice, "there", digest)
 
 
 def test_a_key_that_stands_twice_in_a_manifest_is_refused_though_its_digest_holds(
