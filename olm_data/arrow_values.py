@@ -32,8 +32,8 @@ def as_mask(chosen: np.ndarray) -> pa.BooleanArray:
 
 
 def numbers(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return numbers as an Arrow array of the same type; the memory is shared."""
-    assert values.dtype == kind.to_pandas_dtype()
+    """Return whole numbers as an Arrow array of the same type; the memory is shared."""
+    assert values.dtype.name == str(kind)  # to_pandas_dtype() imports pandas up to Arrow 21
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [None, buffer])
 

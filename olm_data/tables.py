@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Collection, Sequence
 
@@ -67,15 +66,16 @@ def aligned(
     if width is not None:
         room = width - sum(sizes[1:]) - 2 * len(sizes[1:])
         sizes[0] = min(sizes[0], max(LEAST_NAME, min(room, MOST_NAME)))
-    grid = Table.grid(padding=(0, 2))
-    for number, size in enumerate(sizes):
-        grid.add_column(justify="left" if number in left else "right", width=size, no_wrap=True)
+    lines = []
     for first, *others in rows:
-        grid.add_row(Text(shortened(first, sizes[0])), *map(Text, others))
-    page = Console(file=io.StringIO(), width=sum(sizes) + 2 * len(sizes))
-    with page.capture() as lines:
-        page.print(grid)
-    return [line.rstrip() for line in lines.get().splitlines()]
+        cells = []
+        for number, (text, size) in enumerate(
+            zip((shortened(first, sizes[0]), *others), sizes, strict=True)
+        ):
+            blank = " " * (size - cell_len(text))
+            cells.append(text + blank if number in left else blank + text)
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def shortened(text: str, width: int) -> str:
