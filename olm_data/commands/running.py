@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,7 +58,7 @@ def run_and_print(
         dry_run: plan it, and write nothing.
     """
     begin = partial(show_progress, verb, as_json=as_json)
-    done = run(recipe, dataset=dataset, dry_run=dry_run, begin=begin)
+    done = run(recipe, dataset=dataset, dry_run=dry_run, begin=begin, alone=True)
     if isinstance(done, Planned):
         _print_plan(done, as_json=as_json)
     else:
@@ -70,6 +71,7 @@ def run(
     dataset: str | None = None,
     dry_run: bool = False,
     begin: Callable[[], Progress],
+    alone: bool = False,
 ) -> Planned | Done:
     """Do what a recipe says.
 
@@ -77,16 +79,23 @@ def run(
         dataset: add to this one.
         dry_run: plan it, and write nothing.
         begin: called at the start, returns what shows how far the work is.
+        alone: this process does nothing else, so that workers may be forked from it.
 
     Raises:
         OlmError: see `tokenization.tokenize.tokenize`; fields that do not go together.
     """
+    named = (*recipe.inputs, recipe.output or "", dataset or "")
+    # a client of remote storage has a thread; and the second pass over a plan begins beside others
+    fork = alone and not recipe.source and not recipe.dedup and not any(map(scheme_of, named))
     if recipe.runner == "local" and not dry_run:
         from olm_data.runners import fork_server
 
         # before all else is imported: on another core, the server of the workers imports the same
-        fast = () if recipe.encoder == "hf" else FAST_MODULES
-        fork_server.start(WORKER_MODULES + fast)
+        if fork:
+            os.environ.update(fork_server.ONE_THREAD)
+        else:
+            fast = () if recipe.encoder == "hf" else FAST_MODULES
+            fork_server.start(WORKER_MODULES + fast)
     progress = begin()
     from olm_data.dataset.folder import refuse_place
     from olm_data.sources.standard_input import spooled
@@ -114,7 +123,7 @@ def run(
         return Planned(request, plan, runner.planned(len(plan.tasks)))
     from olm_data.tokenization.tokenize import tokenize
 
-    runner = make_runner(recipe, _places(request))
+    runner = make_runner(recipe, _places(request), fork=fork)
     return Done(
         request, tokenize(request, runner=runner, progress=progress), runner.workers, progress
     )
@@ -125,12 +134,13 @@ def _places(request: Request) -> list[str]:
 
 
 def make_runner(
-    recipe: Recipe, places: Sequence[str] = ()
+    recipe: Recipe, places: Sequence[str] = (), *, fork: bool = False
 ) -> LocalRunner | HereRunner | SlurmRunner | RayRunner:
     """Return the runner that a recipe names.
 
     Args:
         places: of inputs and output; the runner is this process where it holds one itself.
+        fork: see `LocalRunner`.
 
     Raises:
         UsageError: options that do not go together, or are none.
@@ -161,7 +171,7 @@ def make_runner(
         return RayRunner(recipe.workers, address=recipe.ray_address)
     from olm_data.runners.local import LocalRunner, granted_cpus
 
-    return LocalRunner(recipe.workers or granted_cpus())
+    return LocalRunner(recipe.workers or granted_cpus(), fork=fork)
 
 
 def _print_plan(planned: Planned, *, as_json: bool) -> None:

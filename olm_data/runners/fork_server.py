@@ -4,8 +4,9 @@
                                         fork -> worker, worker, ... (no import left to do)
 
 Only the standard library is imported here, so that the server can start before anything else is
-loaded. Never: a fork of a process that has a second thread; libraries that start one when they are
-imported are told not to.
+loaded. A command that works on local files alone needs no server: `ONE_THREAD` is set before it
+imports, and its workers are forked from itself. Never: a fork of a process that has a second
+thread; libraries that start one when they are imported are told not to.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of an allocator inside pyarrow
 }
-"""The libraries' own switches, for the server and the workers: parallelism is the runner's."""
+"""The libraries' own switches, for whatever is forked: parallelism is the runner's."""
 
 
 def start(modules: Sequence[str]) -> None:
@@ -46,6 +47,14 @@ def start(modules: Sequence[str]) -> None:
     )
     with _environment(ONE_THREAD):
         forkserver.ensure_running()
+
+
+def one_thread() -> bool:
+    """Whether this process has one thread, those of libraries included: only then may it fork."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:  # not Linux
+        return False
 
 
 def take_environment(values: Mapping[str, str]) -> None:

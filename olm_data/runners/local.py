@@ -8,9 +8,10 @@
 So a worker has a task that it works on and at most one more that waits for the disk. A worker may
 die at any moment (the kernel's out-of-memory killer, a crash in native code): the
 parent sees which tasks it had, starts a new worker and gives them out again, at most `RETRIES`
-times. When the parent dies, even by SIGKILL, its workers end at once. Processes come from a fork
-server (`fork_server.py`), so that no process with threads is ever forked. Workers may be started
-before it is sure that there is work for them, to load what they need meanwhile. Never: queues or
+times. When the parent dies, even by SIGKILL, its workers end at once. Workers may be started before
+it is sure that there is work for them: forked from the parent once it has loaded what they need,
+or, as no process with threads is ever forked, from a fork server (`fork_server.py`), to load it
+meanwhile. Never: queues or
 locks shared by workers (a killed holder would block the others), named shared memory, state kept
 between runs.
 """
@@ -34,7 +35,7 @@ import numpy as np
 
 from olm_data.errors import ResourceError
 from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Rest, Runner, Watch
-from olm_data.runners.fork_server import short_sockets, take_environment
+from olm_data.runners.fork_server import one_thread, short_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
 
@@ -47,10 +48,11 @@ class LocalRunner(Runner):
 
     Args:
         workers: number of processes.
+        fork: those that are got ready come from this process, if it has one thread then.
     """
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    def __init__(self, workers: int, *, fork: bool = False) -> None:
+        self.workers, self._fork = workers, fork
         self._crew: _Crew | None = None
 
     def planned(self, tasks: int) -> str:
@@ -62,7 +64,7 @@ class LocalRunner(Runner):
         """See `base.Runner.ready`."""
         self._crew = _Crew(job, total)
         try:
-            self._crew.start(min(workers, self.workers))
+            self._crew.start(min(workers, self.workers), fork=self._fork)
             yield
         finally:
             self._dismiss()
@@ -119,14 +121,17 @@ class _Crew:
         self.job, self.total = job, total
         self.idle: list[_Worker] = []
         short_sockets()
-        self._context = multiprocessing.get_context("forkserver")
-        self._shared = self._context.RawArray(ctypes.c_int64, total * len(Count))
+        self._shared = multiprocessing.RawArray(ctypes.c_int64, total * len(Count))
         shape = total, len(Count)
         self.counts = np.frombuffer(memoryview(self._shared), np.int64).reshape(shape)
 
-    def start(self, workers: int) -> None:
+    def start(self, workers: int, *, fork: bool = False) -> None:
+        if fork := fork and one_thread():
+            self.job.prepare()  # once, for all of them
+            fork = one_thread()
         for _ in range(workers):
-            self.idle.append(_Worker(self._context, self.job, self._shared))
+            others = [worker.pipe for worker in self.idle] if fork else None
+            self.idle.append(_Worker(self.job, self._shared, others))
 
     def take(self) -> _Worker:
         """Return a worker that waits, or a new one."""
@@ -196,17 +201,23 @@ class _Pool:
 class _Worker:
     """One worker process, as its parent sees it.
 
+    Args:
+        inherited: where it is forked from this process: the pipes of the workers there are. Open
+            in a second process, they would not end with this one's.
+
     Attributes:
         tasks: that it was given and that are not done, the one it works on last.
         idle: whether it works on none of them.
     """
 
-    def __init__(self, context: Any, job: Job, shared: Any) -> None:
+    def __init__(self, job: Job, shared: Any, inherited: Sequence[Connection] | None) -> None:
+        context: Any = multiprocessing.get_context("forkserver" if inherited is None else "fork")
         self.pipe, theirs = context.Pipe()
         self.tasks: list[int] = []
         self.idle = True
         own = (theirs, job, shared, dict(os.environ))
-        self.process = context.Process(target=_worker_main, args=own, daemon=True)
+        ends = () if inherited is None else (*inherited, self.pipe)
+        self.process = context.Process(target=_worker_main, args=(*own, ends), daemon=True)
         self.process.start()
         theirs.close()  # so that the worker's death is the end of the pipe
 
@@ -261,13 +272,22 @@ class Reporter:
         self.row[Count.PEAK_KIB] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _worker_main(pipe: Connection, job: Job, shared: Any, environment: Mapping[str, str]) -> None:
+def _worker_main(
+    pipe: Connection,
+    job: Job,
+    shared: Any,
+    environment: Mapping[str, str],
+    ends: Sequence[Connection],
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for end in ends:
+        end.close()
     take_environment(environment)
     guard()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     counts = np.frombuffer(memoryview(shared), np.int64).reshape(-1, len(Count))
-    job.prepare()
+    if not ends:
+        job.prepare()
     sending = threading.Lock()
 
     def send(task: int, outcome: Outcome | None) -> None:

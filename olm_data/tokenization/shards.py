@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,6 +66,20 @@ class FinishedShards:
     kept: int
 
 
+def workers_ready(
+    request: Request, plan: Plan, store: Store, runner: Runner
+) -> AbstractContextManager[None]:
+    """Get workers ready for the tasks of a plan. A process that holds a lease has a second thread,
+    so they are forked before.
+
+    Raises:
+        ValidationError: see `known_encoder`.
+    """
+    job, _ = _likely_job(request, plan, store)
+    first = FindDuplicates.before(job) if _must_search(request, plan, store) else job
+    return runner.ready(first, len(plan.tasks), len(plan.tasks))
+
+
 def write_shards(
     request: Request,
     plan: Plan,
@@ -83,51 +98,40 @@ def write_shards(
         lease: of the output; work ends where it is lost.
     """
     store, total, recipe = splits[0], len(plan.tasks), request.recipe
-    known = known_encoder(recipe.encoder, request.tokenizer, recipe.special, plan.all_text_bytes)
-    job = TokenizeJob(
-        plan=plan,
-        inputs=request.inputs,
-        read=request.source.options,
-        tokenizer=request.tokenizer,
-        encoder=known.encoder if known else likely_encoder(recipe.encoder),
-        routed=known.routed if known else (),
-        output=absolute(store.root),
-        single_writer=store.single_writer,
-    )
+    job, known = _likely_job(request, plan, store)
     results = finished_tasks(plan, splits)
     kept = len(results)
-    search = recipe.dedup and kept < total and not drops_found(store, plan)
-    with runner.ready(FindDuplicates.before(job) if search else job, total - kept, total):
-        proof = known or _choose_encoder(request, plan)
-        if proof.note:
-            progress.note(proof.note)
-        _check_room(store, plan, request.tokenizer.dtype.itemsize)
-        if not store.exists(request.plan_name):
-            create_json(store, request.plan_name, plan.encode())
-        if request.source.excluded is not None:
-            store.put(EXCLUDED, request.source.excluded.to_npy(), limit=MAX_IDS)
-        job = replace(job, encoder=proof.encoder, routed=proof.routed)
-        if kept:
-            progress.note(f"{kept} of {total} shards were finished before; they are kept")
-        budget = BudgetWatch(plan, job.inputs, job.read, recipe.budget, results)
+    search = kept < total and _must_search(request, plan, store)
+    proof = known or _choose_encoder(request, plan)
+    if proof.note:
+        progress.note(proof.note)
+    _check_room(store, plan, request.tokenizer.dtype.itemsize)
+    if not store.exists(request.plan_name):
+        create_json(store, request.plan_name, plan.encode())
+    if request.source.excluded is not None:
+        store.put(EXCLUDED, request.source.excluded.to_npy(), limit=MAX_IDS)
+    job = replace(job, encoder=proof.encoder, routed=proof.routed)
+    if kept:
+        progress.note(f"{kept} of {total} shards were finished before; they are kept")
+    budget = BudgetWatch(plan, job.inputs, job.read, recipe.budget, results)
 
-        def check(counts: np.ndarray, share: float) -> None:
-            if lease.lost is not None:
-                raise lease.lost
-            budget.check(counts, share)
+    def check(counts: np.ndarray, share: float) -> None:
+        if lease.lost is not None:
+            raise lease.lost
+        budget.check(counts, share)
 
-        lease.check()
-        forget_ended(store)
-        with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
-            shown = heartbeat.around(runner)
-            if search:
-                finding = FindDuplicates.before(job)
-                write_job(finding, request.plan_name)
-                _find_duplicates(finding, shown, progress, check, versions)
-            write_job(job, request.plan_name)
-            counts, seconds = _run(job, shown, results, progress, check)
-        lease.check()
-        store.child(RUN).clear()
+    lease.check()
+    forget_ended(store)
+    with Heartbeat(store, PARENT, note=progress.note, check=lease.check) as heartbeat:
+        shown = heartbeat.around(runner)
+        if search:
+            finding = FindDuplicates.before(job)
+            write_job(finding, request.plan_name)
+            _find_duplicates(finding, shown, progress, check, versions)
+        write_job(job, request.plan_name)
+        counts, seconds = _run(job, shown, results, progress, check)
+    lease.check()
+    store.child(RUN).clear()
     ordered = [results[task] for task in range(total)]
     _check_accounts(plan, ordered)
     accounts = [account for result in ordered for account in result.accounts]
@@ -142,6 +146,29 @@ def write_shards(
         seconds=seconds,
         kept=kept,
     )
+
+
+def _likely_job(
+    request: Request, plan: Plan, store: Store
+) -> tuple[TokenizeJob, ParityReport | None]:
+    """Return the job with the encoder that is proved, or else likely, and what is proved of it."""
+    recipe, tokenizer = request.recipe, request.tokenizer
+    known = known_encoder(recipe.encoder, tokenizer, recipe.special, plan.all_text_bytes)
+    job = TokenizeJob(
+        plan=plan,
+        inputs=request.inputs,
+        read=request.source.options,
+        tokenizer=tokenizer,
+        encoder=known.encoder if known else likely_encoder(recipe.encoder),
+        routed=known.routed if known else (),
+        output=absolute(store.root),
+        single_writer=store.single_writer,
+    )
+    return job, known
+
+
+def _must_search(request: Request, plan: Plan, store: Store) -> bool:
+    return bool(request.recipe.dedup) and not drops_found(store, plan)
 
 
 def _check_accounts(plan: Plan, results: Sequence[TaskResult]) -> None:

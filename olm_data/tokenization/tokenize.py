@@ -34,7 +34,7 @@ from olm_data.threads import in_order
 from olm_data.tokenization.dedup import clear as clear_duplicates
 from olm_data.tokenization.publish import publish
 from olm_data.tokenization.request import Request, refuse_identical
-from olm_data.tokenization.shards import write_shards
+from olm_data.tokenization.shards import workers_ready, write_shards
 from olm_data.tokenization.summary import Summary
 from olm_data.tokenization.task_results import split_stores
 
@@ -76,6 +76,8 @@ def tokenize(request: Request, *, runner: Runner, progress: Progress) -> Summary
     if base is None:
         refuse_dataset_folder(store)
     with ExitStack() as held:
+        if base is not None or not store.exists(MANIFEST):  # else nothing is left to do
+            held.enter_context(workers_ready(request, plan, store, runner))
         lease = held.enter_context(exclusive(store, note=progress.note))
         splits = split_stores(store, plan)
         for split in splits[1:]:

@@ -82,12 +82,41 @@ def test_the_fork_server_is_started_before_the_large_libraries_are_imported(
             raise SystemExit(9)
 
         fork_server.start = start
-        sys.argv = ["olm-data", "tokenize", "a.jsonl", "--tokenizer", "gpt2", "--output", "out"]
+        sys.argv = ["olm-data", "tokenize", "a.jsonl", "--tokenizer", "gpt2", "--output", "s3://b/o"]
         from olm_data.cli import main
         main()
         """,
     )
     assert (done.returncode, done.stdout) == (9, "large:\n")
+
+
+def test_a_command_on_local_files_forks_its_workers_and_starts_no_server(
+    tmp_path: Path, tiny_tokenizer: Path
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", texts(9))
+    done = python(
+        tmp_path,
+        f"""
+        import multiprocessing, os, sys
+        from olm_data.runners import fork_server
+        from olm_data.runners.local import _Worker
+
+        def give(worker, task, really=_Worker.give):
+            status = open(f"/proc/{{worker.process.pid}}/status").read()
+            print(int(status.split("PPid:")[1].split()[0]) == os.getpid())
+            really(worker, task)
+
+        _Worker.give = give
+        fork_server.start = None
+        tokenizer = {str(tiny_tokenizer)!r}
+        os.chdir({str(tmp_path)!r})
+        sys.argv = ["olm-data", "tokenize", "a.jsonl", "--tokenizer", tokenizer, "--output", "out"]
+        from olm_data.cli import main
+        main()
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.splitlines()[:1]} == {"True"}
 
 
 def test_a_long_name_of_tmpdir_does_not_matter(tmp_path: Path, tiny_tokenizer: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from support.jobs import Environment, Squares
 
 from olm_data.errors import InputError, ResourceError
 from olm_data.runners.base import Count
+from olm_data.runners.fork_server import ONE_THREAD
 from olm_data.runners.local import LocalRunner, granted_cpus
 
 
@@ -180,7 +182,41 @@ def test_the_fork_server_has_one_thread_and_the_modules_it_was_told(
     assert subprocess.check_output([sys.executable, str(script)], env=env) == b"1 True True False\n"
 
 
-def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Path) -> None:
+FORKED = """
+import os, sys, threading
+from support.jobs import Squares
+from olm_data.runners.local import LocalRunner
+
+runner, job, results = LocalRunner(3, fork=True), Squares(".", deaths=1, prepared="prepared"), {}
+quiet = lambda *_: None
+os.chdir(sys.argv[1])
+if sys.argv[2] == "threads":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if __name__ == "__main__":
+    with runner.ready(job, 3, 5):
+        print(*{w.process._start_method for w in runner._crew.idle})
+        runner.run(job, range(5), 5, done=results.__setitem__, watch=quiet, note=quiet)
+    print(sorted(results.items()), len(open("prepared").read()))
+"""
+
+
+@pytest.mark.parametrize(("threads", "method", "least"), [("one", "fork", 2), ("threads", "", 4)])
+def test_a_process_of_one_thread_prepares_once_for_the_workers_that_it_forks(
+    tmp_path: Path, repository: Path, threads: str, method: str, least: int
+) -> None:
+    # each loads for itself where they come from the fork server: three, and the one for the dead
+    env = os.environ | ONE_THREAD | {"PYTHONPATH": f"{repository}:{repository / 'tests'}"}
+    script = tmp_path / "fork.py"
+    script.write_text(FORKED)
+    words = [sys.executable, str(script), str(tmp_path), threads]
+    came, found = subprocess.check_output(words, env=env, text=True, timeout=300).splitlines()
+    assert (came, found) == (method or "forkserver", f"{[(n, n * n) for n in range(5)]} {least}")
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_workers_end_with_a_parent_that_is_killed(
+    tmp_path: Path, repository: Path, fork: bool
+) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(
@@ -201,32 +237,28 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path, repository: Pa
 
             if __name__ == "__main__":
                 quiet = lambda *_: None
-                LocalRunner(2).run(Hang(), [0, 1], 2, done=quiet, watch=quiet, note=quiet)
+                runner, job = LocalRunner(2, fork="fork" in sys.argv), Hang()
+                with runner.ready(job, 2, 2):
+                    runner.run(job, [0, 1], 2, done=quiet, watch=quiet, note=quiet)
             """
         )
     )
     parent = subprocess.Popen(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *(["fork"] if fork else [])],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(repository)},
+        env=os.environ | ONE_THREAD | {"PYTHONPATH": str(repository)},
     )
     assert parent.stdout is not None
-    workers = [int(parent.stdout.readline()) for _ in range(2)]
+    ends = [os.pidfd_open(int(parent.stdout.readline())) for _ in range(2)]
     parent.kill()
     # the pipe ends when every process that holds its other end, workers included, is gone
     assert parent.stdout.read() == ""
     parent.wait()
     parent.stdout.close()
-    for pid in workers:
-        assert not _alive(pid)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    for end in ends:  # it is readable once the process has ended
+        assert select.select([end], [], [], 60)[0]
+        os.close(end)
 
 
 def test_the_granted_cpus_are_those_of_the_affinity_at_most(repository: Path) -> None:
