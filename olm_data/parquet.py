@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MAX_RATIO = 500
 """Bytes that a stored byte of a column may become, as of text that is tokenised (`sources`)."""
 
-FREE_BYTES = 4 << 20
-"""Bytes of a column in a row group that are never too much."""
+FREE_BYTES = 16 << 20
+"""Bytes of a file that are never too much, in all its columns and row groups together."""
 
 ROW_BYTES = 16
 """Bytes of a value that are never too much: any number with its place fits."""
@@ -35,6 +35,11 @@ HEADER_BYTES = 1 << 15
 
 _TYPE, _SIZE, _STORED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8
 _MAX_DEPTH, _MAX_LISTED = 8, 1000  # of a page header
+
+
+class _EndsEarly(ValueError):
+    def __init__(self) -> None:
+        super().__init__("a page header that ends early")
 
 
 class Page(NamedTuple):
@@ -67,6 +72,7 @@ class BoundedParquet:
         import pyarrow.parquet as pq
 
         self._raw = file
+        self._past: dict[tuple[int, str], int] = {}  # bytes of a column past what its size allows
         self._check_footer()
         limits = {
             "thrift_string_size_limit": _MAX_FOOTER,
@@ -105,8 +111,7 @@ class BoundedParquet:
 
     def _check_column(self, number: int, name: str) -> None:
         chunk = self._footer.row_group(number).column(self.schema.names.index(name))
-        places = [chunk.dictionary_page_offset, chunk.data_page_offset]
-        start = min((place for place in places if place is not None and place > 0), default=0)
+        start = first_page(chunk)
         size = values = 0
         rows, stored = max(self.rows[number], 1), chunk.total_compressed_size
         for page in pages(self._read_at, start, stored):
@@ -114,7 +119,8 @@ class BoundedParquet:
             values += 0 if page.kind == 2 else page.values
             if page.values > rows or values > rows:
                 raise ValueError(f"column {name!r} has more values than rows")
-            if size > max(FREE_BYTES, ROW_BYTES * rows, MAX_RATIO * stored):
+            self._past[number, name] = max(0, size - max(ROW_BYTES * rows, MAX_RATIO * stored))
+            if sum(self._past.values()) > FREE_BYTES:
                 raise ValueError(
                     f"column {name!r} unpacks to more than {MAX_RATIO} times its size: "
                     "it may be a bomb"
@@ -123,6 +129,12 @@ class BoundedParquet:
     def _read_at(self, place: int, count: int) -> bytes:
         self._raw.seek(place)
         return self._raw.read(count)
+
+
+def first_page(chunk: Any) -> int:
+    """Return the place of a column chunk's first page. Args: chunk: what the footer says of it."""
+    places = [chunk.dictionary_page_offset, chunk.data_page_offset]
+    return min((place for place in places if place is not None and place > 0), default=0)
 
 
 def pages(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[Page]:
@@ -138,8 +150,12 @@ def pages(read: Callable[[int, int], bytes], start: int, size: int) -> Iterator[
     """
     at, stop = start, start + size
     while at < stop:
-        header = _Compact(read(at, min(HEADER_BYTES, stop - at)))
-        fields = header.struct()
+        try:
+            header = _Compact(read(at, min(HEADER_BYTES, stop - at)))
+            fields = header.struct()
+        except _EndsEarly:  # other writers put the largest value into it, however large
+            header = _Compact(read(at, min(_MAX_FOOTER, stop - at)))
+            fields = header.struct()
         page = Page(
             kind=_number(fields, _TYPE),
             size=_number(fields, _SIZE),
@@ -214,11 +230,11 @@ class _Compact:
     def _skip(self, count: int) -> None:
         self.at += count
         if self.at > len(self._data):
-            raise ValueError("a page header that ends early")
+            raise _EndsEarly
 
     def _byte(self) -> int:
         if self.at >= len(self._data):
-            raise ValueError("a page header that ends early")
+            raise _EndsEarly
         self.at += 1
         return self._data[self.at - 1]
 

@@ -126,6 +126,24 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
 }
 """File -> the calls in it, and why they need no bound of their own."""
 
+UNPACKERS = {
+    "gzip", "bz2", "lzma", "tarfile", "decompress", "decompressobj", "ZstdDecompressor",
+    "CompressedInputStream", "input_stream", "ParquetFile", "ParquetDataset", "read_table",
+    "read_feather", "open_file", "open_stream", "ZipFile", "unpack_archive",
+}  # fmt: skip
+
+UNPACKS = {
+    "olm_data/decompress.py": {"bz2", "lzma", "decompressobj", "CompressedInputStream"},
+    "olm_data/parquet.py": {"ParquetFile"},
+    "olm_data/sources/parquet.py": {"ParquetFile"},  # inputs: `_rows_at_once` checks each column
+    "olm_data/sources/arrow.py": {"open_file", "open_stream"},  # inputs: `limits.Expansion`
+    "olm_data/dataset/shuffle.py": {"read_table"},  # what this process has just staged
+    "olm_data/eval_sets/tasks.py": {"ZipFile"},  # the wheel, whose requests go to `decompress`
+    "olm_data/exporting/token_files.py": {"gzip"},  # writes
+    "olm_train/callbacks/tracking/comet_sinks.py": {"ZipFile"},  # writes
+}
+"""Every module that unpacks something, and by what: a new one goes through the first two."""
+
 
 def calls(path: Path) -> Counter[str]:
     """Return the reading calls of a module by name; opening to write is none."""
@@ -170,3 +188,31 @@ def test_s5_the_walk_sees_each_kind_of_read(tmp_path: Path) -> None:
         "pq.ParquetFile": 1,
         "os.open": 1,
     }
+
+
+def unpackers(path: Path) -> set[str]:
+    """Return what a module unpacks by: modules it imports, and calls of arrow, zlib and zipfile."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            own = (node.module or "").startswith("olm_")
+            found |= set() if own else {node.module or "", *(alias.name for alias in node.names)}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in (
+            *("pa", "pyarrow", "pq", "pa.ipc", "pyarrow.parquet", "feather", "zlib"),
+            *("zstandard", "zipfile", "shutil"),
+        ):
+            found.add(node.attr)
+    return found & UNPACKERS
+
+
+def test_s3_nothing_is_unpacked_but_through_the_doors_with_a_limit(
+    repository: Path, tmp_path: Path
+) -> None:
+    found = {str(p.relative_to(repository)): names for p in modules() if (names := unpackers(p))}
+    assert found == UNPACKS
+    (tmp_path / "m.py").write_text(
+        "import gzip\nfrom zipfile import ZipFile\npq.ParquetFile(p)\nzlib.decompress(b)\n"
+    )
+    assert unpackers(tmp_path / "m.py") == {"gzip", "ZipFile", "ParquetFile", "decompress"}

@@ -19,6 +19,7 @@ import numpy as np
 
 from olm_data.bounded_json import Size
 from olm_data.dataset.inputs import Unit
+from olm_data.decompress import DecompressionError, unpacked
 from olm_data.errors import InputError, ValidationError
 
 DROP_REASONS: dict[str, str] = {
@@ -203,11 +204,11 @@ def unpack(packed: str, size: int) -> np.ndarray:
     found = np.zeros(size, bool)
     if packed:
         try:
-            data = zlib.decompressobj().decompress(base64.b64decode(packed), 4 * size + 1)
-        except zlib.error as error:
+            data = unpacked(base64.b64decode(packed), "zlib", 4 * size)
+        except DecompressionError as error:
             raise ValueError(str(error)) from None
         places = np.cumsum(np.frombuffer(data[: len(data) & ~3], "<u4"), dtype=np.int64)
-        if len(data) > 4 * size or (len(places) and int(places[-1]) >= size):
+        if len(places) and int(places[-1]) >= size:
             raise ValueError(f"more than {size:,} values")
         found[places] = True
     return found

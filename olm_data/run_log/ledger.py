@@ -40,6 +40,8 @@ LEDGER = "ledger"
 
 MAX_ROWS = 1 << 22
 """Pieces in a file."""
+MAX_GROUPS = 8
+"""Row groups in a file; one has at most 1 Mi rows as it is written."""
 MAX_FILE = 256 << 20
 """Bytes of a file."""
 MOST_REFUSED = 8
@@ -110,6 +112,8 @@ class LedgerFile:
                 info = decode(file.metadata.get(_KEY, b""), LedgerInfo)
                 if not file.schema.equals(COLUMNS):
                     raise ValueError("its columns are not those of a ledger")
+                if file.groups > MAX_GROUPS:
+                    raise ValueError("it has more row groups than a file of a ledger")
                 if sum(file.rows) > MAX_ROWS or min(file.rows, default=0) < 0:
                     raise ValueError("it has more rows than a file of a ledger")
                 if info.rank != self.rank:

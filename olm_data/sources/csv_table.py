@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from olm_data.arrow_values import strings
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.decompress import ByteStream
 from olm_data.errors import InputError, printable
 from olm_data.select.evaluate import matches
 from olm_data.select.where import leaves, wanted_kinds
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import kinds_of, table_batches, table_schema, used_columns
-from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream, reading
 from olm_data.sources.formats import CODECS, refuse_other_bytes, whole_file
 from olm_data.storage.names import is_unicode

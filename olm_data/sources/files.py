@@ -15,9 +15,9 @@ from typing import IO, cast
 import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile
+from olm_data.decompress import ByteStream, DecompressionError, decompressed
 from olm_data.errors import InputError, OlmError, StorageError, said_by
 from olm_data.sources import own, remote_files
-from olm_data.sources.decompress import ByteStream, DecompressionError, decompressed
 from olm_data.sources.formats import codec_of
 from olm_data.sources.limits import Bounded
 from olm_data.storage.failures import is_connection

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.decompress import ByteStream
 from olm_data.errors import InputError
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
-from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream, reading
 from olm_data.sources.formats import whole_file
 from olm_data.sources.json_records import Records, field_kinds, require_text

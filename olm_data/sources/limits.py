@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import IO
 
 from olm_data.dataset.inputs import InputFile
+from olm_data.decompress import ByteStream
 from olm_data.errors import InputError
-from olm_data.sources.decompress import ByteStream
 
 MAX_RATIO = 500
 """Bytes of text that a stored byte may become."""

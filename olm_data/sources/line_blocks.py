@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from olm_data.dataset.inputs import InputFile
-from olm_data.sources.decompress import ByteStream
+from olm_data.decompress import ByteStream
 from olm_data.sources.files import open_binary, open_stream, reading
 from olm_data.sources.limits import check_record
 

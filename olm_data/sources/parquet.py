@@ -19,12 +19,16 @@ import pyarrow.parquet as pq
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
+from olm_data.parquet import first_page, pages
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import chosen_rows, kinds_of, table_batches, table_schema
 from olm_data.sources.files import open_binary, reading
 from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
+from olm_data.sources.values import too_much
+
+_ROWS = 1 << 16  # that are looked at together
 
 
 def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -64,8 +68,9 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
     with open_binary(input, ahead=False) as raw:
         file = _parquet(input, raw)
         found = table_schema(file.schema_arrow, input, options)
-        wanted = options.text_column, options.id_column, *(name for name, _ in options.keep)
-        names = [name for name in dict.fromkeys(wanted) if name in found.names]
+        kept = (name for name, _ in options.keep)
+        wanted = dict.fromkeys([options.text_column, options.id_column, *kept])
+        names = [name for name in wanted if name is not None and name in found.names]
         sizes = _text_bytes(file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
         possible = None
@@ -78,8 +83,9 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
                 break
             chosen = None
             if possible is not None:
-                with reading(input):
-                    chosen = _chosen(file, found, group, options, group in possible)
+                chosen = np.zeros(rows, bool)
+                if group in possible:
+                    chosen = _chosen(input, raw, file, group, options, found)
                 if not chosen.any():
                     past = 0 if input.until is None else max(row + rows - 1 - input.until, 0)
                     row += rows
@@ -89,11 +95,8 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
             start = row
             # Rows that make about a batch; unequal documents are cut to size afterwards.
             step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
-            chunk = _chunk(file, group, options.text_column)
-            stored += chunk.total_compressed_size
-            Expansion(input).add(chunk.total_uncompressed_size, chunk.total_compressed_size)
-            with reading(input, raw):
-                step = max(1, min(step, _rows_at_once(raw, chunk)))
+            step = min(step, _rows_at_once(input, raw, file, group, names))
+            stored += _chunk(file, group, options.text_column).total_compressed_size
             batches = file.iter_batches(
                 batch_size=step, row_groups=[group], columns=names, use_threads=False
             )
@@ -102,6 +105,10 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
                     batch = next(batches, None)
                 if batch is None:
                     break
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    beside = name != options.text_column  # which is cut into smaller batches
+                    if beside and len(batch) > 1 and column.nbytes > MAX_BATCH_BYTES:
+                        raise too_much(name, input.path)
                 positions = np.arange(row, row + len(batch), dtype=np.int64)
                 here = None if chosen is None else chosen[row - start : row - start + len(batch)]
                 row += len(batch)
@@ -136,26 +143,56 @@ def _parquet(input: InputFile, raw: IO[bytes]) -> pq.ParquetFile:
         return file
 
 
-def _rows_at_once(raw: IO[bytes], chunk: Any) -> int:
-    """Return how many rows of a column chunk can be decoded at a time in bounded memory.
+def _rows_at_once(
+    input: InputFile, raw: IO[bytes], file: pq.ParquetFile, group: int, names: list[str]
+) -> int:
+    """Return how many rows of some columns can be decoded at a time in bounded memory: at least 1.
 
     Each row may be the largest value of the dictionary, and the footer says nothing about values.
+    What it says of sizes is held against the headers of pages where those cost no request each.
+
+    Raises:
+        InputError: a column is larger than one of its stored size can be, or damaged.
     """
-    places = [chunk.dictionary_page_offset, chunk.data_page_offset]
-    raw.seek(min((place for place in places if place is not None and place > 0), default=0))
-    return MAX_BATCH_BYTES // max(dictionary_bytes(raw.read(16)), 1)
+    largest = 1
+    metadata = file.metadata.row_group(group)
+    for number in range(file.metadata.num_columns):
+        chunk = metadata.column(number)
+        if not any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in names):
+            continue
+        start, stored = first_page(chunk), chunk.total_compressed_size
+        size = chunk.total_uncompressed_size
+
+        def read_at(place: int, count: int) -> bytes:
+            raw.seek(place)
+            return raw.read(count)
+
+        with reading(input, raw):
+            largest = max(largest, dictionary_bytes(read_at(start, 16)))
+            try:
+                if "://" not in input.url:
+                    size = max(size, sum(page.size for page in pages(read_at, start, stored)))
+            except ValueError as error:
+                raise pa.ArrowInvalid(str(error)) from error
+        Expansion(input).add(size, stored)
+    return MAX_BATCH_BYTES // largest + 1
 
 
 def _chosen(
-    file: pq.ParquetFile, found: pa.Schema, group: int, options: ReadOptions, possible: bool
+    input: InputFile,
+    raw: IO[bytes],
+    file: pq.ParquetFile,
+    group: int,
+    options: ReadOptions,
+    found: pa.Schema,
 ) -> np.ndarray:
     """Return bool[rows]: which rows of a group meet the condition, from as little as tells it."""
     assert options.condition is not None
-    if not possible:
-        return np.zeros(file.metadata.row_group(group).num_rows, bool)
     wanted = [name for name in columns_of(options.condition) if name in found.names]
-    batches = file.iter_batches(row_groups=[group], columns=wanted, use_threads=False)
-    masks = [chosen_rows(batch, options) for batch in batches]
+    step = min(_rows_at_once(input, raw, file, group, wanted), _ROWS)
+    with reading(input):
+        batches = file.iter_batches(step, row_groups=[group], columns=wanted, use_threads=False)
+        masks = [chosen_rows(batch, options) for batch in batches]
     return np.concatenate(masks) if masks else np.zeros(0, bool)
 
 

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from olm_data.arrow_values import strings
 from olm_data.dataset.inputs import InputFile, KeepType, ReadOptions, Unit, keep_type
+from olm_data.decompress import ByteStream
 from olm_data.errors import printable
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import from_buffers, joined
-from olm_data.sources.decompress import ByteStream
 from olm_data.sources.files import open_stream
 from olm_data.sources.formats import whole_file
 from olm_data.sources.limits import check_record

@@ -102,11 +102,7 @@ def as_kept(column: pa.Array, kind: str, name: str, where: str) -> pa.Array:
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if decoded_bytes(column) > MAX_BATCH_BYTES:
-        raise InputError(
-            f"the column {name!r} unpacks to too much: it may be a bomb",
-            where=where,
-            fix="leave the column out (--keep, --id-column)",
-        )
+        raise too_much(name, where)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
@@ -127,6 +123,15 @@ def _no_fit(name: str, kind: str, where: str, error: Exception) -> InputError:
         where=where,
         why=said_by(error, 200),
         fix=f"keep it as text: --keep {printable(name)}:string",
+    )
+
+
+def too_much(name: str, where: str) -> InputError:
+    """Return the error for a column that would fill the memory."""
+    return InputError(
+        f"the column {name!r} unpacks to too much: it may be a bomb",
+        where=where,
+        fix="leave the column out (--keep, --id-column)",
     )
 
 

