@@ -17,10 +17,11 @@ from typing import IO
 from olm_data.errors import InputError, ValidationError, printable
 
 MAX_WHOLE = 256 << 20
-"""Bytes of a file that is read whole where its reader knows no other limit."""
+"""Bytes of a file that is read or written whole where nobody knows another limit: of a run, an
+export or an evaluation, whatever `Store.put` writes."""
 
 MAX_DOCUMENT = 4 << 30
-"""Bytes of a manifest, plan, job, lock or commit record: of ten million inputs and shards."""
+"""Bytes of a manifest, plan, job, lock, commit record or log: of ten million inputs and shards."""
 
 PIECE = 1 << 20
 
@@ -28,7 +29,7 @@ MAX_SMALL = 1 << 20
 """Bytes of a heartbeat, a configuration, or another file that people could write by hand."""
 
 MAX_CONFIG = 16 << 20
-"""Bytes of a resolved configuration, of a sample, or of another file that a run leaves."""
+"""Bytes of a configuration that somebody else wrote."""
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -130,7 +131,7 @@ def refuse_unreadable(size: int, limit: int, where: str) -> None:
         raise InputError(
             f"the file would have {size:,} bytes; one of its kind has at most {limit:,}",
             where=printable(where),
-            why="it has an entry for each input and shard, and nothing could read it again",
+            why="it has an entry for each input, shard or question; nothing could read it again",
             fix="join small inputs, take larger shards, or make several datasets and mix them",
         )
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from olm_data.errors import ConflictError, OlmError
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import MAX_WHOLE, read_regular, refuse_unreadable
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder, write_durable
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.lease import Lease, acquire
@@ -73,7 +73,7 @@ class LocalFolder:
         path = self._place / RECORD
         with io_errors(str(path)):
             if path.exists():
-                return read_regular(path, MAX_CONFIG)
+                return read_regular(path, MAX_WHOLE)
             self._refuse_filled()
         return None
 
@@ -139,6 +139,7 @@ class _LocalDraft:
 
     def commit(self, receipt: bytes) -> None:
         """Rename the folder to the output."""
+        refuse_unreadable(len(receipt), MAX_WHOLE, f"{self._place.output}/{RECORD}")
         write_durable(self.folder / RECORD, receipt)
         fsync_directory(self.folder)
         self._lease.check()
@@ -160,7 +161,7 @@ class RemotePrefix:
             ConflictError: it holds something else.
         """
         with contextlib.suppress(FileNotFoundError):
-            return self._store.read(RECORD, limit=MAX_CONFIG)
+            return self._store.read(RECORD, limit=MAX_WHOLE)
         prefix = self._store.key("")
         found = islice(self._store.bucket.list(prefix), _LOOKED_AT)  # dots come first
         names = {item.key.removeprefix(prefix) for item in found}
@@ -205,7 +206,7 @@ class RemotePrefix:
         if not self._store.exists(CLAIM):
             self._store.create(CLAIM, claim)
             return True
-        if self._store.read(CLAIM, limit=MAX_CONFIG) != claim:
+        if self._store.read(CLAIM, limit=MAX_WHOLE) != claim:
             raise in_the_way(
                 self.output, f"{CLAIM} says that another export was begun there and not ended"
             )

@@ -29,7 +29,7 @@ from olm_data.errors import InputError, OlmError, shown
 from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
 from olm_data.order.skip import Range, merge_ranges
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.report.curves import Curves, Points
 from olm_data.report.evaluations import (
     EvaluationPoint,
@@ -360,7 +360,7 @@ def _harmless(samples: StepSamples) -> StepSamples:
 
 def _config(folder: Path) -> JsonObject:
     try:
-        return decode_object(read_regular(folder / CONFIG, MAX_CONFIG))
+        return decode_object(read_regular(folder / CONFIG))
     except FileNotFoundError:
         raise InputError(f"there is no {CONFIG} that names the mixture lock") from None
     except MalformedJson as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log
 from olm_data.storage.disk import write_durable
 
@@ -66,7 +66,7 @@ class BadStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             ValidationError: the file is malformed.
         """
         try:
-            return decode(read_regular(path, MAX_CONFIG), cls)
+            return decode(read_regular(path), cls)
         except MalformedJson as error:
             raise malformed_log(path, str(error)) from None
 

@@ -26,7 +26,7 @@ from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import nearest
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.order.steps import StepSizes
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log
 from olm_data.run_log.log import METRICS, RunLog, Step
 from olm_data.storage.disk import write_durable
@@ -219,6 +219,6 @@ def _read(path: Path, kind: type[T]) -> T | None:
     if not path.exists():
         return None
     try:
-        return decode(read_regular(path, MAX_CONFIG), kind)
+        return decode(read_regular(path), kind)
     except MalformedJson as error:
         raise malformed_log(path, str(error)) from None

@@ -15,7 +15,7 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ValidationError, printable
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.storage.store import Store
 
 FOLDER = "evaluations"
@@ -61,7 +61,7 @@ def last_scores(run: Path, name: str, before: int | None = None) -> QuestionScor
         return None
     path = folder / steps[max(known)]
     try:
-        return decode(read_regular(path, MAX_CONFIG), QuestionScores)
+        return decode(read_regular(path), QuestionScores)
     except MalformedJson as error:
         raise ValidationError(
             f"the scores are damaged: {printable(str(error))}",

@@ -18,7 +18,6 @@ import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import InputError, OlmError, ValidationError, printable
-from olm_data.regular_files import MAX_CONFIG
 from olm_data.run_log.log import Evaluation, Time, Values
 from olm_data.run_log.metric_names import of_averaged
 from olm_data.storage.store import Store
@@ -105,7 +104,7 @@ def read_watched(folder: Store, name: str) -> WatchedEvaluation | None:
         ValidationError: it is malformed.
     """
     try:
-        found = decode(folder.read(name, limit=MAX_CONFIG), WatchedEvaluation)
+        found = decode(folder.read(name), WatchedEvaluation)
         if found.file != name:
             raise MalformedJson(f"it is of {found.checkpoint}")
         return found

@@ -21,7 +21,6 @@ from msgspec import Meta
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.config.hints import PositiveInt
 from olm_data.errors import ResourceError, StorageError
-from olm_data.regular_files import MAX_CONFIG
 from olm_data.storage.store import Store
 from olm_train.callbacks.base import Callback
 
@@ -113,7 +112,7 @@ class MetricSaverCallback(Callback):
     def _written(self, name: str) -> bool:
         """Whether a file is there, of the last step; a later evaluation may have added to it."""
         try:
-            found = decode_object(Store(self.trainer.save_folder).read(name, limit=MAX_CONFIG))
+            found = decode_object(Store(self.trainer.save_folder).read(name))
         except (FileNotFoundError, MalformedJson):
             return False
         return found.get("step") == self._step

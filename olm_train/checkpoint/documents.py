@@ -34,6 +34,7 @@ from olm_data.decoding import convert
 from olm_data.errors import InputError, OlmError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import StepSizes
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.run_log.ends import ENDS
 from olm_data.run_log.log import METRICS, STARTS
 from olm_data.run_log.run_folder import ENVIRONMENT
@@ -241,7 +242,7 @@ def _fetch(store: Store, work_dir: Path) -> None:
         if name == NOTIFIED and (work_dir / name).exists():
             continue  # it may be ahead of the last save
         try:
-            data = store.read(name)
+            data = store.read(name, limit=MAX_DOCUMENT)
         except FileNotFoundError:
             continue
         path = work_dir / name

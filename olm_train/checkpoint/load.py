@@ -21,7 +21,7 @@ from torch import Tensor
 from olm_data.bounded_json import JsonObject, MalformedJson, decode
 from olm_data.errors import OlmError, ValidationError, printable
 from olm_data.kinds import NO_TEXT, kind_of, wrong_kind
-from olm_data.regular_files import MAX_WHOLE
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import RunState
 from olm_train.checkpoint.folders import candidates, no_checkpoint
@@ -72,12 +72,13 @@ class Checkpoint:
         """Optimiser steps done."""
         return self.manifest.step
 
-    def read_bytes(self, name: str, limit: int = MAX_WHOLE) -> bytes | None:
+    def read_bytes(self, name: str, limit: int = MAX_DOCUMENT) -> bytes | None:
         """Return the bytes of one of its files, checked again, or None when it has no such file."""
         if name not in [entry.name for entry in self.manifest.files]:
             return None
-        data = self.files.read(name, limit=limit)
-        if hashlib.sha256(data).hexdigest() != self.manifest.entry(name).sha256:
+        entry = self.manifest.entry(name)
+        data = self.files.read(name, limit=min(entry.bytes, limit))
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise ValidationError(f"{name} changed while it was read", where=self.folder)
         return data
 

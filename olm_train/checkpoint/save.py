@@ -28,6 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from olm_data.errors import ConflictError, InputError, OlmError, ResourceError, ValidationError
+from olm_data.regular_files import MAX_DOCUMENT
 from olm_data.storage.disk import fsync_directory, room_left, write_durable
 from olm_data.storage.json_file import create_json
 from olm_data.storage.lease import Fence
@@ -269,7 +270,7 @@ class _Save:
         self._check_lease()
         if final.remote:
             for log in contents.logs:
-                self.store.put(log.name, log.read_bytes())
+                self.store.put(log.name, log.read_bytes(), limit=MAX_DOCUMENT)
             self._check_lease()
             create_json(final, MANIFEST, manifest.encode())
             return

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olm_data.bounded_json import decode_object
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 
 SYSTEM = Path("/")
 
@@ -83,7 +83,7 @@ def choose(
 def recorded_threads(config: Path) -> int | None:
     """Return the number that the last start of a run wrote into its `config.json`."""
     try:
-        found = decode_object(read_regular(config, MAX_CONFIG))["threads"]
+        found = decode_object(read_regular(config))["threads"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if type(found) is int and found > 0 else None

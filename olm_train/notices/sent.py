@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from olm_data.bounded_json import MalformedJson, decode
 from olm_data.errors import OlmError, printable
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.storage.disk import write_durable
 from olm_train.notices.notice import Event, Notice
 
@@ -58,7 +58,7 @@ class SentLog:
         self._content = Notified()
         try:
             if path.exists():
-                self._content = decode(read_regular(path, MAX_CONFIG), Notified)
+                self._content = decode(read_regular(path), Notified)
         except (MalformedJson, OlmError, OSError) as error:
             said = error.what if isinstance(error, OlmError) else printable(str(error))
             self.note = f"{path} cannot be read, messages may be sent again: {said[:200]}"

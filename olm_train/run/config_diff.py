@@ -13,7 +13,7 @@ from olm_data.config.convert import differences, parse
 from olm_data.config.values import Values
 from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.kinds import nearest
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.storage.store import Store
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest
@@ -41,7 +41,7 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
     here = Capability.of(local_device())
     path = Path(run) / CONFIG if Path(run).is_dir() else Path(run)
     try:
-        saved = decode(read_regular(path, MAX_CONFIG))
+        saved = decode(read_regular(path))
     except OSError as error:
         raise InputError(
             f"no saved configuration: {error.strerror}",

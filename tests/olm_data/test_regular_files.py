@@ -8,11 +8,16 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from support.sources import modules
+from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.errors import ValidationError
+from olm_data.dataset import manifest
+from olm_data.errors import InputError, ValidationError
 from olm_data.regular_files import open_regular, read_regular
+from olm_data.storage import json_file
 
 
 def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
@@ -81,3 +86,28 @@ def test_no_descriptor_stays_open_after_a_refusal(tmp_path: Path) -> None:
         with pytest.raises(ValidationError):
             read_regular(path, 10)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_d3_a_file_of_a_run_is_read_with_the_limit_of_what_wrote_it(repository: Path) -> None:
+    small = {
+        "olm_data/regular_files.py",
+        "olm_data/config/values.py",  # a configuration that the user names
+        "olm_data/sources/listing.py",  # a folder of `datasets`
+        "olm_train/hf/source.py",  # a model of somebody else
+    }
+    found = {
+        p.relative_to(repository).as_posix() for p in modules() if "MAX_CONFIG" in p.read_text()
+    }
+    assert found == small
+
+
+@pytest.mark.parametrize("guard", [manifest, json_file])
+def test_d3_a_job_too_large_to_be_read_again_is_refused_before_work(
+    guard: ModuleType, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an estimate at the start, and once more where the plan or the job is written."""
+    inputs = [write_jsonl(tmp_path / f"{n}.jsonl", texts(2, 2 * n)) for n in range(40)]
+    monkeypatch.setattr(guard, "MAX_DOCUMENT", 5000)
+    with pytest.raises(InputError, match="nothing could read it again"):
+        make_dataset(inputs, tiny_tokenizer, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("shard-*"))

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, Size, decode
-from olm_data.regular_files import MAX_CONFIG, read_regular
+from olm_data.regular_files import read_regular
 from olm_data.run_log.lines import malformed_log, replace_file
 
 TRACKING = "tracking.json"
@@ -84,7 +84,7 @@ def write_tracked(folder: Path, tracker: str, tracked: Tracked) -> None:
 def _read(folder: Path) -> _File:
     path = folder / TRACKING
     try:
-        return decode(read_regular(path, MAX_CONFIG), _File)
+        return decode(read_regular(path), _File)
     except FileNotFoundError:
         return _File()
     except MalformedJson as error:

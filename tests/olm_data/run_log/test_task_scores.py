@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, ValidationError
 from olm_data.run_log.task_scores import QuestionScores, last_scores
+from olm_data.storage.store import Store
 
 
 def scores(step: int, *values: float | None) -> QuestionScores:
@@ -32,3 +33,16 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-9])
     with pytest.raises(ValidationError, match="the scores are damaged"):
         last_scores(tmp_path, "mine")
+
+
+def test_d3_scores_of_any_number_of_questions_that_are_written_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = scores(5, *[1 / 3] * 900_000)
+    many.write(tmp_path, "mine")
+    assert (tmp_path / "evaluations" / "mine" / "step00000005.json").stat().st_size > 16 << 20
+    assert last_scores(tmp_path, "mine") == many
+    monkeypatch.setattr(Store.put, "__kwdefaults__", {"limit": 1 << 20})
+    with pytest.raises(InputError, match="nothing could read it again"):
+        scores(6, *many.values).write(tmp_path, "mine")
+    assert last_scores(tmp_path, "mine") == many
