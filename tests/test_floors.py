@@ -28,6 +28,7 @@ FLOORS = {
             "pace",
             "threads",
             "decoding",
+            "decompress",
         ),
         ("kinds",),
         ("bounded_json", "canonical", "arrow_values", "config", "user_cache", "parquet"),
