@@ -5,8 +5,7 @@
 
 Weights, gradients and optimiser state are counted tensor by tensor, so they are exact for every
 option of the model and every optimiser. Activations and logits follow from what the eager blocks
-keep for the backward pass; `torch.compile` keeps less. In fp32 they are those of a CPU, whose norm
-has no kernel of its own and keeps more. Not counted: the allocator's fragments,
+keep for the backward pass; `torch.compile` keeps less. Not counted: the allocator's fragments,
 buffers of collectives, and the device's own context (about 1 GB); leave a tenth of the device.
 
 Never: allocates, reads a device or a file; the same arguments give the same numbers anywhere.
@@ -43,7 +42,8 @@ class Memory:
         optimizer: optimiser state, this rank's part.
         gathered: whole weights in the compute dtype: the blocks at work and the root with FSDP,
             all matrices without it if they compute in another dtype.
-        activations: kept for the backward pass.
+        activations: kept for the backward pass, and of a block that is recomputed what exceeds
+            the logits.
         logits: of a micro-batch (or of a chunk of it), with the loss and their gradients.
     """
 
@@ -130,12 +130,13 @@ class TrainingTensors:
         own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
         blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
-        if kept < 1:
-            blocks += per_block - block_input  # the block that is being recomputed
         around = size * 2 * model.d_model  # the last norm
         if model.positions == "rope":
             around += _FP32 * model.head_size  # the table of cosines and sines
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
+        logits = loss * model.padded_vocab_size * (LOGITS_BYTES if size < _FP32 else 2 * _FP32)
+        # The logits are gone when a block is recomputed.
+        again = microbatch * (per_block - block_input) if kept < 1 else 0
         here = 0 if offload else 1
         return Memory(
             weights=here * _FP32 * sum(own.values()),
@@ -148,8 +149,8 @@ class TrainingTensors:
                 for name, (same, other) in self.state.items()
             ),
             gathered=self._gathered(shards, size, reshard=reshard_after_forward),
-            activations=round(microbatch * (blocks + around)),
-            logits=loss * model.padded_vocab_size * (LOGITS_BYTES if size < _FP32 else 2 * _FP32),
+            activations=round(microbatch * (blocks + around) + max(again - logits, 0)),
+            logits=logits,
         )
 
     def _gathered(self, shards: int, size: int, *, reshard: bool | int) -> int:
@@ -246,8 +247,8 @@ def block_bytes(
     heads, kv_heads, head = model.n_heads, model.kv_heads, model.head_size
     attention = (heads + 2 * kv_heads) * head  # values are a view into this product
     attention += heads * head  # output
-    for changed in (model.positions == "rope", model.qk_norm is not None):
-        attention += changed * (heads + kv_heads) * head  # queries and keys anew
+    changed = model.positions == "rope" or model.qk_norm is not None
+    attention += changed * (heads + kv_heads) * head  # queries and keys anew
     products = 0  # of a query with all keys: bent ones, and their softmax, fp32
     softcap = model.attention_softcap is not None
     if model.attention == "math" or (softcap and model.attention in ("sdpa", "auto")):
@@ -257,13 +258,10 @@ def block_bytes(
         attention += sequence_length  # a row of the mask, as the kernel wants it
         if kv_heads < heads:  # keys and values for each head, not those that were changed
             attention += 2 * heads * head
-            attention -= kv_heads * head * (model.positions == "rope" or model.qk_norm is not None)
+            attention -= kv_heads * head * changed
     hidden = 2 if model.feed_forward == "gelu" else 4  # gate and up, act(gate), their product
     norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
     streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
-    if size == _FP32 and model.norm == "rms_norm":  # the CPU keeps the normalised inputs too
-        streams += 2 * norms * model.d_model
-        attention += (model.qk_norm is not None) * (heads + kv_heads) * head
     statistics = _FP32 * (heads + 2 * norms)
     kept = size * (attention + hidden * model.ffn_size + streams) + statistics + products
     return float(kept), float(size * model.d_model)

@@ -19,7 +19,7 @@ from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import KeyMemory, Shifted, keys_before
 from olm_train.model.config import DecoderConfig
 from olm_train.model.precision import at_least_fp32
-from olm_train.model.rms_norm import rms_norm_in_16_bits
+from olm_train.model.rms_norm import rms_norm_on_cpu
 from olm_train.model.rope import rotate
 from olm_train.model.tap import NO_TAP, Tap
 
@@ -87,8 +87,8 @@ class RMSNorm(nn.Module):
         """Normalise [..., size]; same shape and dtype."""
         weight = 1 + at_least_fp32(self.weight) if self.zero_centred else self.weight
         weight = weight.to(x.dtype)
-        if x.is_cpu and x.itemsize == 2 and not torch.compiler.is_compiling():
-            return rms_norm_in_16_bits(x, weight, self.eps)
+        if x.is_cpu and not torch.compiler.is_compiling():
+            return rms_norm_on_cpu(x, weight, self.eps)
         return F.rms_norm(x, self.weight.shape, weight, self.eps)
 
 

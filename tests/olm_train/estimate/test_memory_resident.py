@@ -1,0 +1,78 @@
+"""The memory estimate against the resident memory of a process that takes real steps on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROWS, LENGTH = 8, 256
+SCRIPT = """
+import json, sys
+from dataclasses import replace
+import torch
+from support.batches import make_batch
+from olm_train.estimate.memory import memory_of_step
+from olm_train.model.config import DecoderConfig
+from olm_train.parallel.config import DataParallelConfig
+from olm_train.train_module import TransformerTrainModule
+from olm_train.train_module_config import TransformerTrainModuleConfig
+
+rows, length, micro, dtype = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+
+def resident(field):
+    for line in open("/proc/self/status"):
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+
+def train(model, rows, length):
+    module = TransformerTrainModule(config, model, seed=0)
+    batch = make_batch([[length // 2 - 3, length // 2 + 3]] * rows, vocab_size=model.vocab_size)
+    for step in (1, 2):
+        module.train_step([batch] * micro, step, 2)
+
+config = TransformerTrainModuleConfig(
+    rank_microbatch_size=rows * length,
+    dp_config=DataParallelConfig(param_dtype=dtype),
+)
+model = DecoderConfig(vocab_size=8192, d_model=384, n_layers=4, n_heads=6, attention="auto")
+train(replace(model, n_layers=1, d_model=64, n_heads=1), 1, 64)  # what torch makes once
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+before = resident("VmRSS:")
+train(model, rows, length)
+estimate = memory_of_step(
+    model, config, sequence_length=length, world_size=1, micro_batches=micro
+).total
+print(json.dumps([resident("VmHWM:") - before, estimate]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' /proc")
+@pytest.mark.parametrize(
+    "step", [(1, "float32"), (2, "float32"), (1, "bfloat16")], ids=["fp32", "accumulation", "bf16"]
+)
+def test_the_estimate_is_within_a_tenth_of_the_resident_peak(step: tuple[Any, ...]) -> None:
+    tests = Path(__file__).parents[2]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
+        # each large tensor is given back when it is freed, so the peak is that of live ones
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_ARENA_MAX": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([ROWS, LENGTH, *step])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    peak, estimate = json.loads(done.stdout.splitlines()[-1])
+    assert peak > 2e8
+    assert 0.9 < estimate / peak < 1.1, f"estimate {estimate:,}, peak {peak:,} bytes"
