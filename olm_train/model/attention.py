@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,8 +52,8 @@ class Documents:
 
     def __init__(self, doc_start: Tensor, window: int | None) -> None:
         self.doc_start, self.window = doc_start, window
-        place = torch.arange(doc_start.shape[1], device=doc_start.device)
-        starts = (doc_start == place).flatten().nonzero().flatten().tolist()
+        begins = doc_start.numpy() == np.arange(doc_start.shape[1])
+        starts = np.flatnonzero(begins).tolist()
         self.lengths = [end - start for start, end in pairwise([*starts, doc_start.numel()])]
 
     @property

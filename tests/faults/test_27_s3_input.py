@@ -18,10 +18,10 @@ from olm_data.errors import InputError, StorageError
 from olm_data.storage.store import Store
 
 
-class Never:
+class Never(InlineRunner):
     """A runner that must not be reached."""
 
-    def run(self, *_: Any, **__: Any) -> None:
+    def run(self, *_: Any, **__: Any) -> None:  # type: ignore[override]
         raise AssertionError("work began")
 
 
