@@ -56,16 +56,18 @@ class SourceEpochs:
         # sorts and searches: half the time of np.unique with its inverse
         epochs = _distinct(self.epoch)
         pair = self.source * np.int64(epochs.size) + np.searchsorted(epochs, self.epoch)
+        pair = pair.astype(np.min_scalar_type(len(self.names) * epochs.size))  # 16 bits: by radix
         pairs = _distinct(pair)
         each = [(p // epochs.size, int(epochs[p % epochs.size])) for p in pairs.tolist()]
         keys = b"".join([key_bytes(self.seed, self.names[s], e) for s, e in each])
-        return np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)[np.searchsorted(pairs, pair)]
+        table = np.frombuffer(keys, dtype="<u8").reshape(-1, ROUNDS)
+        return table.take(np.searchsorted(pairs, pair), axis=0)  # a quarter of an index's time
 
 
-def _distinct(values: Int64) -> Int64:
-    """Return int64 values in order, each once."""
+def _distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Return integers in order, each once."""
     values = np.sort(values, kind="stable")
-    distinct: Int64 = values[np.append(True, values[1:] != values[:-1])[: len(values)]]
+    distinct: NDArray[Any] = values[np.append(True, values[1:] != values[:-1])[: len(values)]]
     return distinct
 
 

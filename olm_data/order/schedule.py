@@ -156,11 +156,10 @@ class Schedule:
             here = stages == stage
             table = self.table(stage)
             block, slot = np.divmod(rows[here] - self._starts[stage], len(table.source))
-            source = table.source[slot]
+            source = table.source.take(slot)
             sources[here] = source
-            ordinals[here] = (
-                self._base[stage, source] + block * self._counts[stage, source] + table.rank[slot]
-            )
+            before = self._base[stage].take(source) + block * self._counts[stage].take(source)
+            ordinals[here] = before + table.rank.take(slot)
         return stages, sources, ordinals
 
     def locate(self, rows: Any) -> RowOrigin:
@@ -170,7 +169,7 @@ class Schedule:
             IndexError: a row outside the run.
         """
         stage, source, ordinal = self.ordinal(rows)
-        epoch, position = np.divmod(ordinal, self.epoch_rows[source])
+        epoch, position = np.divmod(ordinal, self.epoch_rows.take(source))
         row = self.order.rows_at(position, self._epochs(source, epoch))
         return RowOrigin(stage, source, epoch, row)
 
@@ -221,7 +220,7 @@ class Schedule:
         return found[order], wanted[order]
 
     def _epochs(self, source: np.ndarray, epoch: np.ndarray) -> SourceEpochs:
-        return SourceEpochs(self.seed, self.names, source, self.source_rows[source], epoch)
+        return SourceEpochs(self.seed, self.names, source, self.source_rows.take(source), epoch)
 
 
 def rows_by_source(stage: Stage, table: SlotTable) -> tuple[int, ...]:

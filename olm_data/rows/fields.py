@@ -61,11 +61,11 @@ def fill_pieces(cuts: Int64, capacity: int, positions: Int32) -> tuple[Int32, In
     rows, length = positions.shape
     # A cut at the end of a row falls on the start of the next one, which starts a piece anyway: the
     # union of both lists are the piece starts. Two sorted runs: the stable sort merges them.
-    edges = np.concatenate((np.arange(0, rows * length + 1, length), cuts))
+    borders = np.arange(0, rows * length + 1, length)
+    edges = np.concatenate((borders, cuts), dtype=np.int32, casting="same_kind")
     edges.sort(kind="stable")
-    lengths = edges[1:] - edges[:-1]
-    real = lengths > 0
-    lengths, starts = lengths[real], edges[:-1][real]
+    lengths, edges = edges[1:] - edges[:-1], edges[:-1]
+    starts = edges[lengths > 0]
     if len(starts) > capacity:
         raise ValidationError(
             f"a micro-batch holds {len(starts)} pieces of documents; {capacity} were promised",
@@ -73,10 +73,10 @@ def fill_pieces(cuts: Int64, capacity: int, positions: Int32) -> tuple[Int32, In
             fix="run olm-data verify on the datasets of the mixture",
         )
     # [pieces] -> [b, S]
-    doc_start = np.repeat((starts % length).astype(np.int32), lengths).reshape(rows, length)
+    doc_start = (edges % length).repeat(lengths).reshape(rows, length)
     np.subtract(_places(rows, length), doc_start, out=positions)
-    cu_seqlens = np.full(capacity + 1, rows * length, dtype=np.int32)
-    cu_seqlens[: len(starts)] = starts
+    cu_seqlens = np.empty(capacity + 1, dtype=np.int32)
+    cu_seqlens[: len(starts)], cu_seqlens[len(starts) :] = starts, rows * length
     return doc_start, cu_seqlens
 
 

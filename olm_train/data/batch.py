@@ -226,10 +226,11 @@ def check_offsets(cu_seqlens: NDArray[np.int32], tokens: int, max_seqlen: int) -
         ValidationError: they do not begin at 0, fall, do not end at `tokens`, or are too far apart.
     """
     lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-    least, most = lengths.min(initial=0), lengths.max(initial=0)
-    ends = tuple(cu_seqlens[[0, -1]].tolist()) if len(cu_seqlens) else None
-    if ends == (0, tokens) and least >= 0 and most <= max_seqlen:
+    ends = (cu_seqlens.item(0), cu_seqlens.item(-1)) if len(cu_seqlens) else None
+    # read as unsigned, a negative length is above any other
+    if ends == (0, tokens) and lengths.view(np.uint32).max(initial=0) <= max_seqlen:
         return
+    least, most = lengths.min(initial=0), lengths.max(initial=0)
     faults = {
         "they do not begin at 0": ends is None or ends[0] != 0,
         f"they do not end at the {tokens:,} tokens of the micro-batch": ends and ends[1] != tokens,
