@@ -68,15 +68,14 @@ class Documents:
 
     def attend(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
         """Call `attend` on each document, with its own mask if the window is shorter."""
-        parts = (x.flatten(0, 1).split(self.lengths) for x in (q, k, v))  # [tokens, heads, D]
+        parts = (x.flatten(0, 1)[None].split(self.lengths, dim=1) for x in (q, k, v))
         out = []
-        for each in zip(*parts, strict=True):
-            length, mask = len(each[0]), None
+        for own_q, own_k, own_v in zip(*parts, strict=True):
+            length, mask = own_q.shape[1], None
             if self.window is not None and length > self.window:
                 mask = block_causal_mask(self.doc_start.new_zeros(1, length), self.window)
-            own_q, own_k, own_v = (x[None] for x in each)
-            out.append(attend(own_q, own_k, own_v, mask, scores)[0])
-        return torch.cat(out).view_as(q)
+            out.append(attend(own_q, own_k, own_v, mask, scores))  # [1, length, heads, D]
+        return torch.cat(out, dim=1).view_as(q)
 
 
 def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:

@@ -33,7 +33,10 @@ class Head(NamedTuple):
 
     def logits(self, x: Tensor) -> Tensor:
         """[..., d_model] -> [..., V] in the dtype of x."""
-        logits = F.linear(x, self.weight)  # [..., rows]
+        return self.of_products(F.linear(x, self.weight))
+
+    def of_products(self, logits: Tensor) -> Tensor:
+        """Products of states and matrix [..., rows] -> logits [..., V]."""
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)

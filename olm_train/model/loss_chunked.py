@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from olm_train.model.head import Head
@@ -108,17 +109,18 @@ class _Chunked(torch.autograd.Function):
         sums: Sums,
         chunk_size: int,
     ) -> LossSums:
-        own_weight = weight.detach().requires_grad_()
-        own_head = head._replace(weight=own_weight)
         weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype))
         x_grads, parts = [], []
-        for states, chunk_labels in _chunks(x.detach(), labels, chunk_size):
-            states.requires_grad_()
+        for states, chunk_labels in _chunks(x, labels, chunk_size):
+            products = F.linear(states, weight).requires_grad_()
             with torch.enable_grad():
-                part = sums(own_head.logits(states), chunk_labels)
-            x_grad, chunk_weight_grad = torch.autograd.grad(part.total, (states, own_weight))
-            weight_grad += chunk_weight_grad
-            x_grads.append(x_grad)
+                part = sums(head.of_products(products), chunk_labels)
+            (grad,) = torch.autograd.grad(part.total, products)
+            x_grads.append(grad @ weight)
+            if grad.dtype == weight_grad.dtype:
+                weight_grad.addmm_(grad.t(), states)
+            else:
+                weight_grad += grad.t() @ states
             parts.append(part._replace(total=part.total.detach()))
         ctx.save_for_backward(torch.cat(x_grads).view_as(x), weight_grad.to(weight.dtype))
         added = _add(parts)

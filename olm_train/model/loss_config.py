@@ -30,6 +30,8 @@ from olm_train.model.precision import at_least_fp32
 Name = Literal["auto", "plain", "compiled", "chunked", "linear_cross_entropy"]
 CHUNKED = ("chunked", "linear_cross_entropy")
 CHUNK_SIZE = 4096
+CPU_CHUNK = 256
+"""Tokens whose logits the plain loss holds at once on a CPU: they stay in its cache."""
 MAX_LOGITS_GB = 16.0
 
 
@@ -68,9 +70,16 @@ class LossChoice:
         if self.compiled:
             sums = CompiledByKind(loss_sums)
         multiplier = self.z_loss_multiplier
-        if self.chunk_size is not None:
-            return chunked_loss(lambda x, labels: sums(x, labels, multiplier), self.chunk_size)
-        return lambda head, x, labels: sums(head.logits(x), labels, multiplier)
+        in_chunks = chunked_loss(
+            lambda logits, labels: sums(logits, labels, multiplier), self.chunk_size or CPU_CHUNK
+        )
+
+        def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
+            if self.chunk_size is not None or (x.is_cpu and not self.compiled):
+                return in_chunks(head, x, labels)
+            return sums(head.logits(x), labels, multiplier)
+
+        return loss
 
 
 class OwnLoss(Config, ABC):

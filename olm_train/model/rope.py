@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from msgspec import Meta
@@ -174,5 +174,30 @@ def rope_table(
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (x[i], x[i + head_dim/2]) of [b, S, heads, head_dim]; in fp32 or fp64."""
+    if x.is_cpu and not torch.compiler.is_compiling():
+        rotated: Tensor = _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        return rotated
     first, second = at_least_fp32(x).chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+class _Rotation(torch.autograd.Function):
+    """`rotate` in half of the passes over memory; its gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turn(upstream[0], cos, sin, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    out = torch.empty(x.shape, dtype=cos.dtype)
+    (a, b), (out_a, out_b) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-sign)
+    torch.mul(b, cos, out=out_b).addcmul_(a, sin, value=sign)
+    return out.to(x.dtype)

@@ -22,6 +22,7 @@ from olm_train.model.rope import (
     RopeScaling,
     YaRNScaling,
     rope_table,
+    rotate,
 )
 
 SHAPE = {"vocab_size": 50, "d_model": 32, "n_layers": 2, "n_heads": 4}
@@ -114,3 +115,29 @@ def test_angles_are_those_of_the_model_s_dtype(scaling: YaRNScaling | None) -> N
         size = scaling.attention_factor if scaling else 1.0
         ones = (cos.double() ** 2 + sin.double() ** 2) / size**2
         assert float((ones - 1).abs().max()) < error
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rotation_and_its_gradient_are_the_products_with_a_complex_number(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(2, 9, 3, 8, generator=generator).to(dtype) for _ in range(2))
+    cos, sin = rope_table(torch.arange(9).expand(2, -1), 8, 10_000.0)
+    x.requires_grad_()
+    rotated = rotate(x, cos, sin)
+    rotated.backward(grad)
+    turn = torch.complex(cos.double(), sin.double())
+    for found, given_, by in ((rotated, x, turn), (x.grad, grad, turn.conj())):
+        first, second = given_.detach().double().chunk(2, -1)
+        expected = torch.complex(first, second) * by
+        assert found is not None
+        rounding = 0.0 if dtype is torch.float32 else 2.0**-8
+        both = torch.cat((expected.real, expected.imag), -1)
+        torch.testing.assert_close(found.double(), both, rtol=rounding, atol=1e-6)
+
+
+def test_a_rotation_has_the_gradient_of_what_it_computes() -> None:
+    cos, sin = rope_table(torch.arange(5)[None], 4, 100.0, dtype=torch.float64)
+    x = torch.randn(1, 5, 2, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda each: rotate(each, cos, sin), (x,))
