@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.config.arguments import checked
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
@@ -95,6 +96,7 @@ class RowReader:
         UsageError, ResourceError: the cache is too small for the mixture.
     """
 
+    @checked()
     def __init__(
         self,
         lock: Lock | str | os.PathLike[str],
@@ -330,8 +332,8 @@ class Windows:
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
         checks = self._checked[i:j].tolist()
         windows = zip(self._shard[i:j], self._local[i:j], checks, strict=True)
-        for row, (shard, first, checked) in enumerate(windows):
-            if checked and shard in near:
+        for row, (shard, first, done) in enumerate(windows):
+            if done and shard in near:
                 begin, place = first * item, row * width
                 into[place : place + width] = near[shard][begin : begin + width]
             elif shard != _ACROSS:
