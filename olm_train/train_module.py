@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from olm_data.config.arguments import checked
 from olm_data.errors import ValidationError
 from olm_data.run_log.metric_names import (
     ATTENTION_PAIRS,
@@ -77,6 +78,7 @@ class TransformerTrainModule(TrainModule):
         loss: the loss that was chosen.
     """
 
+    @checked()
     def __init__(
         self,
         config: TransformerTrainModuleConfig,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType
+from os import PathLike
 from types import NoneType
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -104,7 +105,7 @@ def _is(value: Any, kind: Any) -> bool:
         return (
             isinstance(value, origin)
             and not isinstance(value, str)
-            and all(_is(each, inner) for each in value)
+            and (not issubclass(origin, Sequence) or all(_is(each, inner) for each in value))
         )
     return isinstance(value, kind)
 
@@ -117,6 +118,8 @@ def _word(kind: Any) -> str:
         return "a function, or an object that is called like one"
     if get_origin(kind) in (Mapping, dict):
         return "a mapping"
+    if get_origin(kind) is PathLike:
+        return "a path"
     if get_origin(kind) is not None:
         return f"a list of {_word(get_args(kind)[0]).removeprefix('a ').removeprefix('an ')}"
     return "text" if kind is str else f"a {kind.__name__}"

@@ -15,6 +15,7 @@ import functools
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
 from fractions import Fraction
@@ -162,6 +163,8 @@ def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
 
 def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     kind, notes = plain(hint)
+    numpy = sys.modules.get("numpy")  # a number of it cannot be given before it is loaded
+    value = value.item() if numpy is not None and isinstance(value, numpy.generic) else value
     for note in notes:
         if isinstance(note, Reader):
             return _read(note, value, values, path)

@@ -8,6 +8,7 @@ Never: list a directory, guess a dtype, or find document borders by an EOS id.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from typing import overload
 
 import numpy as np
 
+from olm_data.config.arguments import checked
+from olm_data.config.hints import PositiveInt
 from olm_data.dataset.container import tokens_suffix
 from olm_data.dataset.docs import KeptValue
 from olm_data.dataset.manifest import Manifest, read_manifest
@@ -109,13 +112,14 @@ class Dataset(Sequence[Document]):
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
     @classmethod
+    @checked()
     def open(
         cls,
-        path: str,
+        path: str | os.PathLike[str],
         *,
         digest: str | None = None,
         verify: Verify = "lazy",
-        max_open: int | None = None,
+        max_open: PositiveInt | None = None,
         storage_options: Options | None = None,
     ) -> Dataset:
         """Open the dataset at a local path or URL; reads the manifest only.
@@ -134,7 +138,7 @@ class Dataset(Sequence[Document]):
             ValidationError: the manifest is damaged, edited or of another version.
         """
         use_options(storage_options or {})
-        store = Store(path)
+        store = Store(os.fspath(path))
         return cls(store, read_manifest(store, digest), verify=verify, max_open=max_open)
 
     def __len__(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from olm_data.config.arguments import checked
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
@@ -95,6 +96,7 @@ class RowReader:
         UsageError, ResourceError: the cache is too small for the mixture.
     """
 
+    @checked()
     def __init__(
         self,
         lock: Lock | str | os.PathLike[str],

@@ -393,7 +393,7 @@
     const options = [...new Set(known.flatMap(run => Object.keys(run.words.config)))].sort();
     const value = (run, name) => run.words.config[name] ?? "–", apart = options.filter(name => new Set(known.map(run => value(run, name))).size > 1);
     parts.apart.hidden = !several();
-    if (several()) parts.apart.replaceChildren(el("h2", {}, "What differs between the configurations"), apart.length ? el("div", { class: "scroll list" }, el("table", {}, el("tr", {}, el("th", {}, "option"), ...known.map(run => el("th", { scope: "col" }, run.name))),
+    if (several()) parts.apart.replaceChildren(el("h2", {}, "What differs between the configurations"), apart.length ? el("div", { class: "scroll" }, el("table", {}, el("tr", {}, el("th", {}, "option"), ...known.map(run => el("th", { scope: "col" }, run.name))),
       ...apart.map(name => el("tr", {}, el("td", { "data-name": "" }, name), ...known.map(run => el("td", { "data-name": run.name }, value(run, name))))))) : el("p", { class: "soft" }, "Nothing: all options are the same."));
     parts.slide.max = parts.step.max = lastStep();
     if (cursor.step === null) parts.slide.value = parts.step.value = lastStep();

@@ -53,6 +53,7 @@ class MetricsLoggerCallback(Callback):
     enabled: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._writer: MetricsWriter | None = None
         self._end: End | None = None
         self._epochs: dict[int, int] = {}

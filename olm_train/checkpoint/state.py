@@ -210,8 +210,13 @@ def _refuse_unindexed(name: str, leaf: Any) -> None:
         found = f"it has {leaf.dim()} dimensions, at most {MAX_DIMENSIONS} are possible"
     elif isinstance(leaf, Tensor) and leaf.is_meta:
         found = "it is on the device 'meta', where tensors have no values"
-    elif isinstance(leaf, Tensor) and leaf.layout != torch.strided:
-        found = f"its layout is {str(leaf.layout).removeprefix('torch.')}, not one value an element"
+    elif isinstance(leaf, Tensor) and (leaf.layout != torch.strided or leaf.is_nested):
+        layout = "nested" if leaf.is_nested else str(leaf.layout).removeprefix("torch.")
+        found = f"its layout is {layout}, not one value an element"
+    elif isinstance(leaf, Tensor) and any(
+        step == 0 and size > 1 for step, size in zip(leaf.stride(), leaf.shape, strict=True)
+    ):
+        found = "its elements share memory, as after expand(): none can be set apart from others"
     elif isinstance(leaf, Tensor) and leaf.dtype not in DTYPES.values():
         found = f"its dtype is {str(leaf.dtype).removeprefix('torch.')}"
     else:

@@ -73,7 +73,7 @@ class TensorsFile:
         if self._file is None:
             self._file = open(self.path, "wb")  # noqa: SIM115  # closed by __exit__
         start = self._file.tell()
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
+        plain = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
         self._file.write(plain.view(torch.uint8).numpy().data)
         return start
 

@@ -3,19 +3,24 @@
     before the first step: Unsaved(parts)  after it: changed() -> ["model.noise (a generator)"]
 
 A checkpoint holds parameters, persistent buffers and the optimiser's state. Beside them a part may
-keep buffers that are not persistent, generators of random numbers, and plain numbers: those that a
-step has changed would begin anew where a run goes on.
+keep buffers that are not persistent, tensors that are no buffers, generators of random numbers,
+plain values and containers of these: those that a step has changed would begin anew where a run
+goes on. What a step first makes, such as an activation that is kept for the loss, is no state.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+_OF_ANY_MODULE = vars(nn.Module()).keys()
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 
 
 class Unsaved:
@@ -54,14 +59,38 @@ class Unsaved:
 
 def _of_object(path: str, part: object) -> Iterator[tuple[str, str, Any]]:
     for key, value in getattr(part, "__dict__", {}).items():
-        if isinstance(value, torch.Generator):
-            yield f"{path}.{key}", "a generator", value.get_state()
-        elif isinstance(value, random.Random):
-            yield f"{path}.{key}", "a generator", value.getstate()
-        elif isinstance(value, np.random.Generator):
-            yield f"{path}.{key}", "a generator", repr(value.bit_generator.state)
-        elif not key.startswith("_") and type(value) in (int, float):
-            yield f"{path}.{key}", "a number", value
+        if key in _OF_ANY_MODULE:
+            continue
+        if isinstance(value, Tensor) and not value.is_meta:
+            yield f"{path}.{key}", "a tensor that is no buffer", value
+        elif (state := _state(value)) is not None:
+            yield f"{path}.{key}", _kind(value), state
+
+
+def _state(value: object) -> Any:
+    """Return what can be compared later: of generators, numbers, texts, and containers of them."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return str(value.get_state())
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return [(key, _state(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple, set, deque)):
+        return [_state(item) for item in value]
+    return value if isinstance(value, (bool, int, float, str, np.generic)) else None
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, _GENERATORS):
+        return "a generator"
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return "a number" if number else f"a {type(value).__name__}"
 
 
 def _copy(value: Any) -> Any:
@@ -69,6 +98,6 @@ def _copy(value: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and bool(torch.equal(one, other))
-    return bool(one == other)
+    return type(one) is type(other) and bool(one == other)

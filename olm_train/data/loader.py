@@ -24,6 +24,8 @@ import torch
 from numpy.typing import NDArray
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.arguments import checked
+from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.shard import Verify
 from olm_data.errors import UsageError, ValidationError
@@ -85,15 +87,16 @@ class DataLoader(DataLoaderBase):
     epochs = 1  # a lock is one pass: its sources have epochs of their own
     lock: Lock
 
+    @checked("skip")
     def __init__(
         self,
         lock: Lock | str | os.PathLike[str],
         *,
-        global_batch_size: int,
-        rank_microbatch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-        prefetch: int = 2,
+        global_batch_size: PositiveInt,
+        rank_microbatch_size: PositiveInt,
+        rank: NonNegativeInt = 0,
+        world_size: PositiveInt = 1,
+        prefetch: NonNegativeInt = 2,
         verify: Verify = "lazy",
         device: torch.device | str | None = None,
         skip: Sequence[Sequence[int]] = (),
@@ -101,8 +104,6 @@ class DataLoader(DataLoaderBase):
         neighbours: range | None = None,
     ) -> None:
         _check_rank(rank, world_size)
-        if prefetch < 0:
-            raise UsageError(f"prefetch must be 0 or more steps, not {prefetch}")
         self._neighbours = range(rank, rank + 1) if neighbours is None else neighbours
         if cache is not None:
             cache = replace(cache, ranks=len(self._neighbours))
@@ -353,14 +354,15 @@ class EvalLoader:
         ValidationError: the dataset is damaged.
     """
 
+    @checked()
     def __init__(
         self,
         dataset: Dataset | str | os.PathLike[str],
-        sequence_length: int,
-        rank_microbatch_size: int,
+        sequence_length: PositiveInt,
+        rank_microbatch_size: PositiveInt,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: NonNegativeInt = 0,
+        world_size: PositiveInt = 1,
     ) -> None:
         _check_rank(rank, world_size)
         if not isinstance(dataset, Dataset):

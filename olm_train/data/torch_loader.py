@@ -33,6 +33,8 @@ from torch.utils.data import (
 )
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.arguments import checked
+from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.errors import UsageError, ValidationError
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.torch_state import from_plain, to_plain
@@ -66,19 +68,18 @@ class TorchDataLoader(DataLoaderBase):
             one without a batch size.
     """
 
+    @checked("loader")
     def __init__(
         self,
         loader: DataLoader[Any],
         *,
         world: World | None = None,
-        accumulate: int = 1,
-        epochs: int | None = None,
-        global_batch_size: int | None = None,
-        seed: int = 0,
+        accumulate: PositiveInt = 1,
+        epochs: PositiveInt | None = None,
+        global_batch_size: PositiveInt | None = None,
+        seed: NonNegativeInt = 0,
     ) -> None:
         self.world = world or World()
-        if accumulate < 1 or (epochs is not None and epochs < 1):
-            raise UsageError(f"accumulate {accumulate}, epochs {epochs}: both are 1 or more")
         self.loader, self.accumulate, self.epochs, self.seed = loader, accumulate, epochs, seed
         self.step, self.epoch = 0, 1
         if global_batch_size is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.own_data import Own
@@ -12,6 +13,7 @@ from torch import nn
 
 from olm_data.errors import UsageError
 from olm_train import BasicTrainModule, Duration, Trainer
+from olm_train.checkpoint.tensors import TensorsFile
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,8 @@ def test_what_is_no_model_to_train_is_refused(model: nn.Module, what: str) -> No
         torch.zeros(2).to_sparse(),
         torch.zeros(2, device="meta"),
         torch.zeros((1,) * 9),
+        torch.zeros(1).expand(3),
+        torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)]),
     ],
 )
 def test_state_that_no_checkpoint_can_hold_is_refused_at_the_first_step(
@@ -74,6 +78,13 @@ def test_state_that_no_checkpoint_can_hold_is_refused_at_the_first_step(
     with pytest.raises(UsageError, match=r"a checkpoint cannot hold '?optim\..*odd"):
         trainer.fit()
     assert trainer.step == 1
+
+
+def test_a_conjugated_state_comes_back(tmp_path: Path) -> None:
+    values = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    with TensorsFile(tmp_path / "tensors") as file:
+        file.add(values)
+    assert np.fromfile(tmp_path / "tensors", np.complex64).tolist() == values.tolist()
 
 
 def loss_of_images(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -139,7 +139,9 @@ class Restless(Plain):
     def __init__(self) -> None:
         super().__init__()
         self.noise, self.calls, self.width = torch.Generator(), 0, 16
-        self.draws = np.random.default_rng(1)
+        self.draws = {"seed": 1, "of": [np.random.default_rng(1)]}
+        self._past: list[int] = []
+        self.mean, self._found = torch.zeros(()), None
         self.register_buffer("moving", torch.zeros(()), persistent=False)
         self.register_buffer("still", torch.zeros(()), persistent=False)
         self.register_buffer("kept", torch.zeros(()))
@@ -150,7 +152,10 @@ class Restless(Plain):
         self.calls += 1
         self.moving += 1
         self.kept += 1
-        drawn = torch.rand((), generator=self.noise) + float(self.draws.random())
+        self._past.append(len(images))
+        self.mean = self.mean + 1
+        self._found = self.mean
+        drawn = torch.rand((), generator=self.noise) + float(self.draws["of"][0].random())
         return super().forward(images) + drawn  # type: ignore[no-any-return]
 
 
@@ -160,9 +165,9 @@ def test_what_a_step_changes_and_no_checkpoint_holds_is_said_once(
     trainer(tmp_path / "restless", 3, Restless()).fit()
     found = capsys.readouterr().err
     assert found.count("a step changes what no checkpoint holds") == 1
-    for name in ("noise (a generator)", "draws (a generator)", "calls (a number)", "moving (a buf"):
+    for name in ("noise (a generator)", "draws (a dict)", "_past (a list)", "calls (a number)"):
         assert f"model.{name}" in found
-    assert not any(f"model.{name}" in found for name in ("still", "kept", "width"))
+    assert not any(f"model.{name}" in found for name in ("still", "kept", "width", "_found"))
     trainer(tmp_path / "plain", 3).fit()
     assert "no checkpoint holds" not in capsys.readouterr().err
 

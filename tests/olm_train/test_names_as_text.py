@@ -10,16 +10,30 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from support.own_data import Own
 from support.sources import REPOSITORY, modules, together, tree
 from torch import nn
+from torch.utils import data
 
 from olm_data.config.convert import Config
 from olm_data.config.hints import is_section, is_union, kinds_of, plain
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
-from olm_train import BasicTrainModule, Duration, Trainer
+from olm_data.rows.reader import RowReader
+from olm_train import (
+    AdamWConfig,
+    BasicTrainModule,
+    DataLoader,
+    Duration,
+    EvalLoader,
+    TorchDataLoader,
+    Trainer,
+    TransformerTrainModule,
+    TransformerTrainModuleConfig,
+)
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
 from olm_train.model.config import DecoderConfig
 from olm_train.stability.gate import NonFinite
@@ -140,6 +154,24 @@ def test_text_is_the_member_it_names_in_every_configuration(module: str, name: s
         assert "not 'bananas'" in bad, bad
 
 
+def test_no_configuration_has_a_door_of_its_own() -> None:
+    for module, node in classes():
+        own = [n for n in node.body if getattr(n, "name", "") == "__post_init__"]
+        kind = getattr(importlib.import_module(module), node.name) if own else object
+        if kind is not Config and issubclass(kind, Config):
+            assert "super().__post_init__()" in ast.unparse(own[0]), f"{module}.{node.name}"
+
+
+def test_a_number_of_numpy_is_a_number() -> None:
+    found = AdamWConfig(lr=np.logspace(-4, -2, 3)[1], betas=(np.float32(0.5), 0.25))
+    assert (type(found.lr), found.betas) == (float, (0.5, 0.25))
+    assert type(CheckpointerConfig(save_interval=np.int64(5)).save_interval) is int  # type: ignore[arg-type]
+    assert CheckpointerConfig(save_async=np.bool_(False)).save_async is False  # type: ignore[arg-type]
+    assert Duration.steps(np.int32(3)) == Duration.steps(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"save_interval is an integer, not 2\.5"):
+        CheckpointerConfig(save_interval=np.float64(2.5))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("strategy", LoadStrategy)
 def test_sections_within_are_read_alike(strategy: LoadStrategy) -> None:
     assert LoadPolicy(strategy=strategy.value).strategy is strategy  # type: ignore[arg-type]
@@ -203,3 +235,38 @@ def test_a_trainer_refuses_what_is_no_argument(options: dict[str, Any], tmp_path
     }
     with pytest.raises(UsageError, match=next(iter(options))):
         Trainer(**{**given, **options})
+
+
+SHAPE = DecoderConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, n_kv_heads=2)
+STEP = TransformerTrainModuleConfig(rank_microbatch_size=8)
+SIZES = {"global_batch_size": 1024, "rank_microbatch_size": 512}
+LOADER = data.DataLoader(data.TensorDataset(torch.zeros(8, 1)), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (DataLoader, {"lock": "lock.json", **SIZES, "verify": "bananas"}),
+        (DataLoader, {"lock": "lock.json", "rank_microbatch_size": 512, "global_batch_size": "1K"}),
+        (DataLoader, {"lock": "lock.json", **SIZES, "prefetch": 2.5}),
+        (DataLoader, {"lock": "lock.json", **SIZES, "rank": "0"}),
+        (DataLoader, {"lock": "lock.json", **SIZES, "cache": "shards"}),
+        (EvalLoader, {"sequence_length": 8, "rank_microbatch_size": 8, "dataset": 3}),
+        (EvalLoader, {"dataset": "x", "rank_microbatch_size": 8, "sequence_length": "8"}),
+        (TorchDataLoader, {"loader": LOADER, "accumulate": "2"}),
+        (TorchDataLoader, {"loader": LOADER, "global_batch_size": "8"}),
+        (TorchDataLoader, {"loader": LOADER, "epochs": 1.5}),
+        (TorchDataLoader, {"loader": LOADER, "seed": "1"}),
+        (TorchDataLoader, {"loader": LOADER, "world": 2}),
+        (RowReader, {"lock": "lock.json", "verify": "bananas"}),
+        (Dataset.open, {"path": "x", "verify": "bananas"}),
+        (Dataset.open, {"path": "x", "max_open": "many"}),
+        (TransformerTrainModule, {"model": SHAPE, "seed": 1, "config": {}}),
+        (TransformerTrainModule, {"model": SHAPE, "config": STEP, "seed": "1"}),
+    ],
+)
+def test_what_reads_and_what_steps_refuse_what_is_no_argument(
+    make: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=list(options)[-1]):
+        make(**options)

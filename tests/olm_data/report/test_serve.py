@@ -278,6 +278,24 @@ def test_runs_are_compared_over_tokens_and_by_the_options_that_differ(
 
 
 @needs_browser
+def test_a_narrow_page_names_the_run_of_each_option_that_differs(
+    lock: Path, run: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    for folder, lr in ((run, 0.1), (other, 0.2)):
+        (folder / "config.json").write_text(json.dumps({"optim": {"lr": lr}}))
+    output = write_report(str(lock), [str(run), str(other)], str(tmp_path / "r.html"), say=print)
+    with browser() as chromium:
+        page = chromium.open(output.as_uri(), width=390)
+        page.wait("document.querySelectorAll('#olm-apart td').length == 3")
+        named = (
+            "[...document.querySelectorAll('#olm-apart td')]"
+            ".map(n => getComputedStyle(n, '::before').content)"
+        )
+        assert page.js(named) == ["none", f'"{run.name}"', '"other"']
+
+
+@needs_browser
 @pytest.mark.parametrize("width", [400, 1280])
 def test_the_report_is_the_same_page_frozen(
     lock: Path, run: Path, tmp_path: Path, width: int

@@ -173,7 +173,7 @@ def test_a_position_that_is_no_whole_number_of_steps_is_refused(lock: Path) -> N
         ({"world_size": 5}, "set global_batch_size to 80 or 160, or change rank_microbatch_size"),
         ({"world_size": 7}, "set global_batch_size to 112, or change"),
         ({"rank": 2, "world_size": 2}, "rank 2 does not exist among 2 ranks"),
-        ({"prefetch": -1}, "prefetch must be 0 or more"),
+        ({"prefetch": -1}, "prefetch is at least 0, not -1"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_nearest_that_do(

@@ -144,7 +144,7 @@ def test_a_size_that_nobody_knows_is_asked_for() -> None:
     with pytest.raises(UsageError, match="global_batch_size"):
         TorchDataLoader(plain)
     assert TorchDataLoader(plain, global_batch_size=1).tokens_before(3) == 3
-    with pytest.raises(UsageError, match="accumulate 0"):
+    with pytest.raises(UsageError, match="accumulate is at least 1"):
         TorchDataLoader(plain, global_batch_size=1, accumulate=0)
 
 
