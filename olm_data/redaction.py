@@ -35,12 +35,15 @@ _QUERY = re.compile(
     r"|[a-z_-]{0,64}secret[a-z_-]{0,64}|password|api[_-]?key|access[_-]?key[a-z_-]{0,64}|key)=)[^&;\s\"'<>]+",
     re.IGNORECASE,
 )
-# What stands before the last @ of user:password, whatever is in the password, but for a blank and
-# a quote that closes the URL; or before the host. A number after a colon is a port. No scheme, and
-# a bounded length: to look for more takes quadratic time. Paths make one slash of two.
-_PASSWORD = r"(?:[^\s\"'<>]|[\"'<>](?![\s,;:)\]}]|$)){1,1024}"
+# What stands before the last @ of user:password, whatever is in the password, but for a blank; or
+# before the host. A number after a colon is a port. No scheme, and a bounded length: to look for
+# more takes quadratic time. Paths make one slash of two.
 _USER = re.compile(
-    rf"(:/{{1,2}})(?:[^/?#\s:@\"'<>]*:(?!\d{{1,5}}(?:[/?#]|$))({_PASSWORD})|(?<=//)([^/?#\s\"'<>]+))@"
+    r"(:/{1,2})(?:[^/?#\s:@\"'<>]*:(?!\d{1,5}(?:[/?#\"'<>]|$))(\S{1,1024})|(?<=//)([^/?#\s\"'<>]+))@"
+)
+# The same of a text that is one URL: no blank closes it.
+_WHOLE_USER = re.compile(
+    r"(:/{1,2})(?:[^/?#:@]*:(?!\d{1,5}(?:[/?#]|$))(.+)|(?<=//)([^/?#]+))@", re.DOTALL
 )
 _ELSEWHERE = [
     re.compile(pattern, re.IGNORECASE)
@@ -55,8 +58,9 @@ _ELSEWHERE = [
 _KEY_ID = re.compile(r"()\b(?:AKIA|ASIA)[A-Z0-9]{16}\b")
 
 _VARIABLE = re.compile(
-    r"(?:^|_)(?:SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY|ACCOUNT_KEY"
-    r"|STORAGE_KEY|CONNECTION_STRING|CREDENTIALS?)(?:_|$)"
+    r"(?:^|_)(?:SECRETS?|TOKEN|AUTHTOKEN|AUTHORIZATION|PASSWORDS?|PASSWD|PASSPHRASE"
+    r"|(?:API_?|ACCESS_?|PRIVATE_?|SIGNING_|ACCOUNT_|STORAGE_)KEYS?"
+    r"|CONNECTION_STRING|CREDENTIALS?)(?:_|$)"
 )
 _OF_TEXT = re.compile(r"(?:^|_)(?:EOS|BOS|PAD|UNK|MASK|SEP|CLS|END|START|STOP|SPECIAL|PER)_TOKEN$")
 _PLACE = re.compile(r"_(?:FILE|PATH|DIR|URI|URL|ENDPOINT|NAME|LIMIT|COUNT)$")
@@ -82,7 +86,7 @@ def hold_typed(words: Sequence[str]) -> None:
 
 
 def _passwords(text: str) -> list[str]:
-    return [password or user for _, password, user in _USER.findall(text)]
+    return [password or user for _, password, user in _WHOLE_USER.findall(text)]
 
 
 def redacted(text: str) -> str:
@@ -98,9 +102,12 @@ def redacted(text: str) -> str:
 def is_credential(name: str, value: object) -> bool:
     """Whether a field or key of such a name holds a credential: `api_key`, `hubToken`, `password`.
 
-    What a configuration holds so is stored nowhere.
+    Or several: texts in lists and mappings. What a configuration holds so is stored nowhere.
     """
-    upper = re.sub(r"(?<=[a-z])(?=[A-Z])|[-. ]", "_", name).upper()
+    if isinstance(value, Mapping | list | tuple):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return any(is_credential(name, part) for part in parts)
+    upper = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[-. ]", "_", name).upper()
     named = _VARIABLE.search(upper) and not _PLACE.search(upper) and not _OF_TEXT.search(upper)
     return bool(named) and isinstance(value, str) and value != ""
 
@@ -110,8 +117,10 @@ def names_credentials(url: str) -> bool:
 
     Stricter than `redacted`: a piece of a credential may be chance, and a path must stay usable.
     """
-    return _by_shape(url) != url or any(
-        len(secret) >= PIECE and secret in url for secret in _of_environment(os.environ)
+    return (
+        bool(_WHOLE_USER.search(url))
+        or _by_shape(url) != url
+        or any(len(secret) >= PIECE and secret in url for secret in _of_environment(os.environ))
     )
 
 

@@ -78,9 +78,15 @@ def _swapped(ids: np.ndarray, vocab_size: int) -> bool:
     """Whether 2-byte ids are rather those of the other byte order."""
     if ids.dtype.itemsize > 2:
         return False  # ids whose first byte is above 0 are beyond all vocabularies
+    if int(ids.byteswap().max()) >= vocab_size:
+        return False
     some = ids[:_SAMPLE]
-    low, high = (_pairs(part) for part in (some & 0xFF, some >> 8))
-    return low > 2 * high + 16 and int(ids.byteswap().max()) < vocab_size
+    unpadded = some[some != np.bincount(some).argmax()]
+    for part in (some, unpadded):  # one id that comes most of the time says nothing
+        low, high = (_pairs(byte) for byte in (part & 0xFF, part >> 8))
+        if low > 2 * high + 16:
+            return True
+    return False
 
 
 def _pairs(part: np.ndarray) -> int:

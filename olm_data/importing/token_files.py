@@ -25,6 +25,8 @@ KINDS = {".npy": "olmo-core", ".bin": "megatron", ".ds": "datatrove"}
 """Suffix of a token file -> whose format it is."""
 SIDECARS = {".npy": (".csv.gz",), ".bin": (".idx",), ".ds": (".ds.index", ".ds.metadata")}
 """Suffix of a token file -> what the files that describe it end in instead."""
+RECEIPT = "olm-export.json"
+"""Lies beside the token files that `export` of this program wrote."""
 NUMPY_MAGIC = b"\x93NUMPY"
 
 PIECE_BYTES = 4 << 20  # a multiple of the block size
@@ -164,16 +166,18 @@ def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]
     entries = {entry.name: entry for entry in store.entries() if not is_working(entry.name)}
     inside, passed = [], []
     described = set()
+    linked = "" if output == store.root else output  # where links to these files may stand
     for name, entry in entries.items():
         stem, suffix = posixpath.splitext(name)
         if suffix in KINDS and not posixpath.basename(name).startswith("."):
-            if _of_a_dataset(store, name, entries.keys()):
+            if _of_a_dataset(store, name, entries.keys(), linked):
                 continue
             inside.append(TokenFile(store, name, KINDS[suffix], entry.size))
             described |= {name, *(stem + ending for ending in SIDECARS[suffix])}
+            described.add(posixpath.join(posixpath.dirname(name), RECEIPT))
     sidecars = tuple(ending for endings in SIDECARS.values() for ending in endings)
     for name in entries.keys() - described:
-        if _of_a_dataset(store, name, entries.keys()):
+        if _of_a_dataset(store, name, entries.keys(), linked):
             if posixpath.dirname(store.url(name)) == output.rstrip("/"):
                 continue
             reason = "dataset"
@@ -191,10 +195,13 @@ _SHARD_FILE = re.compile(
 _DATASET_FILE = re.compile(r"(?:.*/)?(manifest|plan|job|tokenizer)\.json")
 
 
-def _of_a_dataset(store: Store, name: str, names: Collection[str]) -> bool:
+def _of_a_dataset(store: Store, name: str, names: Collection[str], linked: str) -> bool:
     """Whether a file is one of a dataset of ours, told by more than its name where it has tokens.
 
     Other programs, our own exports among them, call their token files shard-00000.npy, too.
+
+    Args:
+        linked: folder in which an import that was killed may have left links alone.
     """
     part = _SHARD_FILE.fullmatch(name)
     if part is None:
@@ -202,5 +209,6 @@ def _of_a_dataset(store: Store, name: str, names: Collection[str]) -> bool:
     if name.endswith((".ends.npy", TOKENS)):
         return store.read(name, 0, len(NUMPY_MAGIC)) == NUMPY_MAGIC
     if name.endswith(RAW_TOKENS):
-        return posixpath.join(posixpath.dirname(name), f"{part[1]}.ends.npy") in names
+        folder = posixpath.dirname(name)
+        return store.url(folder) == linked or posixpath.join(folder, f"{part[1]}.ends.npy") in names
     return True

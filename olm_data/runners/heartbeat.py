@@ -26,7 +26,6 @@ from olm_data.counts import spell_ranges
 from olm_data.dataset.plan import parse_tasks
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.redaction import redacted
-from olm_data.regular_files import MAX_SMALL
 from olm_data.runners.base import Count, Done, Job, Note, Runner, Watch
 from olm_data.storage.json_file import read_json
 from olm_data.storage.lease import LeaseLostError
@@ -270,7 +269,7 @@ def read_beats(output: Store, prefix: str = "", skip: Collection[str] = ()) -> l
 
 def _read_beat(store: Store, name: str) -> Beat | None:
     try:
-        beat = decode(read_json(store, name, limit=MAX_SMALL), Beat)
+        beat = decode(read_json(store, name), Beat)
         beat.tasks_done()
         return msgspec.structs.replace(beat, name=name.removesuffix(".json"))
     except (FileNotFoundError, MalformedJson, UsageError, ValidationError):

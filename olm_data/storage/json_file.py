@@ -13,23 +13,24 @@ _AT_ONCE = 32 << 20  # bytes; the manifest of 2 * 10^12 tokens
 _BEGINNING = 1 << 16
 
 
-def read_json(store: Store, name: str, *, limit: int = MAX_DOCUMENT) -> bytes:
+def read_json(store: Store, name: str) -> bytes:
     """Return the bytes of a JSON file; of a large one that begins as none does, a piece is read.
 
     Raises:
         FileNotFoundError: there is no such file.
         MalformedJson: it is large, and no JSON within bounds.
-        ValidationError: it is no regular file, a link out of the folder, or larger than `limit`.
+        ValidationError: it is no regular file, a link out of the folder, or larger than
+            `write_json` makes.
     """
-    first = store.read(name, 0, min(_AT_ONCE, limit + 1))
-    if len(first) < min(_AT_ONCE, limit + 1):
+    first = store.read(name, 0, min(_AT_ONCE, MAX_DOCUMENT + 1))
+    if len(first) < min(_AT_ONCE, MAX_DOCUMENT + 1):
         return first
     check([first[:_BEGINNING]])
-    refuse_large(store.size(name) or 0, limit, store.url(name))
+    refuse_large(store.size(name) or 0, MAX_DOCUMENT, store.url(name))
     parts, size = [first], len(first)
     for piece in store.pieces(name, _AT_ONCE, size):
         size += len(piece)
-        refuse_large(size, limit, store.url(name))  # it may have grown
+        refuse_large(size, MAX_DOCUMENT, store.url(name))  # it may have grown
         if b"\0" in piece:  # a hole: of a sparse file nothing is held
             raise MalformedJson("control bytes: this is not text")
         parts.append(piece)

@@ -23,7 +23,7 @@ from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, ValidationError, typed
 from olm_data.kinds import kind_of, nearest, wrong_kind
 from olm_data.sources.own import refuse_untrusted, untrusted
-from olm_data.storage.json_file import write_json
+from olm_data.storage.json_file import read_json, write_json
 from olm_data.storage.store import Store
 from olm_data.tokenization.job import FindDuplicates, TokenizeJob
 
@@ -40,8 +40,8 @@ def write_job(job: TokenizeJob | FindDuplicates, plan_name: str) -> None:
         (JOB, job_file(job, plan_name).encode()),
     ):
         try:
-            there = store.read(name)
-        except FileNotFoundError:
+            there = read_json(store, name)
+        except (FileNotFoundError, MalformedJson):
             there = None
         if there != data:
             write_json(store, name, data)

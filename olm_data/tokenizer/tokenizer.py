@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -115,13 +116,8 @@ class TokenizerSpec:
     def decode(self, ids: np.ndarray | Sequence[int]) -> str:
         """Return the text of `ids`, special tokens spelled out; broken UTF-8 becomes U+FFFD."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        try:
+        with library_errors("decode", self.name):
             return str(self.reference.decode(plain, skip_special_tokens=False))
-        except BaseException as error:
-            why = failure(error)
-            if why is None:
-                raise
-            raise InputError("the tokenizer fails to decode", where=self.name, why=why) from error
 
     def delimited(self, *, eos: int | None, bos: int | None) -> TokenizerSpec:
         """Return this tokenizer with the EOS and BOS of a dataset, which are special tokens.
@@ -302,6 +298,25 @@ def failure(error: BaseException) -> str | None:
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return said_by(error)
     return None
+
+
+@contextmanager
+def library_errors(work: str, where: str | None = None) -> Iterator[None]:
+    """Around calls of the tokenizers library: what it raises is an error of the user's tokenizer.
+
+    Args:
+        work: what it fails to do.
+        where: its place, for the message.
+
+    Raises:
+        InputError: it has failed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if (why := failure(error)) is None:
+            raise
+        raise InputError(f"the tokenizer fails to {work}", where=where, why=why) from error
 
 
 def ids_or_none(tokenizer: Tokenizer, text: str) -> list[int] | None:

@@ -27,6 +27,7 @@ import torch
 from olm_data.bounded_json import JsonObject, check
 from olm_data.decoding import decode_typed
 from olm_data.errors import ValidationError, printable
+from olm_data.regular_files import refuse_unreadable
 
 FORMAT, VERSION = "olm-tensors", 1
 MAX_BYTES = 512 << 20
@@ -97,8 +98,14 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     values: JsonObject = {}
 
     def encode(self) -> bytes:
-        """Return the bytes of the file."""
-        return msgspec.json.encode(self, order="sorted") + b"\n"
+        """Return the bytes of the file.
+
+        Raises:
+            InputError: there are more than `decode` takes.
+        """
+        data = msgspec.json.encode(self, order="sorted") + b"\n"
+        refuse_unreadable(len(data), MAX_BYTES, "the index of the tensors")
+        return data
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Index:

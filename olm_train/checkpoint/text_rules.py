@@ -214,9 +214,10 @@ def _template(place: str, config: JsonObject) -> str | None:
         return own
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        each = [part for part in found if isinstance(part, dict)]
+        named = {str(part.get("name")): part.get("template") for part in each}
         if "default" not in named:
-            names = ", ".join(printable(str(name)[:20]) for name in list(named)[:8])
+            names = ", ".join(printable(name[:20]) for name in list(named)[:8])
             raise InputError(
                 f"the model has chat templates by names, and none is the default: {names}",
                 where=f"{place}/{TOKENIZER_CONFIG}",

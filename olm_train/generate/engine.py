@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from olm_data.errors import UsageError
-from olm_data.tokenizer.tokenizer import failure
+from olm_data.tokenizer.tokenizer import failure, library_errors
 from olm_train.generate.runner import Runner
 from olm_train.generate.sampling import Sampling, choose
 from olm_train.generate.text import Stops, TextStream
@@ -174,6 +174,7 @@ class Engine:
 
         Raises:
             UsageError: the prompt is empty or too long, or nothing is asked for.
+            InputError: the tokenizer cannot decode it.
         """
         if not request.prompt:
             raise UsageError("the prompt has no token", fix="give a prompt with some text")
@@ -186,7 +187,8 @@ class Engine:
                 f"{self._context:,} at most, the new ones among them",
                 fix="give a shorter prompt",
             )
-        writing = Writing(request, self._tokenizer)
+        with library_errors("decode the end of the prompt"):
+            writing = Writing(request, self._tokenizer)
         self._waiting.append(writing)
         return writing
 

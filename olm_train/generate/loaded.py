@@ -15,6 +15,7 @@ import torch
 
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.storage.names import is_unicode
+from olm_data.tokenizer.tokenizer import library_errors
 from olm_train.checkpoint.portable import Portable, open_portable
 from olm_train.checkpoint.text_rules import TextRules
 from olm_train.generate.engine import MAX_ROWS, Engine
@@ -103,7 +104,8 @@ class LoadedModel:
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return the text of ids, with special tokens."""
-        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        with library_errors("decode", self.found.folder):
+            text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def engine(self, max_rows: int = MAX_ROWS) -> Engine:
@@ -147,13 +149,10 @@ class PromptIds:
 
         Raises:
             UsageError: it is no text, or empty where nothing begins a document.
+            InputError: the tokenizer cannot encode it.
             ValidationError: the model does not know an id of the tokenizer.
         """
-        if not is_unicode(prompt):
-            raise UsageError(
-                "the prompt is not valid UTF-8", fix="in the C locale, set LANG=C.UTF-8"
-            )
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        ids = self.plain(prompt)
         if self.begins is not None and not whole:
             ids = [self.begins, *ids]
         elif not ids:
@@ -162,6 +161,21 @@ class PromptIds:
             ids = [self.first]
         self.check(ids)
         return tuple(ids)
+
+    def plain(self, text: str) -> list[int]:
+        """Return the ids of a text alone.
+
+        Raises:
+            UsageError: it is no text.
+            InputError: the tokenizer cannot encode it.
+        """
+        if not is_unicode(text):
+            raise UsageError(
+                "the prompt is not valid UTF-8", fix="in the C locale, set LANG=C.UTF-8"
+            )
+        with library_errors("encode this prompt", self.where):
+            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def check(self, ids: Sequence[int]) -> None:
         """Refuse ids that the model does not know.

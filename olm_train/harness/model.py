@@ -150,7 +150,7 @@ class OlmLM(TemplateLM):
             add_special_tokens: begin with BOS where the model was trained so; None: unless the text
                 does itself.
         """
-        ids: list[int] = self.loaded.tokenizer.encode(string, add_special_tokens=False).ids
+        ids = self.loaded.ids_of.plain(string)
         self.loaded.ids_of.check(ids)
         wanted = add_special_tokens
         if wanted is None:

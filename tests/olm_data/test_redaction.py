@@ -69,10 +69,12 @@ PASSWORDS = st.text(
 )
 @example("https", "u", "p@s@canary/s@x", "host", "/x", "{}")
 @example("https", "u", "canary@123/4", "host", "/x", "{}")
+@example("https", "", "0canary')", "host", "", "{}")
+@example("s3", "u", "a'canary',b", "host", "", "'{}'")
 def test_a_password_in_a_url_leaves_nothing_in_a_message(
     scheme: str, user: str, password: str, host: str, path: str, around: str
 ) -> None:
-    assume(not re.match(r"\d{1,5}[/?#]", password))  # a port, for all who read URLs
+    assume(not re.match(r"\d{1,5}[/?#\"'<>]", password))  # a port, for all who read URLs
     url = f"{scheme}://{user}:{password}@{host}{path}"
     text = redacted(around.format(url))
     assert "canary" not in text
@@ -120,12 +122,26 @@ def test_no_command_repeats_a_password_that_is_typed(
         assert "tail" not in said.stdout + said.stderr
 
 
+@pytest.mark.parametrize("word", ["https://u:{}@h/x", "-o=s3://u:{}@h", "hf://:{}@h:80"])
+@pytest.mark.parametrize("between", [" ", "\t", "', ", '"} ', " @", "@ ", "\n", "12 /"])
+def test_a_password_that_is_typed_may_have_blanks_and_quotes(word: str, between: str) -> None:
+    typed = word.format(f"canary{between}tailpart")
+    redaction.hold_typed([typed])
+    try:
+        for text in (typed, f"there is no file '{typed}', or {typed!r}; fix: write x@y.z"):
+            assert not {"canary", "tailpart"} & set(re.split("[^a-z]", redacted(text)))
+    finally:
+        redaction.hold_typed([])
+    assert names_credentials(typed)
+
+
 def test_addresses_with_ports_and_paths_with_an_at_stay() -> None:
     for text in (
         "http://localhost:8080/a@b",
         "hf://datasets/a/b@main/x",
         "s3://b/part-0@2.parquet",
         '{"url":"https://x.com","mail":"me@x.com"}',
+        '{"url":"https://x.com:443","mail":"me@x.com"}',
         "https://x.com, or mail me@x.com",
         "10:30 a@b and c:/x@y",
     ):

@@ -125,7 +125,7 @@ class KeyedCallback(Callback):
     hubToken: str = ""
     password: str | None = None
     eos_token: str = "</s>"
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, Any] = field(default_factory=dict)
 
     def pre_train(self) -> None:
         logging.getLogger("keyed").warning("as %r", self)

@@ -51,6 +51,28 @@ def test_ids_written_with_another_dtype_are_never_taken(
         assert looks_like(data, vocab) == np.dtype(written)
 
 
+@settings(max_examples=50)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(200, 3_000),
+    st.sampled_from([5_000, 50_257, 65_024, 65_536]),
+    st.booleans(),
+    st.floats(0, 0.9),
+    st.sampled_from(WRITTEN),
+)
+@example(1, 3_000, 65_536, False, 0.7, ">u2")
+def test_padding_does_not_hide_what_is_written(
+    seed: int, count: int, vocab: int, first_pads: bool, share: float, written: str
+) -> None:
+    padding = 0 if first_pads else vocab - 1
+    ids = text_like(seed, count, vocab, padding)
+    ids = np.append(ids, np.full(int(count * share / (1 - share)), padding))
+    data = ids[: len(ids) // 8 * 8].astype(written).tobytes()
+    for said in ("uint16", "uint32"):
+        right = np.dtype(written) == np.dtype(said)
+        assert (defect(data, np.dtype(said), vocab) is None) == right
+
+
 @pytest.mark.parametrize("size", [0, 2, 4, 8, 14, 24])
 def test_a_few_values_are_nothing_to_go_by(size: int) -> None:
     data = np.array([5, 0, 7, 0] * 6, "<u2").tobytes()[:size]

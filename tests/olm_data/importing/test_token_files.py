@@ -28,14 +28,23 @@ def test_a_folder_of_our_own_export_is_imported_whole(
         assert any(path.name.startswith("shard-00000.") for path in exported.iterdir())
         stored = Dataset.open(str(tmp_path / f"set-{number}"))
         told = stored.dtype.name if form == "olmo-core" else None  # the others say it themselves
-        done = make(exported, tmp_path / f"back-{number}", dtype=told)
+        done = make(exported, tmp_path / f"back-{number}", dtype=told, strict_inputs=True)
         assert (done.files, done.documents) == (1, len(TEXTS))
-        assert "sidecar" not in done.passed_over
-        assert "dataset" not in done.passed_over
+        assert done.passed_over == {}
         back = Dataset.open(str(tmp_path / f"back-{number}"))
         assert sorted(decoded(back)) == sorted(
             decoded(Dataset.open(str(tmp_path / f"set-{number}")))
         )
+
+
+def test_the_links_of_a_killed_import_below_its_own_inputs_are_no_inputs(
+    files: Path, tmp_path: Path
+) -> None:
+    folder = files / "dolma"
+    whole = make(folder, tmp_path / "whole", dtype="uint16")
+    (folder / "out").mkdir()
+    os.link(next(folder.glob("*.npy")), folder / "out" / "shard-00000.tokens.bin")
+    assert make(folder, folder / "out", dtype="uint16", strict_inputs=True).digest == whole.digest
 
 
 def test_no_name_hides_a_token_file_and_what_is_not_imported_is_named_and_counted(

@@ -59,6 +59,15 @@ def test_heartbeats_that_cannot_be_written_are_said_once_and_stop_nothing(tmp_pa
     assert "heartbeats" in said[0]
 
 
+def test_a_worker_with_many_tasks_of_its_own_is_still_heard(tmp_path: Path) -> None:
+    with Heartbeat(Store(tmp_path), "w", note=print) as heartbeat:
+        for task in range(0, 400_000, 2):
+            heartbeat.saw_done(task)
+    assert (tmp_path / "run" / "w.json").stat().st_size > 1 << 20
+    (beat,) = read_beats(Store(tmp_path))
+    assert len(beat.tasks_done()) == 200_000
+
+
 def test_damaged_heartbeats_are_left_out(tmp_path: Path) -> None:
     for n, data in enumerate((b"", b"{", b"[]", b"{}", b"\xff")):
         Store(tmp_path / "run").put(f"{n}.json", data)

@@ -24,14 +24,14 @@ def test_what_could_not_be_read_again_is_refused_before_it_is_written(
     monkeypatch.setattr(json_file, "MAX_DOCUMENT", 10)
     store = Store(tmp_path / "store")
     write(store, "fits.json", b"1" * 10)
-    assert read_json(store, "fits.json", limit=10) == b"1" * 10
+    assert read_json(store, "fits.json") == b"1" * 10
     with pytest.raises(InputError, match="would have 11 bytes") as caught:
         write(store, "large.json", b"1" * 11)
     assert caught.value.fix is not None
     assert not store.exists("large.json")
     store.put("large.json", b"1" * 11)
     with pytest.raises(ValidationError, match="has 11 bytes"):
-        read_json(store, "large.json", limit=10)
+        read_json(store, "large.json")
 
 
 def test_a_hole_after_a_good_beginning_is_refused_and_not_held(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from olm_data.errors import (
     ValidationError,
 )
 from olm_data.runners.base import Runner
-from olm_data.tokenization.stored_job import load_job
+from olm_data.storage.store import Store
+from olm_data.tokenization.stored_job import load_job, write_job
 
 
 @pytest.fixture
@@ -40,6 +41,22 @@ def test_the_stored_job_is_the_job(source: Path, tiny_tokenizer: Path, tmp_path:
             [source], tiny_tokenizer, tmp_path / "out", runner=Keep(), special="allow", **OPTIONS
         )
     assert seen
+
+
+def test_a_rerun_looks_at_a_job_of_any_size_that_can_be_written(
+    source: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Again(Runner):
+        def run(self, job: Any, tasks: Any, total: int, **_: Any) -> None:
+            before = (tmp_path / "out" / "job.json").stat()
+            assert Store.read.__kwdefaults__ is not None
+            monkeypatch.setitem(Store.read.__kwdefaults__, "limit", 10)  # of what knows no other
+            write_job(job, "plan.json")
+            assert (tmp_path / "out" / "job.json").stat() == before
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Again(), **OPTIONS)
 
 
 @pytest.mark.parametrize(

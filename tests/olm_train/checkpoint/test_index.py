@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from olm_data.errors import ValidationError
+from olm_data.errors import InputError, ValidationError
+from olm_train.checkpoint import index
 from olm_train.checkpoint.index import Chunk, Index, TensorEntry, _tiles
 
 boxes = st.lists(
@@ -90,3 +91,14 @@ def test_bytes_that_are_no_index_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValidationError) as refused:
         Index.decode(data, "index.json")
     assert why in str(refused.value.why)
+
+
+def test_an_index_that_could_not_be_read_again_is_not_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = Index().encode()
+    monkeypatch.setattr(index, "MAX_BYTES", len(data))
+    assert Index.decode(Index().encode(), "here") == Index()
+    monkeypatch.setattr(index, "MAX_BYTES", len(data) - 1)
+    with pytest.raises(InputError, match="the file would have"):
+        Index().encode()

@@ -81,6 +81,10 @@ def test_templates_by_name_need_a_default(folder: Path) -> None:
     change(folder, "tokenizer_config.json", lambda v: v.update(chat_template=named[:1]))
     with pytest.raises(InputError, match="none is the default: tool_use"):
         rules(folder)
+    for odd in ([{"name": ["x"], "template": "T"}], ["T", 5, {}], [{"name": {}}]):
+        change(folder, "tokenizer_config.json", lambda v, odd=odd: v.update(chat_template=odd))
+        with pytest.raises(InputError, match="none is the default"):
+            rules(folder)
     change(folder, "tokenizer_config.json", lambda v: v.pop("chat_template"))
     assert rules(folder).template is None
 

@@ -11,8 +11,10 @@ from support.hf_talker import save_hf_talker, theirs
 from support.model_options import CONFIG, stirred
 from support.small_tokenizer import train
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_train.generate.loaded import LoadedModel, PromptIds
 from olm_train.generate.template import Message
 
@@ -46,6 +48,16 @@ def test_prompts_begin_as_documents_do(saved: Path) -> None:
         PromptIds(tokenizer, None, None, 300, "here")("")
     with pytest.raises(ValidationError, match="knows only 3"):
         PromptIds(tokenizer, None, 0, 3, "here")("cat")
+
+
+def test_a_prompt_that_the_tokenizer_cannot_encode_is_an_error_of_the_tokenizer() -> None:
+    words = Tokenizer(WordLevel({"the": 0, "cat": 1}))  # and no token for other words
+    words.pre_tokenizer = Whitespace()
+    ids_of = PromptIds(words, None, 0, 2, "here")
+    assert ids_of("the cat") == (0, 1)
+    for asked in (ids_of, ids_of.plain):
+        with pytest.raises(InputError, match="fails to encode this prompt"):
+            asked("the dog")
 
 
 @pytest.mark.parametrize("begin", [True, False])

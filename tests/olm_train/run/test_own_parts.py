@@ -171,7 +171,12 @@ def test_a_secret_of_ones_own_part_is_stored_nowhere(
 ) -> None:
     names = ("api_key", "hubToken", "password")
     secrets = {name: f"canary-{n}-of-mine" for n, name in enumerate(names)}
-    headers = {"X-Auth-Token": "canary-9-of-mine", "user": "me"}
+    headers = {
+        "X-Auth-Token": "canary-9-of-mine",
+        "user": "me",
+        "apiKeys": ["canary-8-of-mine", "canary-7-of-mine"],
+        "secrets": {"a": {"b": "canary-6-of-mine"}},
+    }
     file = write(tiny_mixture, tmp_path)
     values = yaml.safe_load(file.read_text())
     keyed = {"name": OWN + "KeyedCallback", "headers": headers, **secrets}
@@ -187,7 +192,12 @@ def test_a_secret_of_ones_own_part_is_stored_nowhere(
     config = json.loads((tmp_path / "run" / "config.json").read_bytes())
     kept = config["trainer"]["callbacks"]["keyed"]
     assert [kept[name] for name in names] == ["***"] * 3
-    assert kept["headers"] == {"X-Auth-Token": "***", "user": "me"}
+    assert kept["headers"] == {
+        "X-Auth-Token": "***",
+        "user": "me",
+        "apiKeys": "***",
+        "secrets": "***",
+    }
     assert kept["eos_token"] == "</s>"
 
 
