@@ -12,7 +12,7 @@ import importlib
 
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
-    "AutoTrainer": "olm_train.auto.trainer",
+    "AutoTrainer": "olm_train.extensions.auto.trainer",
     "BasicTrainModule": "olm_train.basic_train_module",
     "Callback": "olm_train.callbacks.base",
     "CheckpointerConfig": "olm_train.checkpoint.policy",
@@ -21,22 +21,22 @@ _HOMES = {
     "DataLoaderBase": "olm_train.data.base",
     "Decoder": "olm_train.model.decoder",
     "DecoderConfig": "olm_train.model.config",
-    "DeviceConfig": "olm_train.auto.strategy",
+    "DeviceConfig": "olm_train.extensions.auto.strategy",
     "Duration": "olm_train.duration",
     "EvalLoader": "olm_train.data.loader",
-    "FineWebEduDataset": "olm_train.data.text",
-    "HuggingFaceTextDataset": "olm_train.data.text",
+    "FineWebEduDataset": "olm_train.extensions.auto.text",
+    "HuggingFaceTextDataset": "olm_train.extensions.auto.text",
     "LMEvaluatorCallback": "olm_train.callbacks.evaluator",
-    "LocalTextDataset": "olm_train.data.text",
+    "LocalTextDataset": "olm_train.extensions.auto.text",
     "TorchDataLoader": "olm_train.data.torch_loader",
     "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
-    "TrainerStrategy": "olm_train.auto.strategy",
+    "TrainerStrategy": "olm_train.extensions.auto.strategy",
     "TransformerTrainModule": "olm_train.train_module",
     "TransformerTrainModuleConfig": "olm_train.train_module_config",
     "World": "olm_train.distributed.world",
     "init_parameters": "olm_train.model.init",
-    "load_model": "olm_train.hf.load_model",
+    "load_model": "olm_train.extensions.hf.load_model",
 }
 
 __all__ = [*_HOMES]

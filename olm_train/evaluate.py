@@ -24,9 +24,9 @@ import msgspec
 
 from olm_data.command import Command, Count, say
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.eval_set import MANIFEST, EvalSet
 from olm_data.dataset.tokenizer import TokenizerRules, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError, printable
-from olm_data.eval_sets.eval_set import MANIFEST, EvalSet
 from olm_data.extras import needs
 from olm_data.kinds import nearest
 from olm_data.run_log.metric_names import (
@@ -47,13 +47,13 @@ with needs("evaluating a model"):
     from olm_train.data.batch import Batch
     from olm_train.distributed.world import World
     from olm_train.evaluation.held_out import HeldOut, lines_of_groups, open_held_out
-    from olm_train.evaluation.scoring import change, line_of_task
-    from olm_train.evaluation.tasks import TaskRequests, open_task
+    from olm_train.evaluation.watched_run import Watch, refuse_to_watch
+    from olm_train.extensions.downstream.scoring import change, line_of_task
+    from olm_train.extensions.downstream.tasks import TaskRequests, open_task
     from olm_train.model.decoder import Decoder
     from olm_train.model.loss_chunked import by_label_chunked
     from olm_train.stop import stopped_by_sigterm
     from olm_train.text_file import is_text_file, tokenized
-    from olm_train.watched_run import Watch, refuse_to_watch
 
 ROWS = 8
 """Rows of a batch."""

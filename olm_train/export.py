@@ -19,13 +19,13 @@ from olm_data.extras import needs
 from olm_data.regular_files import read_regular
 
 with needs("exporting a model"):
-    from olm_data.exporting.model_receipt import Dtype, Receipt, Verify
+    from olm_data.model_receipt import Dtype, Receipt, Verify
     from olm_train.checkpoint.load import Checkpoint, find_checkpoint
     from olm_train.checkpoint.weights import export
     from olm_train.distributed.world import World
+    from olm_train.extensions.hf_export import export as hf
+    from olm_train.extensions.hf_export.job import Options, parse_size
     from olm_train.generate.template import MAX_TEMPLATE
-    from olm_train.hf_export import export as hf
-    from olm_train.hf_export.job import Options, parse_size
 
 DTYPE: Dtype = "bfloat16"
 SHARD_SIZE = "5GB"

@@ -16,10 +16,10 @@ from olm_data.storage.objects import scheme_of
 
 if TYPE_CHECKING:
     from olm_data.dataset.plan import Plan
+    from olm_data.extensions.ray.runner import RayRunner
     from olm_data.progress import Progress
     from olm_data.runners.here import HereRunner
     from olm_data.runners.local import LocalRunner
-    from olm_data.runners.ray import RayRunner
     from olm_data.runners.slurm import SlurmRunner
     from olm_data.tokenization.recipe import Recipe
     from olm_data.tokenization.request import Request
@@ -166,7 +166,7 @@ def make_runner(
 
         return SlurmRunner(recipe.workers, options=recipe.slurm)
     if recipe.runner == "ray":
-        from olm_data.runners.ray import RayRunner
+        from olm_data.extensions.ray.runner import RayRunner
 
         return RayRunner(recipe.workers, address=recipe.ray_address)
     from olm_data.runners.local import LocalRunner, granted_cpus

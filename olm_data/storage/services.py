@@ -45,11 +45,11 @@ def _kind(scheme: str) -> type[Service]:
 
         return S3
     if scheme == "gs":
-        from olm_data.storage.gcs import Google
+        from olm_data.extensions.gcs.service import Google
 
         return Google
     if scheme in ("az", "abfs"):
-        from olm_data.storage.azure import Azure
+        from olm_data.extensions.azure.service import Azure
 
         return Azure
     from olm_data.storage import plain

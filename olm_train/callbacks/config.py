@@ -11,22 +11,14 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.callbacks.config_saver import ConfigSaverCallback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
-from olm_train.callbacks.downstream_evaluator import DownstreamEvaluatorCallback
 from olm_train.callbacks.early_stopping import EarlyStoppingCallback
-from olm_train.callbacks.ema import EMACallback
 from olm_train.callbacks.environment import EnvironmentCallback
 from olm_train.callbacks.evaluator import LMEvaluatorCallback
-from olm_train.callbacks.gap_monitor import GAPMonitorCallback
 from olm_train.callbacks.garbage_collector import GarbageCollectorCallback
 from olm_train.callbacks.gpu_memory_monitor import GPUMemoryMonitorCallback
-from olm_train.callbacks.gradient_noise_scale import GradientNoiseScaleCallback
-from olm_train.callbacks.hf_exporter import HFExporterCallback
-from olm_train.callbacks.loss_ledger import LossLedgerCallback
 from olm_train.callbacks.lr_monitor import LRMonitorCallback
 from olm_train.callbacks.metric_saver import MetricSaverCallback
 from olm_train.callbacks.metrics_logger import MetricsLoggerCallback
-from olm_train.callbacks.model_merge import ModelMergeCallback
-from olm_train.callbacks.notifier import NotifierCallback
 from olm_train.callbacks.profiler import ProfilerCallback
 from olm_train.callbacks.replay_checker import ReplayCheckerCallback
 from olm_train.callbacks.replica_checker import ReplicaCheckerCallback
@@ -34,12 +26,20 @@ from olm_train.callbacks.samples import SamplesCallback
 from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
 from olm_train.callbacks.stability_monitor import StabilityMonitorCallback
-from olm_train.callbacks.tracking.comet import CometCallback
-from olm_train.callbacks.tracking.tensorboard import TensorBoardCallback
-from olm_train.callbacks.tracking.trackio import TrackioCallback
-from olm_train.callbacks.tracking.wandb import WandBCallback
 from olm_train.callbacks.watchdog import WatchdogCallback
 from olm_train.checkpoint.policy import CheckpointerConfig
+from olm_train.extensions.averaging.ema import EMACallback
+from olm_train.extensions.averaging.model_merge import ModelMergeCallback
+from olm_train.extensions.downstream.downstream_evaluator import DownstreamEvaluatorCallback
+from olm_train.extensions.hf_export.hf_exporter import HFExporterCallback
+from olm_train.extensions.ledger.loss_ledger import LossLedgerCallback
+from olm_train.extensions.monitors.gap_monitor import GAPMonitorCallback
+from olm_train.extensions.monitors.gradient_noise_scale import GradientNoiseScaleCallback
+from olm_train.extensions.notices.notifier import NotifierCallback
+from olm_train.extensions.tracking.comet import CometCallback
+from olm_train.extensions.tracking.tensorboard import TensorBoardCallback
+from olm_train.extensions.tracking.trackio import TrackioCallback
+from olm_train.extensions.tracking.wandb import WandBCallback
 
 OwnCallback = Annotated[Callback, Parts(Callback, "olm_train.callbacks")]
 

@@ -16,10 +16,10 @@ from olm_data.config.hints import PositiveInt
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import TRUNCATED
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.loss_ledger import LossLedgerCallback
 from olm_train.data.base import require_lock
 from olm_train.data.batch import Batch
 from olm_train.data.cut_rows import split_rows, truncate_rows
+from olm_train.extensions.ledger.loss_ledger import LossLedgerCallback
 
 NAME = "sequence_length_scheduler"
 MULTIPLE = 128

@@ -44,7 +44,7 @@ from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE
 from olm_train.checkpoint.state import from_json
 from olm_train.distributed.world import World
-from olm_train.notices.sent import NOTIFIED
+from olm_train.extensions.notices.sent import NOTIFIED
 from olm_train.optim.state import OptimizerRecord
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_data.errors import UsageError
 from olm_train.checkpoint.manifest import Kind
-from olm_train.hf.load import Vocabulary
+from olm_train.extensions.hf.load import Vocabulary
 
 
 class Removal(StrEnum):

@@ -24,8 +24,8 @@ from olm_train.checkpoint.manifest import LOCK, MANIFEST, TOKENIZER, folder_name
 from olm_train.checkpoint.text_rules import TextRules
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
-from olm_train.hf.load import Opened, open_model
-from olm_train.hf.source import (
+from olm_train.extensions.hf.load import Opened, open_model
+from olm_train.extensions.hf.source import (
     CHAT_TEMPLATE,
     is_transformers,
     no_tokenizer,

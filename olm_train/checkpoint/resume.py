@@ -26,7 +26,6 @@ from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.documents import Origin, RunState, relative_path
-from olm_train.checkpoint.from_transformers import from_transformers
 from olm_train.checkpoint.given import mapping_of
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint
 from olm_train.checkpoint.manifest import (
@@ -44,7 +43,8 @@ from olm_train.checkpoint.state import FlatState, flatten, to_json
 from olm_train.checkpoint.weights import model_config
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
-from olm_train.hf.source import is_transformers
+from olm_train.extensions.hf.beginning import from_transformers
+from olm_train.extensions.hf.source import is_transformers
 from olm_train.model.config import DecoderConfig
 from olm_train.model.load import padded
 from olm_train.model.weights_folder import is_exported, load_exported

@@ -18,8 +18,8 @@ from olm_data.bounded_json import JsonObject
 from olm_data.dataset.tokenizer import TOKENIZER, end_of_document
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.mixture.lock import Lock
-from olm_train.hf.load import Opened
-from olm_train.hf.source import (
+from olm_train.extensions.hf.load import Opened
+from olm_train.extensions.hf.source import (
     CHAT_TEMPLATE,
     GENERATION_CONFIG,
     TOKENIZER_CONFIG,

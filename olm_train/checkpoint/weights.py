@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import torch
 
-from olm_data.exporting.model_folder import About
+from olm_data.model_folder import About
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG, LOCK, TOKENIZER
 from olm_train.distributed.world import World
-from olm_train.hf.load import Opened
+from olm_train.extensions.hf.load import Opened
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.load import model_of, parse_model, refuse_size

@@ -40,7 +40,7 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
-from olm_train.hf.load import Vocabulary
+from olm_train.extensions.hf.load import Vocabulary
 from olm_train.model.config import DecoderConfig
 from olm_train.model.init import RULE
 from olm_train.run.derived import derive_model, named_shape, refuse_contradictions

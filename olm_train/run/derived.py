@@ -18,9 +18,9 @@ from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import Manifest
 from olm_train.checkpoint.policy import LoadPolicy
-from olm_train.hf.family import FREE, canonical
-from olm_train.hf.load import open_model, vocabulary_size
-from olm_train.hf.source import SCHEME, is_transformers, pinned
+from olm_train.extensions.hf.family import FREE, canonical
+from olm_train.extensions.hf.load import open_model, vocabulary_size
+from olm_train.extensions.hf.source import SCHEME, is_transformers, pinned
 from olm_train.model.config import DecoderConfig
 from olm_train.model.presets import depth_fields, preset_fields
 

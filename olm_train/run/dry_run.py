@@ -31,7 +31,7 @@ from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.evaluation.held_out import open_held_out
-from olm_train.hf_export.family import family_of_run
+from olm_train.extensions.hf_export.family import family_of_run
 from olm_train.model.config import DecoderConfig
 from olm_train.optim.schedule_base import Position
 from olm_train.run.config import RunConfig

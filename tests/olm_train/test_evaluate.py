@@ -17,8 +17,8 @@ from support.hf_models import hf_model
 from support.runs import build_trainer, metrics
 
 from olm_data.dataset.dataset import Dataset
+from olm_data.dataset.eval_set import EvalSet
 from olm_data.errors import InputError
-from olm_data.eval_sets.eval_set import EvalSet
 from olm_data.storage.store import Store
 from olm_train import evaluate
 from olm_train.checkpoint.portable import open_portable

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
-from olm_data.exporting.model_receipt import Receipt
+from olm_data.model_receipt import Receipt
 from olm_train.export import main
 
 

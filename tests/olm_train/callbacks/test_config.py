@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from olm_train.callbacks.config import CallbacksConfig
-from olm_train.callbacks.notifier import NotifierCallback
+from olm_train.extensions.notices.notifier import NotifierCallback
 
 
 def test_each_run_gets_callbacks_of_its_own() -> None:

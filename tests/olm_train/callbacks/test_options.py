@@ -30,8 +30,8 @@ ELSEWHERE = {
     "WandBCallback.group": "olm_train/test_track.py",
     "WandBCallback.tags": "olm_train/test_track.py",
     "WandBCallback.notes": "olm_train/test_track.py",
-    "WandBCallback.cancel_tags": "olm_train/callbacks/tracking/test_callback.py",
-    "WandBCallback.cancel_check_interval": "olm_train/callbacks/tracking/test_callback.py",
+    "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_callback.py",
+    "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_callback.py",
     "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_61_hung_rank.py
 }
 """Options whose test is not in the file of their class: a process, a fault, or several classes."""
