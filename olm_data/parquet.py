@@ -11,8 +11,10 @@ whose pages may lie in a bucket, have bounds of their own (`sources/limits.py`).
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ _MAX_ITEMS = 1 << 15  # row groups, columns, ... : what a list of the footer may
 
 HEADER_BYTES = 1 << 15
 """Bytes a page header may have; statistics with the largest value that is written are in it."""
+
+_MOST = (1 << 63) - 1  # bytes a file may have
 
 _TYPE, _SIZE, _STORED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8
 _MAX_DEPTH, _MAX_LISTED = 8, 1000  # of a page header
@@ -110,7 +114,7 @@ class BoundedParquet:
         return table
 
     def _check_column(self, number: int, name: str) -> None:
-        chunk = self._footer.row_group(number).column(self.schema.names.index(name))
+        chunk = column_chunk(self._footer, number, self.schema.names.index(name))
         start = first_page(chunk)
         size = values = 0
         rows, stored = max(self.rows[number], 1), chunk.total_compressed_size
@@ -129,6 +133,49 @@ class BoundedParquet:
     def _read_at(self, place: int, count: int) -> bytes:
         self._raw.seek(place)
         return self._raw.read(count)
+
+
+class _Unread(OSError):
+    """The footer is in order: now bytes of a column would be read."""
+
+
+class _NoBytes(io.RawIOBase):
+    """A file as large as any, which nobody may read."""
+
+    _place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, place: int, whence: int = os.SEEK_SET, /) -> int:
+        self._place = _MOST if whence == os.SEEK_END else place
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, size: int = -1, /) -> bytes:
+        raise _Unread
+
+
+def column_chunk(footer: Any, group: int, column: int) -> Any:
+    """Return what a footer says of a column chunk.
+
+    pyarrow ends the process where that contradicts itself; its reader, which is asked first,
+    raises.
+
+    Raises:
+        pyarrow.ArrowException, OSError: the footer is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    reader = pq.ParquetFile(_NoBytes(), metadata=footer, pre_buffer=False).reader
+    with suppress(_Unread):
+        reader.read_row_group(group, column_indices=[column], use_threads=False)
+    return footer.row_group(group).column(column)
 
 
 def first_page(chunk: Any) -> int:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.parquet import first_page, pages
+from olm_data.parquet import column_chunk, first_page, pages
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
@@ -39,7 +39,7 @@ def units(index: int, input: InputFile, options: ReadOptions, target_bytes: int)
     """
     with _open(input) as file:
         table_schema(file.schema_arrow, input, options)
-        sizes = _text_bytes(file, options.text_column)
+        sizes = _text_bytes(input, file, options.text_column)
         firsts = accumulate(_group_rows(file), initial=0)
         if input.until is not None:
             sizes = [
@@ -71,7 +71,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
         kept = (name for name, _ in options.keep)
         wanted = dict.fromkeys([options.text_column, options.id_column, *kept])
         names = [name for name in wanted if name is not None and name in found.names]
-        sizes = _text_bytes(file, options.text_column)
+        sizes = _text_bytes(input, file, options.text_column)
         row = sum(_group_rows(file)[: unit.start])
         possible = None
         if options.condition is not None:
@@ -96,7 +96,7 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
             # Rows that make about a batch; unequal documents are cut to size afterwards.
             step = max(1, min(rows, rows * options.batch_bytes // max(sizes[group], 1)))
             step = min(step, _rows_at_once(input, raw, file, group, names))
-            stored += _chunk(file, group, options.text_column).total_compressed_size
+            stored += _chunk(input, file, group, options.text_column).total_compressed_size
             batches = file.iter_batches(
                 batch_size=step, row_groups=[group], columns=names, use_threads=False
             )
@@ -155,11 +155,12 @@ def _rows_at_once(
         InputError: a column is larger than one of its stored size can be, or damaged.
     """
     largest = 1
-    metadata = file.metadata.row_group(group)
     for number in range(file.metadata.num_columns):
-        chunk = metadata.column(number)
-        if not any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in names):
+        path = file.metadata.schema.column(number).path
+        if not any(f"{path}.".startswith(f"{name}.") for name in names):
             continue
+        with reading(input):
+            chunk = column_chunk(file.metadata, group, number)
         start, stored = first_page(chunk), chunk.total_compressed_size
         size = chunk.total_uncompressed_size
 
@@ -200,16 +201,17 @@ def _group_rows(file: pq.ParquetFile) -> list[int]:
     return [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
 
 
-def _chunk(file: pq.ParquetFile, group: int, column: str) -> Any:
+def _chunk(input: InputFile, file: pq.ParquetFile, group: int, column: str) -> Any:
     """Return the metadata of a column in a row group; of the first one where it is nested."""
     metadata = file.metadata
     paths = [metadata.schema.column(c).path for c in range(metadata.num_columns)]
-    return metadata.row_group(group).column(paths.index(column) if column in paths else 0)
+    with reading(input):
+        return column_chunk(metadata, group, paths.index(column) if column in paths else 0)
 
 
-def _text_bytes(file: pq.ParquetFile, column: str) -> list[int]:
+def _text_bytes(input: InputFile, file: pq.ParquetFile, column: str) -> list[int]:
     """Return the uncompressed bytes of the text column in each row group."""
     return [
-        _chunk(file, group, column).total_uncompressed_size
+        _chunk(input, file, group, column).total_uncompressed_size
         for group in range(file.metadata.num_row_groups)
     ]
