@@ -13,12 +13,14 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
+from olm_data import plugins
 from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
@@ -196,16 +198,58 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands that answers an unknown name with the nearest one."""
+    """A group of commands, those of extensions among them, each imported when it is named.
+
+    An unknown name is answered with the nearest one.
+    """
 
     interrupted = "interrupted"
     """What is said after Ctrl-C."""
+    commands_by_heading: Mapping[str, Mapping[str, str]] = {}
+    """Summaries of the core's commands by heading."""
+    extensions = ""
+    """Entry points of commands of extensions. The package of such a command says in `COMMANDS`
+    its heading and summary."""
+    internal: Collection[str] = ()
+    """Commands that programs type; --help leaves them out."""
+
+    def core_command(self, name: str) -> click.Command:
+        """Import a command of the core."""
+        raise NotImplementedError
+
+    def summaries(self) -> dict[str, dict[str, str]]:
+        """Return the summary of each command, by heading."""
+        found = {heading: dict(known) for heading, known in self.commands_by_heading.items()}
+        for name in plugins.names(self.extensions):
+            package = (
+                str(plugins.path_of(self.extensions, name)).partition(":")[0].rpartition(".")[0]
+            )
+            about = getattr(import_module(package), "COMMANDS", {}) if package else {}
+            heading, summary = about.get(name, ("Other packages", ""))
+            found.setdefault(heading, {})[name] = summary
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for known in self.summaries().values() for name in known]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if any(cmd_name in known for known in self.commands_by_heading.values()):
+            return self.core_command(cmd_name)
+        if plugins.path_of(self.extensions, cmd_name) is None:
+            return None
+        command: click.Command = plugins.load(self.extensions, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, known in self.summaries().items():
+            with formatter.section(heading):
+                formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
             near = self.nearest(args[0], known)
             near += "" if near.endswith("?") else ";"
             raise UsageError(

@@ -44,7 +44,7 @@ GOLD, UNCONDITIONAL = 1, 2
 
 
 class Primary(StrEnum):
-    """The metric that a task is judged by, see `olm_train.extensions.downstream.scoring`."""
+    """The metric that a task is judged by, see `olm_train.evaluation.scoring`."""
 
     acc = EVAL_ACC
     len_norm = EVAL_LEN_NORM

@@ -29,7 +29,7 @@ from olm_data.run_log.metric_names import (
 from olm_train.callbacks.base import Callback, unreached
 from olm_train.checkpoint.manifest import step_of
 from olm_train.evaluation.held_out import lines_of_groups
-from olm_train.extensions.downstream.scoring import line_of_task
+from olm_train.evaluation.scoring import line_of_task
 
 
 @dataclass(kw_only=True)

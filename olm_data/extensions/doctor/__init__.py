@@ -1,0 +1,5 @@
+"""TODO."""
+
+COMMANDS = {
+    "doctor": ("Storage", "Try out a folder or bucket as the output of a run; clean it up."),
+}

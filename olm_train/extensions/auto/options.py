@@ -9,7 +9,6 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args, get_type_hints
 
 import torch
 from torch.optim import Optimizer
@@ -217,12 +216,8 @@ def callbacks_by_name(
 
 def _names_in_yaml() -> dict[type, str]:
     """Return the names of callbacks in train.yaml, by class; of two the first."""
-    hints = get_type_hints(CallbacksConfig)
-    kinds = {
-        name: next((k for k in get_args(hint) if isinstance(k, type)), hint)
-        for name, hint in reversed(hints.items())
-    }
-    return {k: name for name, k in kinds.items() if isinstance(k, type) and issubclass(k, Callback)}
+    kinds = reversed(CallbacksConfig.kinds().items())
+    return {kind: name for name, kind in kinds if issubclass(kind, Callback)}
 
 
 def snake_case(name: str) -> str:

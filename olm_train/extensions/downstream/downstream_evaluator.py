@@ -21,7 +21,7 @@ from olm_data.run_log.metric_names import EVAL_TASK
 from olm_data.run_log.task_scores import QuestionScores, last_scores
 from olm_train.callbacks.evaluations import Evaluations
 from olm_train.data.base import require_lock
-from olm_train.extensions.downstream.scoring import Float64, TaskScores, change
+from olm_train.evaluation.scoring import Float64, TaskScores, change
 from olm_train.extensions.downstream.tasks import TaskRequests, open_task
 
 NEEDS = "the callback downstream_evaluator"
@@ -29,7 +29,7 @@ NEEDS = "the callback downstream_evaluator"
 
 @dataclass(kw_only=True)
 class DownstreamEvaluatorCallback(Evaluations):
-    """Tasks and when to score them.
+    """Scores downstream tasks.
 
     Attributes:
         enabled: evaluate, where `downstream_evaluator` is given at all.

@@ -21,8 +21,8 @@ from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.distributed.world import World
 from olm_train.evaluation.held_out import ByLabel, require_tokenizer
+from olm_train.evaluation.scoring import TaskScores, score
 from olm_train.extensions.downstream.request_rows import RequestRows
-from olm_train.extensions.downstream.scoring import TaskScores, score
 from olm_train.model.loss import sum_by_piece
 
 

@@ -12,32 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 
-import msgspec
-
 from olm_data.canonical import digest
 from olm_data.errors import InputError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_data
+from olm_train.checkpoint.model_format import Beginning
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.extensions.hf.family import FREE, canonical
 from olm_train.extensions.hf.load import Opened, check_tokenizer, fill, open_model, vocabulary_size
 from olm_train.extensions.hf.source import fetch, file_digests, pinned
 from olm_train.model.config import DecoderConfig
 from olm_train.train_module_base import TrainModule
-
-
-class Beginning(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights that are checked and not yet in place.
-
-    Attributes:
-        place: where they lie, pinned.
-        load: puts them in place; every rank calls it.
-        origin: what they are.
-    """
-
-    place: str
-    load: Callable[[], None]
-    origin: Origin
 
 
 def from_transformers(

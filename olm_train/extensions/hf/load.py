@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,9 @@ from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.model_folder import FORMAT
 from olm_data.tokenizer.probe import probe
 from olm_data.tokenizer.tokenizer import PROBE_TEXTS, TokenizerSpec, spec_from_bytes
+from olm_train.checkpoint.model_format import ForeignModel
+from olm_train.checkpoint.policy import Vocabulary
+from olm_train.checkpoint.text_rules import TextRules
 from olm_train.extensions.hf.families import family_of_hf
 from olm_train.extensions.hf.family import Family
 from olm_train.extensions.hf.source import (
@@ -36,18 +39,21 @@ from olm_train.extensions.hf.source import (
     weight_files,
 )
 from olm_train.extensions.hf.tensors import Reader, Slices, TensorMap
+from olm_train.extensions.hf.text_rules import text_rules
 from olm_train.extensions.hf.weights import FLOATS, SafeTensors
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.shards import local_block
 
-Vocabulary = Literal["keep", "extend"]
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 _ROWS = 4096
 """Rows of a table that are in memory at a time, for their mean."""
 
 
 @dataclass(frozen=True)
-class Opened:
+class Opened(ForeignModel):
     """A model of transformers.
 
     Attributes:
@@ -68,20 +74,23 @@ class Opened:
         return self.place.rpartition("/")[2]
 
     def build(self, dtype: torch.dtype | None = None, **changes: Any) -> Decoder:
-        """Return the model on the CPU, in eval mode.
-
-        Args:
-            dtype: None: that of the files, float32 where they have several.
-            changes: replace fields of its shape that are not of its maths.
-
-        Raises:
-            InputError, ValidationError, StorageError: as `fill`.
-        """
         stored = stored_dtype(self)  # shapes fit the files before memory is taken for them
         config = replace(self.config, **changes)
         model = Decoder(config, dtype=dtype or stored)
         fill(self, {name: value.data for name, value in model.named_parameters()}, config)
         return model.eval()
+
+    def tokenizer_json(self) -> bytes | None:
+        return read_tokenizer(self.place)
+
+    def no_tokenizer(self, why: str) -> InputError:
+        return no_tokenizer(self.place, why)
+
+    def rules(self, tokenizer: Tokenizer) -> TextRules:
+        return text_rules(self.place, tokenizer)
+
+    def vocabulary_size(self, ids: int, vocabulary: Vocabulary) -> int:
+        return vocabulary_size(self, ids, vocabulary)
 
 
 def open_model(place: str) -> Opened:

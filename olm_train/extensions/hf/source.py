@@ -28,7 +28,6 @@ from olm_data.threads import in_order
 
 CONFIG, WHOLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-CHAT_TEMPLATE = "chat_template.jinja"
 SUFFIX, SCHEME = ".safetensors", "hf://"
 _FILE = re.compile(r"[^/\\]{1,200}\.safetensors")
 _OFFLINE = "HF_HUB_OFFLINE is set, and it is not in the cache of the hub's client"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from olm_data.bounded_json import JsonObject, decode_object
-from olm_data.errors import OlmError
+from olm_data.errors import OlmError, UsageError
 from olm_data.mixture.lock import Lock
 from olm_train.checkpoint.documents import tokenizer_of_data
 from olm_train.extensions.hf.families import Family, family_of_config
@@ -51,6 +51,14 @@ def family_of_run(config: DecoderConfig, lock: Lock | None) -> Family:
         except OlmError:
             tokenizer = None  # then the exports hold none either
     return family_to_export(config, tokenizer)[0]
+
+
+def exports_as(config: DecoderConfig, lock: Lock | None) -> str:
+    """Return what `olm-train export --to hf` makes of a model, or what prevents it."""
+    try:
+        return f"exports as: {family_of_run(config, lock).architecture}"
+    except UsageError as error:
+        return f"exports as nothing that transformers knows: {error.what}"
 
 
 def _is_qwen2(tokenizer: JsonObject) -> bool:

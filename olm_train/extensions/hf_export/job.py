@@ -23,7 +23,7 @@ from olm_data.model_receipt import Claim, Dtype, Verify
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import LOCK, TOKENIZER
 from olm_train.checkpoint.tensors import read_rows
-from olm_train.extensions.hf.source import CHAT_TEMPLATE
+from olm_train.checkpoint.text_rules import CHAT_TEMPLATE
 from olm_train.extensions.hf.tensors import Part, TensorMap
 from olm_train.extensions.hf_export.family import family_to_export
 from olm_train.extensions.hf_export.shards import Planned, Shard, plan

@@ -40,6 +40,7 @@ from olm_data.run_log.ledger import (
 from olm_data.run_log.ledger_store import LedgerSender, fetch_ledger
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.base import Callback
+from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 from olm_train.data.batch import Batch
 from olm_train.model.loss import sum_by_piece
 
@@ -95,6 +96,13 @@ class LossLedgerCallback(Callback):
                 where="trainer.callbacks.loss_ledger",
                 fix="train on a lock (olm-data mix), or leave the ledger out",
             )
+        for name, each in trainer.callbacks.items():
+            if isinstance(each, SequenceLengthSchedulerCallback) and each.truncate:
+                raise UsageError(
+                    "the loss ledger cannot tell which documents truncated rows hold",
+                    where=f"trainer.callbacks.{name}.truncate",
+                    fix="leave truncate out, or the ledger",
+                )
         world, folder = trainer.world, trainer.work_dir
         reached = trainer.step if trainer.resumed else None
         self._sender = None

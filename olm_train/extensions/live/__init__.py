@@ -1,0 +1,5 @@
+"""TODO."""
+
+COMMANDS = {
+    "watch": ("Commands", "Show runs in a browser while they train."),
+}

@@ -23,9 +23,10 @@ from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import CE_LOSS, STEP_SKIPPED
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.notice import Event, Notice, NotificationSetting, address, hide
+from olm_train.checkpoint.documents import NOTIFIED
 from olm_train.distributed.preempt import Preempted
 from olm_train.extensions.notices.sender import Sender
-from olm_train.extensions.notices.sent import NOTIFIED, SentLog
+from olm_train.extensions.notices.sent import SentLog
 from olm_train.stability.report import NonFiniteError
 
 LOOKS = 8
@@ -34,7 +35,7 @@ LOOKS = 8
 
 @dataclass(kw_only=True)
 class NotifierCallback(Callback):
-    """Messages of a run.
+    """Sends messages of a run to Slack, Discord or any webhook.
 
     Attributes:
         enabled: send messages, where `notifier` is given at all.

@@ -21,7 +21,7 @@ from olm_data.regular_files import read_regular
 from olm_data.storage.disk import write_durable
 from olm_train.callbacks.notice import Event, Notice
 
-NOTIFIED, WATCHED = "notified.json", "watched.json"
+WATCHED = "watched.json"
 MOST_KEPT = 1000
 """Messages that are remembered, the newest."""
 HOUR = 3600.0

@@ -1,0 +1,5 @@
+"""TODO."""
+
+COMMANDS = {
+    "serve": ("Commands", "Answer on loopback as OpenAI's API does, for trying a model out."),
+}

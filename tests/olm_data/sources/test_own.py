@@ -77,7 +77,7 @@ def test_a_package_gives_it_a_short_name(monkeypatch: pytest.MonkeyPatch) -> Non
     def entry(group: str, name: str) -> str | None:
         return f"{MODULE}:Plain" if (group, name) == (own.GROUP, "shelf") else None
 
-    monkeypatch.setattr(own, "entry_path", entry)
+    monkeypatch.setattr(own, "path_of", entry)
     assert resolve_source(source="shelf").inputs[0].path == f"{MODULE}:Plain/a"
 
 

@@ -7,7 +7,7 @@ from olm_train.extensions.notices.notifier import NotifierCallback
 
 
 def test_each_run_gets_callbacks_of_its_own() -> None:
-    config = CallbacksConfig(notifier=NotifierCallback())
+    config = CallbacksConfig(own={"notifier": NotifierCallback()})
     first, second = config.build(), config.build()
     assert first["notifier"] == second["notifier"]
     assert all(first[name] is not second[name] for name in first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -44,11 +44,10 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def kind_of(name: str) -> Any:
-    hint = get_type_hints(CallbacksConfig)[name]
-    return next((kind for kind in get_args(hint) if kind is not type(None)), hint)
+    return CallbacksConfig.kinds()[name]
 
 
-NAMES = [each.name for each in fields(CallbacksConfig) if each.name != "own"]
+NAMES = list(CallbacksConfig.kinds())
 OPTIONS = [
     pytest.param(kind_of(name), each.name, id=f"{name}.{each.name}")
     for name in NAMES

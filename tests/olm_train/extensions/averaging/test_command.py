@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 from support.runs import environment, six_steps
 
-from olm_train.evaluate import main as evaluate
-from olm_train.export import main as export
 from olm_train.extensions.averaging.command import main
+from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.hf_export.command import main as export
 from olm_train.generate.command import main as generate
 
 

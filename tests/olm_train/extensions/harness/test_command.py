@@ -23,7 +23,7 @@ from olm_data.dataset.eval_set import EvalSet
 from olm_data.extensions.eval_sets.build import build
 from olm_data.extensions.eval_sets.tasks import read_jsonl
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_train.evaluate import main as evaluate
+from olm_train.extensions.downstream.command import main as evaluate
 from olm_train.extensions.serve.command import Server
 from olm_train.extensions.serve.worker import Worker
 from olm_train.generate.loaded import LoadedModel

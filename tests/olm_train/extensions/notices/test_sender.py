@@ -11,8 +11,9 @@ from support.polling import wait_until
 from support.webhook import TOKEN, webhook
 
 from olm_train.callbacks.notice import Event, Notice
+from olm_train.checkpoint.documents import NOTIFIED
 from olm_train.extensions.notices.sender import Sender
-from olm_train.extensions.notices.sent import NOTIFIED, SentLog
+from olm_train.extensions.notices.sent import SentLog
 
 
 def notice(event: Event = Event.spike, step: int = 1) -> Notice:

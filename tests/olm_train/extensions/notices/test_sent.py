@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from olm_train.callbacks.notice import Event, Notice
-from olm_train.extensions.notices.sent import MOST_KEPT, NOTIFIED, SentLog
+from olm_train.checkpoint.documents import NOTIFIED
+from olm_train.extensions.notices.sent import MOST_KEPT, SentLog
 
 
 def notice(event: Event = Event.spike, step: int = 3) -> Notice:

@@ -19,7 +19,7 @@ from olm_data.dataset.eval_set import COLUMNS, About, EvalSet, EvalSetInfo, Prim
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import ValidationError
 from olm_data.storage.store import Store
-from olm_train.extensions.downstream.scoring import TaskScores, score
+from olm_train.evaluation.scoring import TaskScores, score
 
 REFERENCE: dict[str, Any] = json.loads(GOLDEN.read_text())
 V1, V2 = False, True

@@ -26,8 +26,8 @@ from olm_data.storage.store import Store
 from olm_train import watched_run
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.portable import Portable
-from olm_train.evaluate import Evaluation, main
-from olm_train.evaluation.watched_run import Watch, names_of
+from olm_train.extensions.downstream.command import Evaluation, main
+from olm_train.extensions.downstream.watched_run import Watch, names_of
 from olm_train.stop import Stop
 
 EVERY = "eval_interval: 2"

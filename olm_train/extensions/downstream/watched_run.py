@@ -27,8 +27,8 @@ from olm_data.storage.lease import Lease, LeaseLostError, acquire
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.manifest import MANIFEST, Manifest
+from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.portable import Portable, open_portable
-from olm_train.extensions.hf.source import is_transformers
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
 from olm_train.stop import Stop
@@ -41,7 +41,7 @@ TAKEOVER_SECONDS = 60.0
 
 
 class Data(Protocol):
-    """Data that models are evaluated on, as `olm_train.evaluate.Evaluation` opens them."""
+    """Data that models are evaluated on, as `command.Evaluation` opens them."""
 
     @property
     def places(self) -> Mapping[str, bool]:
@@ -290,7 +290,7 @@ def refuse_to_watch(place: str, checkpoint: str, *, as_json: bool) -> None:
         UsageError: it is no run, one checkpoint is meant, or JSON is wanted on standard output.
     """
     text = absolute(place).rstrip("/")
-    if is_transformers(place) or is_exported(text) or Store(text).exists(MANIFEST):
+    if format_of(place) is not None or is_exported(text) or Store(text).exists(MANIFEST):
         raise UsageError(
             "there is nothing to watch: this is not a run",
             where=place,

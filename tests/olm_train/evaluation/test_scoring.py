@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from olm_train.extensions.downstream.scoring import TaskScores, change, line_of_task, mean_and_error
+from olm_train.evaluation.scoring import TaskScores, change, line_of_task, mean_and_error
 
 COUNTS = {"questions": 4, "left out": 0, "truncated": 0, "ties": 0}
 

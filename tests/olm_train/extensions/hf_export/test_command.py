@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from support.hf_exports import OLMO2, read, receipt_of, trained
 
 from olm_data.model_receipt import Receipt
-from olm_train.export import main
+from olm_train.extensions.hf_export.command import main
 
 
 @pytest.fixture(scope="module")
