@@ -14,7 +14,7 @@ from typing import NoReturn
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, run_process, run_program, with_common_options
+from olm_data.command import Program, run_process, run_program, with_common_options
 from olm_data.commands.said import STORAGE_OPTIONS
 from olm_data.errors import UsageError
 
@@ -37,9 +37,9 @@ COMMANDS = {
 """Summaries by heading. Each command is `olm_data.commands.<name>`."""
 
 
-class _Group(CommandGroup):
+class OlmData(Program):
     interrupted = "interrupted; run the same command again to continue"
-    commands_by_heading, extensions, internal = COMMANDS, "olm_data.commands", ("work",)
+    core, extensions, internal = COMMANDS, "olm_data.commands", ("work",)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _refuse_empty(args)
@@ -55,7 +55,7 @@ class _Group(CommandGroup):
         return command and with_common_options(command, STORAGE_OPTIONS)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OlmData, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="olm-data")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:

@@ -198,59 +198,13 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands, those of extensions among them, each imported when it is named.
-
-    An unknown name is answered with the nearest one.
-    """
-
-    interrupted = "interrupted"
-    """What is said after Ctrl-C."""
-    commands_by_heading: Mapping[str, Mapping[str, str]] = {}
-    """Summaries of the core's commands by heading."""
-    extensions = ""
-    """Entry points of commands of extensions. The package of such a command says in `COMMANDS`
-    its heading and summary."""
-    internal: Collection[str] = ()
-    """Commands that programs type; --help leaves them out."""
-
-    def core_command(self, name: str) -> click.Command:
-        """Import a command of the core."""
-        raise NotImplementedError
-
-    def summaries(self) -> dict[str, dict[str, str]]:
-        """Return the summary of each command, by heading."""
-        found = {heading: dict(known) for heading, known in self.commands_by_heading.items()}
-        for name in plugins.names(self.extensions):
-            package = (
-                str(plugins.path_of(self.extensions, name)).partition(":")[0].rpartition(".")[0]
-            )
-            about = getattr(import_module(package), "COMMANDS", {}) if package else {}
-            heading, summary = about.get(name, ("Other packages", ""))
-            found.setdefault(heading, {})[name] = summary
-        return found
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for known in self.summaries().values() for name in known]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if any(cmd_name in known for known in self.commands_by_heading.values()):
-            return self.core_command(cmd_name)
-        if plugins.path_of(self.extensions, cmd_name) is None:
-            return None
-        command: click.Command = plugins.load(self.extensions, cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, known in self.summaries().items():
-            with formatter.section(heading):
-                formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
+    """A group of commands that answers an unknown name with the nearest one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            known = self.list_commands(ctx)
-            near = self.nearest(args[0], known)
+            near = self.nearest(args[0], self.list_commands(ctx))
             near += "" if near.endswith("?") else ";"
             raise UsageError(
                 f"there is no command {printable(args[0])!r}",
@@ -263,7 +217,51 @@ class CommandGroup(click.Group):
         return suggest(name, known)
 
 
-def run_program(group: CommandGroup, program: str, *words: str) -> NoReturn:
+class Program(CommandGroup):
+    """The commands of a program, those of extensions among them, each imported when it is named."""
+
+    core: Mapping[str, Mapping[str, str]]
+    """Summaries of the core's commands, by heading."""
+    extensions: str
+    """Entry points of the others. The package of such a command says in `COMMANDS` what heading and
+    summary it has."""
+    internal: Collection[str] = ()
+    """Commands that programs type; --help leaves them out."""
+    interrupted = "interrupted"
+    """What is said after Ctrl-C."""
+
+    def core_command(self, name: str) -> click.Command:
+        """Import a command of the core."""
+        raise NotImplementedError
+
+    def summaries(self) -> dict[str, dict[str, str]]:
+        """Return the summary of each command, by heading."""
+        found = {heading: dict(known) for heading, known in self.core.items()}
+        for name in plugins.names(self.extensions):
+            module = str(plugins.path_of(self.extensions, name)).partition(":")[0]
+            about = getattr(import_module(module.rpartition(".")[0] or module), "COMMANDS", {})
+            heading, summary = about.get(name, ("Other packages", ""))
+            found.setdefault(heading, {})[name] = summary
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for known in self.summaries().values() for name in known]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if any(cmd_name in known for known in self.core.values()):
+            return self.core_command(cmd_name)
+        if plugins.path_of(self.extensions, cmd_name) is None:
+            return None
+        command: click.Command = plugins.load(self.extensions, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, known in self.summaries().items():
+            with formatter.section(heading):
+                formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
+
+
+def run_program(group: Program, program: str, *words: str) -> NoReturn:
     """Run the command that is typed; exit with its code, or that of its error.
 
     Args:

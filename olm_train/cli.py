@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, run_process, run_program
+from olm_data.command import Program, run_process, run_program
 
 COMMANDS = {
     "Commands": {
@@ -25,8 +25,8 @@ MODULES = {"presets": "presets", "generate": "generate.command", "chat": "genera
 """Where the `main` is of commands that are not below."""
 
 
-class _Group(CommandGroup):
-    commands_by_heading, extensions = COMMANDS, "olm_train.commands"
+class OlmTrain(Program):
+    core, extensions = COMMANDS, "olm_train.commands"
 
     def core_command(self, name: str) -> click.Command:
         if name in ("run", "config"):
@@ -35,7 +35,7 @@ class _Group(CommandGroup):
         return command
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OlmTrain, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="olm-train")
 def cli() -> None:
     """Train a language model on a mixture, and use what was trained.

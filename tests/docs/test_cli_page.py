@@ -9,11 +9,12 @@ import click
 import pytest
 from support.pages import REPOSITORY
 
-from olm_data.cli import SUMMARIES, cli
-from olm_train.cli import COMMANDS
+from olm_data.cli import cli
 from olm_train.cli import cli as trainer
 from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
 
+SUMMARIES = cli.list_commands(click.Context(cli))
+COMMANDS = trainer.list_commands(click.Context(trainer))
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {
     "--quiet",

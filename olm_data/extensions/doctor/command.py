@@ -35,7 +35,7 @@ def doctor(
         _clean(place, older_than, dry_run, as_json)
         return
     refuse_given(("older_than", "dry_run"), "--clean")
-    from olm_data import doctor as verb
+    from olm_data.extensions.doctor import doctor as verb
 
     report = verb.examine(place)
     if as_json:
@@ -55,8 +55,8 @@ def doctor(
 
 
 def _clean(place: str, older_than: str, dry_run: bool, as_json: bool) -> None:
-    from olm_data import clean as verb
     from olm_data.counts import duration
+    from olm_data.extensions.doctor import clean as verb
 
     done = verb.clean(place, verb.parse_age(older_than), dry_run=dry_run)
     if as_json:
