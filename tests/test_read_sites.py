@@ -36,7 +36,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     ),
     "olm_data/canonical.py": ({"open": 1}, "hashes staged files in pieces: " + _OWN),
     "olm_data/dataset/container.py": ({"np.memmap": 1}, "maps the handle that Store.open checked"),
-    "olm_data/parquet.py": ({"pq.ParquetFile": 2}, "the bounded reader of parquet files itself"),
+    "olm_data/parquet.py": ({"pq.ParquetFile": 3}, "the bounded reader of parquet files itself"),
     "olm_data/dataset/manifest.py": ({"msgspec.json.decode": 1}, _PART),
     "olm_data/dataset/options.py": ({"decode_typed": 3}, _PART),
     "olm_data/dataset/plan.py": ({"msgspec.json.decode": 1}, "what was encoded right before"),
