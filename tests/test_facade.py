@@ -17,23 +17,22 @@ pytestmark = together
 FACADE = {
     "values": {
         "bounded_json", "canonical", "counts", "decoding", "errors", "kinds", "redaction",
-        "model_folder", "model_receipt", "regular_files", "threads",
+        "model_folder", "regular_files", "threads",
     },
-    "command line": {"command", "extras", "loopback", "plugins"},
+    "command line": {"command", "extras", "plugins"},
     "config": {"arguments", "convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
-        "destination", "disk", "exclusive", "flock", "hub_repository", "in_clear", "json_file", "lease", "names",
-        "places", "process", "scratch", "store", "version",
+        "disk", "exclusive", "in_clear", "json_file", "lease", "names",
+        "places", "scratch", "store",
     },
     "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},
-    "tokenizer": {"byte_alphabet", "probe", "tokenizer"},
-    "packing": {"best_fit"},
+    "tokenizer": {"tokenizer"},
     "mixture": {"lock", "shared"},
-    "rows": {"cache_plan", "label_groups", "pieces", "reader", "views"},
+    "rows": {"cache_plan", "label_groups", "reader", "views"},
     "run_log": {
-        "bad_steps", "ends", "follow", "ledger", "ledger_store", "lines", "log", "metric_names",
-        "run_folder", "samples", "task_scores", "watched",
+        "bad_steps", "ends", "log", "metric_names",
+        "run_folder", "samples",
     },
 }  # fmt: skip
 """Room -> its modules; the first two are no rooms but single modules."""
