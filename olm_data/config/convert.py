@@ -152,8 +152,8 @@ def _part_as_dict(hint: Any, value: Any) -> Any:
 
 
 def _is_named(parts: Parts | None, name: str, kind: type) -> bool:
-    """Whether a package gives a class under this name."""
-    return parts is not None and path_of(parts.group, name) == import_path(kind)
+    """Whether this distribution brings a class under this name."""
+    return parts is not None and ours(parts.group).get(name) == import_path(kind)
 
 
 def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
@@ -357,6 +357,8 @@ def _others(
         if parts is not None and place is not None and not isinstance(item, parts.base):
             if item is not None:
                 kind = _class_of(parts, place, values, here, values.where(here))
+                if isinstance(item, dict) and "name" not in hints_of(kind):  # its name, once more
+                    item = {key: value for key, value in item.items() if key != "name"}
                 found[name] = _section(kind, inner, item, values, here)
         elif isinstance(item, dict) and "name" not in item:
             raise values.unknown_field(here, [*known, *(names(parts.group) if parts else ())])

@@ -21,7 +21,7 @@ from support.own_parts import (
 )
 from support.runs import config_values
 
-from olm_data.config import import_path
+from olm_data import plugins
 from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
@@ -214,7 +214,7 @@ def test_a_package_gives_its_parts_short_names(
     def entry_points(*, group: str) -> EntryPoints:
         return EntryPoints([entry] if group == entry.group else [])
 
-    monkeypatch.setattr(import_path, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     file = write(tiny_mixture, tmp_path, trainer__callbacks__counting__name="counting")
     config = read(file)
     assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}
