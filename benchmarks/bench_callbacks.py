@@ -174,7 +174,7 @@ def make_mixture(folder: Path) -> Path:
 
 def registered() -> list[str]:
     """The names in `trainer.callbacks`, but for `own`."""
-    return [each.name for each in fields(CallbacksConfig) if each.name != "own"]
+    return list(CallbacksConfig.kinds())
 
 
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -20,15 +20,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from olm_data.eval_sets.build import build
-from olm_data.eval_sets.eval_set import EvalSet, Primary
-from olm_data.eval_sets.tasks import Choice, Question, Task, read_ai2
+from olm_data.dataset.eval_set import EvalSet, Primary
+from olm_data.extensions.eval_sets.build import build
+from olm_data.extensions.eval_sets.tasks import Choice, Question, Task, read_ai2
 from olm_data.sources import resolve_source
 from olm_data.tokenizer.tokenizer import load_tokenizer
 from olm_data.train_tokenizer import train_tokenizer
 from olm_train.distributed.world import World
-from olm_train.evaluate import losses_of
-from olm_train.evaluation.tasks import TaskRequests
+from olm_train.extensions.downstream.command import losses_of
+from olm_train.extensions.downstream.tasks import TaskRequests
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.init import init_parameters

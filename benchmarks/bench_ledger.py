@@ -29,8 +29,8 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 from support.small_datasets import mix_datasets, write_dataset  # noqa: E402
 
 from olm_data.config.values import Values  # noqa: E402
-from olm_train.callbacks.loss_ledger import LossLedgerCallback  # noqa: E402
 from olm_train.distributed.world import World  # noqa: E402
+from olm_train.extensions.ledger.loss_ledger import LossLedgerCallback  # noqa: E402
 from olm_train.run.config import RunConfig  # noqa: E402
 
 VOCABULARY = 4096

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from olm_data.report.run_view import RunView
+from olm_data.extensions.report.run_view import RunView
 
 METRICS = (
     "train/CE loss", "train/PPL", "optim/lr", "optim/total grad norm", "optim/clipped",

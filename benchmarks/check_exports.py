@@ -38,7 +38,7 @@ from peers.environments import (  # noqa: E402
 )
 
 from olm_data.dataset.dataset import Dataset  # noqa: E402
-from olm_data.exporting.export import export  # noqa: E402
+from olm_data.extensions.exporting.export import export  # noqa: E402
 
 READER_SECONDS = 1200
 TORCH = ("torch==2.13.0",)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from itertools import pairwise
-from keyword import iskeyword
 from typing import NoReturn
 
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, run_process, run_program, with_common_options
+from olm_data.command import Program, run_process, run_program, with_common_options
 from olm_data.commands.said import STORAGE_OPTIONS
 from olm_data.errors import UsageError
 
@@ -30,57 +29,33 @@ COMMANDS = {
     "Tokens to mixture": {
         "mix": "Compile a mixture manifest into the lock that training reads.",
     },
-    "Other projects": {
-        "import": "Make a dataset of token files, or a manifest of a mixture.",
-        "export": "Write a dataset as files of another project.",
-        "push": "Send a dataset to a repository of the Hugging Face hub.",
-        "pull": "Fetch a dataset from the Hugging Face hub, and verify it.",
-    },
-    "Evaluation": {
-        "eval-set": "Compile downstream tasks with the training tokenizer.",
-    },
     "Look and prove": {
         "show": "Show documents, rows and steps, and which steps see a document.",
         "verify": "Check a dataset or a lock byte by byte, or what a run trained on.",
-        "stats": "Count what is in a dataset.",
-        "report": "Write one HTML page about a mixture and runs of it.",
-    },
-    "Storage": {
-        "doctor": "Try out a folder or bucket as the output of a run; clean it up.",
     },
 }
-"""Summaries by heading. Each command is `olm_data.commands.<name>`, imported when it is named."""
-SUMMARIES = {name: text for group in COMMANDS.values() for name, text in group.items()}
-
-HIDDEN = {"work"}
-"""Commands that programs type; --help leaves them out."""
+"""Summaries by heading. Each command is `olm_data.commands.<name>`."""
 
 
-class _Group(CommandGroup):
+class OlmData(Program):
     interrupted = "interrupted; run the same command again to continue"
+    core, extensions, internal = COMMANDS, "olm_data.commands", ("work",)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         _refuse_empty(args)
         return super().parse_args(ctx, args)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(SUMMARIES)
+    def core_command(self, name: str) -> click.Command:
+        module = name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"olm_data.commands.{module}"), module)
+        return command
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in SUMMARIES:
-            return None
-        name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
-        command: click.Command = getattr(import_module(f"olm_data.commands.{name}"), name)
-        return with_common_options(command, STORAGE_OPTIONS)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, commands in COMMANDS.items():
-            with formatter.section(heading):
-                shown = [item for item in commands.items() if item[0] not in HIDDEN]
-                formatter.write_dl(shown)
+        command = super().get_command(ctx, cmd_name)
+        return command and with_common_options(command, STORAGE_OPTIONS)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OlmData, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="olm-data")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:

@@ -13,12 +13,14 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any, NoReturn
 
 import click
 
+from olm_data import plugins
 from olm_data.counts import parse_count
 from olm_data.errors import OlmError, UsageError, printable, shown, suggest
 from olm_data.extras import missing_extra
@@ -198,15 +200,11 @@ class Command(click.Command):
 class CommandGroup(click.Group):
     """A group of commands that answers an unknown name with the nearest one."""
 
-    interrupted = "interrupted"
-    """What is said after Ctrl-C."""
-
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args and not args[0].startswith("-") and args[0] not in known:
-            near = self.nearest(args[0], known)
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = self.nearest(args[0], self.list_commands(ctx))
             near += "" if near.endswith("?") else ";"
             raise UsageError(
                 f"there is no command {printable(args[0])!r}",
@@ -219,7 +217,51 @@ class CommandGroup(click.Group):
         return suggest(name, known)
 
 
-def run_program(group: CommandGroup, program: str, *words: str) -> NoReturn:
+class Program(CommandGroup):
+    """The commands of a program, those of extensions among them, each imported when it is named."""
+
+    core: Mapping[str, Mapping[str, str]]
+    """Summaries of the core's commands, by heading."""
+    extensions: str
+    """Entry points of the others. The package of such a command says in `COMMANDS` what heading and
+    summary it has."""
+    internal: Collection[str] = ()
+    """Commands that programs type; --help leaves them out."""
+    interrupted = "interrupted"
+    """What is said after Ctrl-C."""
+
+    def core_command(self, name: str) -> click.Command:
+        """Import a command of the core."""
+        raise NotImplementedError
+
+    def summaries(self) -> dict[str, dict[str, str]]:
+        """Return the summary of each command, by heading."""
+        found = {heading: dict(known) for heading, known in self.core.items()}
+        for name in plugins.names(self.extensions):
+            module = str(plugins.path_of(self.extensions, name)).partition(":")[0]
+            about = getattr(import_module(module.rpartition(".")[0] or module), "COMMANDS", {})
+            heading, summary = about.get(name, ("Other packages", ""))
+            found.setdefault(heading, {})[name] = summary
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for known in self.summaries().values() for name in known]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if any(cmd_name in known for known in self.core.values()):
+            return self.core_command(cmd_name)
+        if plugins.path_of(self.extensions, cmd_name) is None:
+            return None
+        command: click.Command = plugins.load(self.extensions, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, known in self.summaries().items():
+            with formatter.section(heading):
+                formatter.write_dl([item for item in known.items() if item[0] not in self.internal])
+
+
+def run_program(group: Program, program: str, *words: str) -> NoReturn:
     """Run the command that is typed; exit with its code, or that of its error.
 
     Args:

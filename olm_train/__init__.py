@@ -12,7 +12,6 @@ import importlib
 
 _HOMES = {
     "AdamWConfig": "olm_train.optim.adamw",
-    "AutoTrainer": "olm_train.auto.trainer",
     "BasicTrainModule": "olm_train.basic_train_module",
     "Callback": "olm_train.callbacks.base",
     "CheckpointerConfig": "olm_train.checkpoint.policy",
@@ -21,35 +20,35 @@ _HOMES = {
     "DataLoaderBase": "olm_train.data.base",
     "Decoder": "olm_train.model.decoder",
     "DecoderConfig": "olm_train.model.config",
-    "DeviceConfig": "olm_train.auto.strategy",
     "Duration": "olm_train.duration",
     "EvalLoader": "olm_train.data.loader",
-    "FineWebEduDataset": "olm_train.data.text",
-    "HuggingFaceTextDataset": "olm_train.data.text",
     "LMEvaluatorCallback": "olm_train.callbacks.evaluator",
-    "LocalTextDataset": "olm_train.data.text",
     "TorchDataLoader": "olm_train.data.torch_loader",
     "TrainModule": "olm_train.train_module_base",
     "Trainer": "olm_train.trainer",
-    "TrainerStrategy": "olm_train.auto.strategy",
     "TransformerTrainModule": "olm_train.train_module",
     "TransformerTrainModuleConfig": "olm_train.train_module_config",
     "World": "olm_train.distributed.world",
     "init_parameters": "olm_train.model.init",
-    "load_model": "olm_train.hf.load_model",
 }
 
-__all__ = [*_HOMES]
+_GROUP = "olm_train.names"
+"""Entry points: names that extensions bring."""
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        from olm_data.extras import needs
+    from olm_data import plugins
+    from olm_data.extras import needs
 
-        with needs(f"olm_train.{name}"):
+    if name == "__all__":
+        return [*_HOMES, *plugins.names(_GROUP)]
+    with needs(f"olm_train.{name}"):
+        if name in _HOMES:
             return getattr(importlib.import_module(_HOMES[name]), name)
+        if name in plugins.ours(_GROUP):
+            return plugins.load(_GROUP, name)
     raise AttributeError(f"module 'olm_train' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(__getattr__("__all__"))  # type: ignore[call-overload]

@@ -10,52 +10,32 @@ from importlib import import_module
 import click
 
 from olm_data import __version__
-from olm_data.command import CommandGroup, run_process, run_program
+from olm_data.command import Program, run_process, run_program
 
 COMMANDS = {
-    "run": "Train from a configuration file, or go on with a run.",
-    "config": "Print the configuration that a file and options come to.",
-    "presets": "Say what GPUs and options each preset takes.",
-    "watch": "Show runs in a browser while they train.",
-    "generate": "Continue a text with a trained model.",
-    "chat": "Talk with a trained model in the terminal.",
-    "serve": "Answer on loopback as OpenAI's API does, for trying a model out.",
-    "evaluate": "Print loss, bits per byte and scores of tasks of a model.",
-    "lm-eval": "Run tasks of lm-evaluation-harness on a checkpoint.",
-    "track": "Show a run on a tracker: W&B, Comet, TensorBoard, trackio.",
-    "export": "Write the weights of a checkpoint for other programs, or as one file.",
-    "notify": "Tell a webhook when a run is gone without a word.",
-    "merge": "Write the mean of the weights of several checkpoints.",
+    "Commands": {
+        "run": "Train from a configuration file, or go on with a run.",
+        "config": "Print the configuration that a file and options come to.",
+        "presets": "Say what GPUs and options each preset takes.",
+        "generate": "Continue a text with a trained model.",
+        "chat": "Talk with a trained model in the terminal.",
+    }
 }
-"""Summaries. Each command is `main` of `olm_train.<name>`, but for the two that are below."""
-MODULES = {
-    "generate": "generate.command",
-    "chat": "generate.chat",
-    "serve": "generate.serve",
-    "lm-eval": "harness.command",
-}
-"""Of commands that are in a room with other modules."""
+MODULES = {"presets": "presets", "generate": "generate.command", "chat": "generate.chat"}
+"""Where the `main` is of commands that are not below."""
 
 
-class _Group(CommandGroup):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+class OlmTrain(Program):
+    core, extensions = COMMANDS, "olm_train.commands"
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in ("run", "config"):
-            return run if cmd_name == "run" else config
-        if cmd_name not in COMMANDS:
-            return None
-        module = MODULES.get(cmd_name, cmd_name.replace("-", "_"))
-        command: click.Command = import_module(f"olm_train.{module}").main
+    def core_command(self, name: str) -> click.Command:
+        if name in ("run", "config"):
+            return run if name == "run" else config
+        command: click.Command = import_module(f"olm_train.{MODULES[name]}").main
         return command
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
 
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OlmTrain, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="olm-train")
 def cli() -> None:
     """Train a language model on a mixture, and use what was trained.

@@ -13,11 +13,11 @@ from torch import Tensor
 from olm_data.errors import UsageError, shown
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.group import Callbacks
+from olm_train.callbacks.notice import Event
 from olm_train.distributed.preempt import Preemption
 from olm_train.distributed.stop_file import StopFile
 from olm_train.distributed.world import World
 from olm_train.metrics import MetricsBuffer, Reduce
-from olm_train.notices.notice import Event
 
 
 class RunServices:

@@ -28,6 +28,7 @@ from olm_data.run_log.metric_names import NON_FINITE
 from olm_data.storage.store import absolute
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.group import Callbacks
+from olm_train.callbacks.notice import Event
 from olm_train.callbacks.trace_table import DATA_WAIT
 from olm_train.checkpoint.manager import (
     Checkpoint,
@@ -46,7 +47,6 @@ from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption, Sto
 from olm_train.distributed.waiting import CommConfig, Waiting
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
-from olm_train.notices.notice import Event
 from olm_train.optim.state import OptimizerState
 from olm_train.run_services import RunServices
 from olm_train.stability.report import BadSteps, NonFiniteError

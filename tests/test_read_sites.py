@@ -43,9 +43,12 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/dataset/record.py": ({"decode_typed": 2}, _PART),
     "olm_data/dataset/shard_writer.py": ({"open": 2}, _OWN),
     "olm_data/dataset/shuffle.py": ({"np.memmap": 1, "open": 1, "pq.read_table": 1}, _OWN),
-    "olm_data/doctor.py": ({"read_bytes": 1}, _OWN),
-    "olm_data/exporting/destination.py": ({"open": 2}, _OWN),
-    "olm_data/publish/pull.py": ({"open": 1}, "fsyncs what was fetched and verified: " + _OWN),
+    "olm_data/extensions/doctor/doctor.py": ({"read_bytes": 1}, _OWN),
+    "olm_data/storage/destination.py": ({"open": 2}, _OWN),
+    "olm_data/extensions/hub/pull.py": (
+        {"open": 1},
+        "fsyncs what was verified: " + _OWN,
+    ),
     "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
     "olm_data/show/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
     "olm_data/regular_files.py": ({"os.open": 1}, "the one place where files are opened"),
@@ -69,7 +72,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     ),
     "olm_data/sources/parquet.py": ({"pq.ParquetFile": 1}, "inputs: bounded by limits, row 24"),
     "olm_data/sources/pylib.py": ({"read_bytes": 1}, "sources of the installed interpreter"),
-    "olm_data/storage/gcs.py": ({"open": 1, "read_bytes": 1}, "uploads what was staged: " + _OWN),
+    "olm_data/extensions/gcs/service.py": (
+        {"open": 1, "read_bytes": 1},
+        "uploads what was staged: " + _OWN,
+    ),
     "olm_data/storage/plain.py": ({"read_bytes": 1}, "keeps in memory what was staged: " + _OWN),
     "olm_data/storage/disk.py": ({"os.open": 3}, _LOCKS),
     "olm_data/storage/flock.py": ({"os.open": 1}, _LOCKS),
@@ -100,8 +106,11 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
         {"read_bytes": 1},
         "Checkpoint.read_bytes is bounded",
     ),
-    "olm_train/hf_export/job.py": ({"read_bytes": 3}, "Checkpoint.read_bytes is bounded"),
-    "olm_train/hf_export/tokenizer_files.py": (
+    "olm_train/extensions/hf_export/job.py": (
+        {"read_bytes": 3},
+        "Checkpoint.read_bytes is bounded",
+    ),
+    "olm_train/extensions/hf_export/tokenizer_files.py": (
         {"read_bytes": 1},
         "reads back what was just written: " + _OWN,
     ),
@@ -117,7 +126,10 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_train/checkpoint/portable.py": ({"read_bytes": 3}, "Checkpoint.read_bytes is bounded"),
     "olm_train/checkpoint/save.py": ({"read_bytes": 1}, "the run's own log in its work folder"),
     "olm_train/distributed/threads.py": ({"read_text": 5}, "/proc and /sys: files of the kernel"),
-    "olm_train/probe/gradient_files.py": ({"open": 1}, "fsyncs the file that was just written"),
+    "olm_train/extensions/monitors/gradient_files.py": (
+        {"open": 1},
+        "fsyncs the file that was just written",
+    ),
     "olm_train/trainer.py": ({"json.loads": 1}, "what json.dumps has just made"),
     "olm_train/run/reference.py": (
         {"json.loads": 1, "read_bytes": 1, "read_text": 1},
@@ -138,9 +150,11 @@ UNPACKS = {
     "olm_data/sources/parquet.py": {"ParquetFile"},  # inputs: `_rows_at_once` checks each column
     "olm_data/sources/arrow.py": {"open_file", "open_stream"},  # inputs: `limits.Expansion`
     "olm_data/dataset/shuffle.py": {"read_table"},  # what this process has just staged
-    "olm_data/eval_sets/tasks.py": {"ZipFile"},  # the wheel, whose requests go to `decompress`
-    "olm_data/exporting/token_files.py": {"gzip"},  # writes
-    "olm_train/callbacks/tracking/comet_sinks.py": {"ZipFile"},  # writes
+    "olm_data/extensions/eval_sets/tasks.py": {
+        "ZipFile"
+    },  # the wheel, whose requests go to `decompress`
+    "olm_data/extensions/exporting/token_files.py": {"gzip"},  # writes
+    "olm_train/extensions/tracking/comet_sinks.py": {"ZipFile"},  # writes
 }
 """Every module that unpacks something, and by what: a new one goes through the first two."""
 

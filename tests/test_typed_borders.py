@@ -17,7 +17,9 @@ UNTYPED = ("[str, Any]", "[str, object]")
 _TORCH = "torch's protocol: tensors and plain values, nested by names"
 
 FREE: dict[str, str] = {
-    "olm_train/auto/module.py NextTokenModule.parts": "what any model takes, by its names",
+    "olm_data/config/hints.py parts_by_name": "classes of parts, whatever they are",
+    "olm_train/callbacks/config.py CallbacksConfig.kinds": "classes of parts, whatever they are",
+    "olm_train/extensions/auto/module.py NextTokenModule.parts": "what any model takes by name",
     "olm_train/basic_train_module.py BasicTrainModule.__init__": "options of any optimiser",
     "olm_train/basic_train_module.py BasicTrainModule.load_state_dict": _TORCH,
     "olm_train/basic_train_module.py BasicTrainModule.parts": "what any model takes, by its names",
@@ -27,7 +29,7 @@ FREE: dict[str, str] = {
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,
     "olm_train/train_module_base.py TrainModule.load_state_dict": _TORCH,
-    "olm_train/harness/gen_kwargs.py Wishes.of": "generation_kwargs of lm_eval's tasks",
+    "olm_train/extensions/harness/gen_kwargs.py Wishes.of": "generation_kwargs of lm_eval's tasks",
     "olm_train/train_module_base.py TrainModule.state_dict": _TORCH,
 }
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from olm_data import plugins
 from olm_data.commands.said import note, show_progress
 from olm_data.errors import UsageError, printable
 from olm_data.storage.objects import scheme_of
@@ -17,10 +18,7 @@ from olm_data.storage.objects import scheme_of
 if TYPE_CHECKING:
     from olm_data.dataset.plan import Plan
     from olm_data.progress import Progress
-    from olm_data.runners.here import HereRunner
-    from olm_data.runners.local import LocalRunner
-    from olm_data.runners.ray import RayRunner
-    from olm_data.runners.slurm import SlurmRunner
+    from olm_data.runners.base import NamedRunner
     from olm_data.tokenization.recipe import Recipe
     from olm_data.tokenization.request import Request
     from olm_data.tokenization.summary import Summary
@@ -133,9 +131,7 @@ def _places(request: Request) -> list[str]:
     return [request.output, *(file.url for file in request.source.inputs)]
 
 
-def make_runner(
-    recipe: Recipe, places: Sequence[str] = (), *, fork: bool = False
-) -> LocalRunner | HereRunner | SlurmRunner | RayRunner:
+def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = False) -> NamedRunner:
     """Return the runner that a recipe names.
 
     Args:
@@ -166,9 +162,8 @@ def make_runner(
 
         return SlurmRunner(recipe.workers, options=recipe.slurm)
     if recipe.runner == "ray":
-        from olm_data.runners.ray import RayRunner
-
-        return RayRunner(recipe.workers, address=recipe.ray_address)
+        ray: Callable[..., NamedRunner] = plugins.load("olm_data.runners", "ray")
+        return ray(recipe.workers, address=recipe.ray_address)
     from olm_data.runners.local import LocalRunner, granted_cpus
 
     return LocalRunner(recipe.workers or granted_cpus(), fork=fork)

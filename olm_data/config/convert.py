@@ -42,17 +42,12 @@ from olm_data.config.hints import (
     plain,
     rest_of,
 )
-from olm_data.config.import_path import (
-    entry_names,
-    entry_path,
-    import_path,
-    is_import_path,
-    load_class,
-)
+from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values, short
 from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, printable
+from olm_data.plugins import names, ours, path_of
 from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
@@ -140,7 +135,13 @@ def _part_as_dict(hint: Any, value: Any) -> Any:
     """Return a value as JSON; a part that is none of the kinds of its field by its import path."""
     kind = plain(hint)[0]
     if get_origin(kind) is dict:
-        return {str(key): _part_as_dict(get_args(kind)[1], item) for key, item in value.items()}
+        inner = get_args(kind)[1]
+        return {
+            str(key): as_dict(item)
+            if _is_named(parts_of(inner), str(key), type(item))
+            else _part_as_dict(inner, item)
+            for key, item in value.items()
+        }
     found, parts = as_dict(value), parts_of(hint)
     if parts is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
         if isinstance(value, parts.wrapper or ()):
@@ -149,6 +150,11 @@ def _part_as_dict(hint: Any, value: Any) -> Any:
             key: item for key, item in found.items() if key != "name"
         }
     return found
+
+
+def _is_named(parts: Parts | None, name: str, kind: type) -> bool:
+    """Whether this distribution brings a class under this name."""
+    return parts is not None and ours(parts.group).get(name) == import_path(kind)
 
 
 def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
@@ -225,7 +231,7 @@ def is_part_name(name: object, group: str, known: Iterable[Any] = ()) -> bool:
     """Whether a name is an import path, or an entry point of a group, and none that is known."""
     if not isinstance(name, str) or name in list(known):
         return False
-    return is_import_path(name) or entry_path(group, name) is not None
+    return is_import_path(name) or path_of(group, name) is not None
 
 
 def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
@@ -236,19 +242,11 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if not isinstance(name, str):
         raise values.missing((*path, "name"), str)
     where = values.where((*path, "name"))
-    found = name if is_import_path(name) else entry_path(parts.group, name)
+    found = name if is_import_path(name) else path_of(parts.group, name)
     if found is None:
-        raise values.unknown_kind(path, name, entry_names(parts.group))
-    if not values.imports:
-        raise UsageError(
-            f"{printable(dotted(path))} is a class of somebody's own: {short(found)}",
-            where=where,
-            why="the configuration came with something else, and an import runs code",
-            fix="name the class in a configuration of your own",
-        )
+        raise values.unknown_kind(path, name, names(parts.group))
     given = {key: item for key, item in value.items() if key != "name"}
-    wrapped = () if parts.wrapper is None else (parts.wrapper.wraps,)
-    kind = load_class(found, parts.base, *wrapped, where=where)
+    kind = _class_of(parts, found, values, path, where)
     if not issubclass(kind, parts.base):
         return _placed(lambda: parts.wrapper.of(found, kind, given), {}, values, path)
     if not dataclasses.is_dataclass(kind) or inspect.isabstract(kind):
@@ -259,6 +257,19 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
             f"methods that {parts.base.__name__} leaves open",
         )
     return _section(kind, hint, given, values, path)
+
+
+def _class_of(parts: Parts, found: str, values: Values, path: KeyPath, where: str) -> Any:
+    """Import the class of a part; of somebody's own only where the user wrote its name."""
+    if not values.imports and found not in ours(parts.group).values():
+        raise UsageError(
+            f"{printable(dotted(path))} is a class of somebody's own: {short(found)}",
+            where=where,
+            why="the configuration came with something else, and an import runs code",
+            fix="name the class in a configuration of your own",
+        )
+    wrapped = () if parts.wrapper is None else (parts.wrapper.wraps,)
+    return load_class(found, parts.base, *wrapped, where=where)
 
 
 def _frozen(base: type) -> str:
@@ -322,23 +333,41 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
     rest = rest_of(kind)
     known = [name for name in fields if name != rest]
-    others = {}
-    for name, item in given.items():
-        if name not in known:
-            if rest is None or not isinstance(item, dict) or "name" not in item:
-                raise values.unknown_field((*path, name), known)
-            others[name] = item
     parsed = {
         name: _convert(hints[name], item, values, (*path, name))
         for name, item in given.items()
-        if name not in others
+        if name in known
     }
+    others = {name: item for name, item in given.items() if name not in known}
     if rest is not None:
-        parsed[rest] = _convert(hints[rest], others, values, path)
+        parsed[rest] = _others(hints[rest], others, known, values, path)
+    elif others:
+        raise values.unknown_field((*path, next(iter(others))), known)
     for name, field in fields.items():
         if name not in parsed and field.default is None:
             raise values.missing((*path, name), hints[name])
     return _placed(lambda: kind(**parsed), fields, values, path)
+
+
+def _others(
+    hint: Any, given: Mapping[Any, Any], known: list[str], values: Values, path: KeyPath
+) -> dict[str, Any]:
+    """Return what stands under names that a section does not know: of packages, or of one's own."""
+    inner = get_args(plain(hint)[0])[1]
+    parts, found = parts_of(inner), {}
+    for name, item in given.items():
+        place, here = None if parts is None else path_of(parts.group, str(name)), (*path, name)
+        if parts is not None and place is not None and not isinstance(item, parts.base):
+            if item is not None:
+                kind = _class_of(parts, place, values, here, values.where(here))
+                if isinstance(item, dict) and "name" not in hints_of(kind):  # its name, once more
+                    item = {key: value for key, value in item.items() if key != "name"}
+                found[name] = _section(kind, inner, item, values, here)
+        elif isinstance(item, dict) and "name" not in item:
+            raise values.unknown_field(here, [*known, *(names(parts.group) if parts else ())])
+        else:
+            found[name] = _convert(inner, item, values, here)
+    return found
 
 
 def _placed(make: Callable[[], Any], fields: Container[str], values: Values, path: KeyPath) -> Any:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.counts import parse_count
+from olm_data.plugins import load, ours
 
 FilePath = NewType("FilePath", str)
 """A local path or URL. Relative ones in a file count from that file's folder."""
@@ -176,6 +177,18 @@ def parts_of(hint: Any) -> Parts | None:
 def rest_of(config: Any) -> str | None:
     """Return the field of a section that takes the names it does not know, None: there is none."""
     return next((n for n, hint in hints_of(config).items() if Rest() in plain(hint)[1]), None)
+
+
+def parts_by_name(hint: Any) -> dict[str, Any]:
+    """Return the classes that this distribution brings for a field of `Rest`, by their names."""
+    parts = parts_of(get_args(plain(hint)[0])[1])
+    return {} if parts is None else {n: load(parts.group, n) for n in ours(parts.group)}
+
+
+def summary_of(kind: type) -> str:
+    """Return the first sentence of a class's docstring."""
+    text = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    return " ".join(text.split()).removesuffix(".")
 
 
 def name_of(kind: Any) -> Any:

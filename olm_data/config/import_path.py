@@ -12,7 +12,6 @@ import importlib
 import importlib.util
 import re
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,6 @@ def import_path(kind: type) -> str:
 def is_import_path(name: object) -> bool:
     """Whether a name is written as an import path."""
     return isinstance(name, str) and ":" in name
-
-
-def entry_names(group: str) -> list[str]:
-    """Return the names that installed packages give in a group of entry points."""
-    return sorted(entry_points(group=group).names)
-
-
-def entry_path(group: str, name: str) -> str | None:
-    """Return the import path that a package gives as `name` in `group`; None: none does."""
-    found = [entry.value for entry in entry_points(group=group) if entry.name == name]
-    return found[0] if found else None
 
 
 def load_class(

@@ -31,8 +31,10 @@ from olm_data.config.hints import (
     is_union,
     kinds_of,
     name_of,
+    parts_by_name,
     plain,
     rest_of,
+    summary_of,
 )
 
 HEAD = "| field | type | default | meaning |\n|---|---|---|---|\n"
@@ -85,6 +87,9 @@ def _lines(config: Any, prefix: str) -> Iterator[str]:
     for field in fields_of(config):
         hint, name = hints_of(config)[field.name], prefix + field.name
         if field.name == rest_of(config):
+            for own, kind in parts_by_name(hint).items():
+                yield _line(f"{prefix}{own}", Row(_type(kind | None), "null", summary_of(kind)))
+                yield from _lines(kind, f"{prefix}{own}.")
             meaning = attributes(config).get(field.name, "")
             yield _line(f"{prefix}NAME", Row("mapping with `name: module:Class`", "-", meaning))
             continue

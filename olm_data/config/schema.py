@@ -27,12 +27,15 @@ from olm_data.config.hints import (
     hints_of,
     is_section,
     is_union,
+    parts_by_name,
     parts_of,
     plain,
     rest_of,
+    summary_of,
 )
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
+from olm_data.plugins import path_of
 
 _ENTRY_POINTS = "x-entry-points"
 """Key of a schema: what it describes is a part of one's own, or of the packages of this group."""
@@ -88,6 +91,7 @@ def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[S
     rest = rest_of(config)
     for field in fields_of(config):
         if field.name == rest:
+            found |= _named_parts(hints[rest], definitions, counts)
             continue
         item = _of(hints[field.name], definitions, counts)
         if text := said.get(field.name):
@@ -101,6 +105,15 @@ def properties(config: Any, definitions: Schema, counts: bool = True) -> tuple[S
             item = {**item, "default": _plain(default)}
         found[field.name] = item
     return found, required
+
+
+def _named_parts(hint: Any, definitions: Schema, counts: bool) -> Schema:
+    """Return the schemas of what this distribution brings under names of its own."""
+    found: Schema = {}
+    for name, kind in parts_by_name(hint).items():
+        item = _of(kind | None, definitions, counts)
+        found[name] = {**item, "description": summary_of(kind), "default": None}
+    return found
 
 
 def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
@@ -200,8 +213,9 @@ def _check(node: Schema, root: Schema, value: Any, values: Values, path: KeyPath
     elif isinstance(value, dict):
         known, other = node.get("properties", {}), node.get("additionalProperties")
         for name, item in value.items():
-            unknown = other is False or (other and _ENTRY_POINTS in other and not _has_name(item))
-            if unknown and name not in known:
+            group = other.get(_ENTRY_POINTS) if isinstance(other, dict) else None
+            unknown = other is False or (group and not _has_name(item))
+            if name not in known and unknown and not (group and path_of(group, str(name))):
                 elsewhere = () if path else _places(root, str(name))  # typed without its section
                 raise values.unknown_field((*path, name), known, elsewhere)
         for name, item in value.items():

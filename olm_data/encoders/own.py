@@ -13,10 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from olm_data.config.import_path import entry_path, import_path, is_import_path, load_class
+from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.dataset.choices import SpecialPolicy
 from olm_data.encoders.base import Ids, Unencodable
 from olm_data.errors import UsageError
+from olm_data.plugins import path_of
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
 GROUP = "olm_data.encoders"
@@ -63,7 +64,7 @@ class OwnEncoder(ABC):
 
 def own_path(name: str) -> str | None:
     """Return the import path that an encoder's name is, or is short for; None: it is another's."""
-    return name if is_import_path(name) else entry_path(GROUP, name)
+    return name if is_import_path(name) else path_of(GROUP, name)
 
 
 def own_encoder(path: str, tokenizer: TokenizerSpec, special: SpecialPolicy) -> OwnEncoder:

@@ -325,8 +325,8 @@ class Windows:
         padded: list[tuple[int, int]] = []  # (row in the batch, tokens it really has)
         columns = (self._shard, self._local, self._checked)
         windows = zip(*(column[i:j].tolist() for column in columns), strict=True)
-        for row, (shard, first, checked) in enumerate(windows):
-            if checked and shard in near:
+        for row, (shard, first, verified) in enumerate(windows):
+            if verified and shard in near:
                 rows.append(near[shard][first : first + width])
             elif shard != _ACROSS:
                 tokens = self._open(shard).read(first, first + width)

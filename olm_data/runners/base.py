@@ -132,7 +132,7 @@ class StoredJob(Job, Protocol):
 
 
 class Runner(Protocol):
-    """Runs tasks: `local.LocalRunner`, `slurm.SlurmRunner`, `ray.RayRunner`."""
+    """Runs tasks: `local.LocalRunner`, `slurm.SlurmRunner`, or one of `olm_data.runners`."""
 
     def ready(self, job: Job, workers: int, total: int) -> AbstractContextManager[None]:
         """Get up to `workers` workers ready for a job that will probably be run, while the caller
@@ -152,3 +152,16 @@ class Runner(Protocol):
             OlmError: the first error a task raised; other tasks may be left undone.
             ResourceError: a worker process died again and again on the same task.
         """
+
+
+class NamedRunner(Runner, Protocol):
+    """A runner that a recipe may name.
+
+    Attributes:
+        workers: tasks at a time.
+    """
+
+    workers: int
+
+    def planned(self, tasks: int) -> str:
+        """Return in words where so many tasks would run."""

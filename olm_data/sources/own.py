@@ -21,10 +21,11 @@ import pyarrow as pa
 
 from olm_data.config.convert import parse
 from olm_data.config.hints import fields_of
-from olm_data.config.import_path import entry_path, is_import_path, load_class
+from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError, OlmError, UsageError, printable, said_by
+from olm_data.plugins import path_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import kinds_of, table_batches, table_schema
 from olm_data.sources.hub import UNKNOWN_BYTES
@@ -71,7 +72,7 @@ class OwnSource(ABC):
 
 def own_path(name: str) -> str | None:
     """Return the import path that a source's name is, or is short for; None: it is another's."""
-    return name if is_import_path(name) and not name.startswith("hf:") else entry_path(GROUP, name)
+    return name if is_import_path(name) and not name.startswith("hf:") else path_of(GROUP, name)
 
 
 def list_inputs(path: str, options: Mapping[str, str]) -> tuple[InputFile, ...]:

@@ -11,6 +11,7 @@ import atexit
 import os
 from functools import lru_cache
 
+from olm_data import plugins
 from olm_data.bounded_json import decode_object
 from olm_data.errors import OlmError, UsageError, words
 from olm_data.process_lock import ProcessLock
@@ -44,17 +45,12 @@ def _kind(scheme: str) -> type[Service]:
         from olm_data.storage.s3 import S3
 
         return S3
-    if scheme == "gs":
-        from olm_data.storage.gcs import Google
+    if scheme in ("memory", "hf"):
+        from olm_data.storage import plain
 
-        return Google
-    if scheme in ("az", "abfs"):
-        from olm_data.storage.azure import Azure
-
-        return Azure
-    from olm_data.storage import plain
-
-    return {"memory": plain.Memory, "hf": plain.Hub}.get(scheme, plain.Web)
+        return plain.Memory if scheme == "memory" else plain.Hub
+    kind: type[Service] = plugins.load("olm_data.services", scheme)
+    return kind
 
 
 @lru_cache(maxsize=8)

@@ -31,12 +31,12 @@ from olm_data.errors import printable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from olm_train.callbacks.notice import Event
     from olm_train.checkpoint.manager import Checkpoint, CheckpointManager, Kind
     from olm_train.data.base import DataLoaderBase
     from olm_train.distributed.preempt import StopRequest
     from olm_train.distributed.world import World
     from olm_train.metrics import Reduce
-    from olm_train.notices.notice import Event
     from olm_train.stability.report import BadSteps
     from olm_train.train_module_base import TrainModule
 

@@ -19,7 +19,7 @@ from olm_train.duration import Duration, DurationUnit
 
 @dataclass(kw_only=True)
 class BatchSizeSchedulerCallback(Callback):
-    """Says how many tokens each step of a mixture has.
+    """[Later sizes](#batch-size-schedules) of the global batch.
 
     Attributes:
         enabled: change the size, where `batch_size_scheduler` is given at all.

@@ -1,4 +1,8 @@
-"""The section `trainer.callbacks` of train.yaml."""
+"""The section `trainer.callbacks` of train.yaml.
+
+Those that every run has, or that its plan looks at, are fields. All others are entry points, and
+imported where they are named.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,16 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, cast
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import Parts, Rest
+from olm_data.config.hints import Parts, Rest, hints_of, kinds_of, parts_by_name
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
-from olm_train.callbacks.config_saver import ConfigSaverCallback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
-from olm_train.callbacks.downstream_evaluator import DownstreamEvaluatorCallback
-from olm_train.callbacks.early_stopping import EarlyStoppingCallback
-from olm_train.callbacks.ema import EMACallback
 from olm_train.callbacks.environment import EnvironmentCallback
 from olm_train.callbacks.evaluator import LMEvaluatorCallback
-from olm_train.callbacks.gap_monitor import GAPMonitorCallback
 from olm_train.callbacks.garbage_collector import GarbageCollectorCallback
-from olm_train.callbacks.gpu_memory_monitor import GPUMemoryMonitorCallback
-from olm_train.callbacks.gradient_noise_scale import GradientNoiseScaleCallback
-from olm_train.callbacks.hf_exporter import HFExporterCallback
-from olm_train.callbacks.loss_ledger import LossLedgerCallback
 from olm_train.callbacks.lr_monitor import LRMonitorCallback
-from olm_train.callbacks.metric_saver import MetricSaverCallback
 from olm_train.callbacks.metrics_logger import MetricsLoggerCallback
-from olm_train.callbacks.model_merge import ModelMergeCallback
-from olm_train.callbacks.notifier import NotifierCallback
-from olm_train.callbacks.profiler import ProfilerCallback
-from olm_train.callbacks.replay_checker import ReplayCheckerCallback
-from olm_train.callbacks.replica_checker import ReplicaCheckerCallback
-from olm_train.callbacks.samples import SamplesCallback
-from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
 from olm_train.callbacks.speed_monitor import SpeedMonitorCallback
-from olm_train.callbacks.stability_monitor import StabilityMonitorCallback
-from olm_train.callbacks.tracking.comet import CometCallback
-from olm_train.callbacks.tracking.tensorboard import TensorBoardCallback
-from olm_train.callbacks.tracking.trackio import TrackioCallback
-from olm_train.callbacks.tracking.wandb import WandBCallback
 from olm_train.callbacks.watchdog import WatchdogCallback
 from olm_train.checkpoint.policy import CheckpointerConfig
 
@@ -58,29 +40,7 @@ class CallbacksConfig(Config):
         watchdog: ends a run that hangs.
         lr_monitor: logs the rates of parameter groups that have their own.
         batch_size_scheduler: [later sizes](#batch-size-schedules) of the global batch.
-        sequence_length_scheduler: short rows at first.
-        config_saver: writes the configuration under another name too, and lists the data files.
         lm_evaluator: loss, perplexity and bits per byte on held-out data sets.
-        downstream_evaluator: scores of downstream tasks.
-        samples: continues the same prompts after chosen steps.
-        replica_checker: compares what several ranks hold.
-        replay_checker: repeats logged steps at a resume, and compares.
-        stability_monitor: counts spikes, and names their documents.
-        early_stopping: ends a run that no longer gets better.
-        gpu_memory_monitor: memory of the GPU by step.
-        gap_monitor: statistics of gradients, activations and parameters; gradients on disk.
-        gradient_noise_scale: the batch size beyond which more data a step help little.
-        loss_ledger: writes the loss of every piece of a document.
-        metric_saver: writes the latest metrics as JSON files.
-        notifier: messages to Slack, Discord or any webhook.
-        model_merge: saves the mean of the weights of the last steps.
-        ema: saves an exponential moving average of the weights.
-        hf_exporter: exports checkpoints for transformers and its kin.
-        profiler: traces of a few steps, and what those were spent on.
-        wandb: shows the run on Weights & Biases.
-        comet: shows the run on Comet.
-        tensorboard: writes event files for TensorBoard.
-        trackio: shows the run in trackio.
         own: [callbacks of your own](../how-to/use-your-own-parts.md), under any names: `name` is
             the import path of the class, or the name that a package gives it; its fields go beside.
     """
@@ -94,30 +54,16 @@ class CallbacksConfig(Config):
     watchdog: WatchdogCallback = field(default_factory=WatchdogCallback)
     lr_monitor: LRMonitorCallback = field(default_factory=LRMonitorCallback)
     batch_size_scheduler: BatchSizeSchedulerCallback | None = None
-    sequence_length_scheduler: SequenceLengthSchedulerCallback | None = None
-    config_saver: ConfigSaverCallback | None = None
     lm_evaluator: LMEvaluatorCallback | None = None
-    downstream_evaluator: DownstreamEvaluatorCallback | None = None
-    samples: SamplesCallback | None = None
-    replica_checker: ReplicaCheckerCallback | None = None
-    replay_checker: ReplayCheckerCallback | None = None
-    stability_monitor: StabilityMonitorCallback | None = None
-    early_stopping: EarlyStoppingCallback | None = None
-    gpu_memory_monitor: GPUMemoryMonitorCallback | None = None
-    gap_monitor: GAPMonitorCallback | None = None
-    gradient_noise_scale: GradientNoiseScaleCallback | None = None
-    loss_ledger: LossLedgerCallback | None = None
-    metric_saver: MetricSaverCallback | None = None
-    notifier: NotifierCallback | None = None
-    model_merge: ModelMergeCallback | None = None
-    ema: EMACallback | None = None
-    hf_exporter: HFExporterCallback | None = None
-    profiler: ProfilerCallback | None = None
-    wandb: WandBCallback | None = None
-    comet: CometCallback | None = None
-    tensorboard: TensorBoardCallback | None = None
-    trackio: TrackioCallback | None = None
     own: Annotated[dict[str, OwnCallback], Rest()] = field(default_factory=dict)
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """Return the class of each callback that this distribution brings, by name."""
+        config: Any = cls
+        hints = hints_of(config)
+        known = {f.name: kinds_of(hints[f.name])[0] for f in fields(cls) if f.name != "own"}
+        return known | parts_by_name(hints["own"])
 
     def build(self) -> dict[str, Callback]:
         """Return the callbacks by name, each a new one."""

@@ -31,7 +31,7 @@ FileName = Annotated[
 
 @dataclass(kw_only=True)
 class ConfigSaverCallback(Callback):
-    """Files that say what a run was made of, in its folder and in each of its checkpoints.
+    """Writes the configuration under another name too, and lists the data files.
 
     Attributes:
         enabled: write them, where `config_saver` is given at all.

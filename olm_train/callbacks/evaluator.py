@@ -26,7 +26,7 @@ NEEDS = "the callback lm_evaluator"
 
 @dataclass(kw_only=True)
 class LMEvaluatorCallback(Evaluations):
-    """Held-out data sets and when to look at them.
+    """Loss, perplexity and bits per byte on held-out data sets.
 
     Attributes:
         enabled: evaluate, where `lm_evaluator` is given at all.

@@ -34,7 +34,7 @@ StepFileName = Annotated[
 
 @dataclass(kw_only=True)
 class MetricSaverCallback(Callback):
-    """Files with the latest metrics, written on rank 0; an object, metric by metric.
+    """Writes the latest metrics as JSON files, on rank 0; an object, metric by metric.
 
     Attributes:
         enabled: write them, where `metric_saver` is given at all.

@@ -32,7 +32,7 @@ OTHERWISE = 1e-3
 
 @dataclass(kw_only=True)
 class ReplayCheckerCallback(Callback):
-    """Repetition of logged steps at a resume.
+    """Repeats logged steps at a resume, and compares.
 
     Runs before the metric saver, which cuts the log.
 

@@ -31,7 +31,7 @@ MOST_SHOWN = 3
 
 @dataclass(kw_only=True)
 class ReplicaCheckerCallback(Callback):
-    """Comparison of what several ranks hold.
+    """Compares what several ranks hold.
 
     Runs before the checkpointer: no difference is saved.
 

@@ -46,7 +46,7 @@ NEEDS = "the callback samples"
 
 @dataclass(kw_only=True)
 class SamplesCallback(EvaluationSteps):
-    """Prompts, and when they are continued.
+    """Continues the same prompts after chosen steps.
 
     Attributes:
         enabled: write texts, where `samples` is given at all.

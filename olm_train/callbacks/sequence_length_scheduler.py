@@ -16,7 +16,6 @@ from olm_data.config.hints import PositiveInt
 from olm_data.errors import UsageError
 from olm_data.run_log.metric_names import TRUNCATED
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.loss_ledger import LossLedgerCallback
 from olm_train.data.base import require_lock
 from olm_train.data.batch import Batch
 from olm_train.data.cut_rows import split_rows, truncate_rows
@@ -89,13 +88,6 @@ class SequenceLengthSchedulerCallback(Callback):
                 )
 
     def pre_train(self) -> None:
-        ledgers = [isinstance(c, LossLedgerCallback) for c in self.trainer.callbacks.values()]
-        if self.truncate and any(ledgers):
-            raise UsageError(
-                "the loss ledger cannot tell which documents truncated rows hold",
-                where=f"trainer.callbacks.{NAME}.truncate",
-                fix="leave truncate out, or the ledger",
-            )
         self._length = None
 
     def length_at(self, step: int) -> int:

@@ -25,7 +25,7 @@ from olm_data.decoding import convert
 from olm_data.errors import OlmError
 from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, SPIKE_SCORE, SPIKE_SCORE_TOTAL
 from olm_train.callbacks.base import Callback
-from olm_train.notices.notice import Event
+from olm_train.callbacks.notice import Event
 from olm_train.stability.report import write_report
 
 FEWEST = 8

@@ -44,7 +44,6 @@ from olm_data.storage.store import Store, is_remote
 from olm_train.checkpoint.manifest import CONFIG, LOCK, STATE
 from olm_train.checkpoint.state import from_json
 from olm_train.distributed.world import World
-from olm_train.notices.sent import NOTIFIED
 from olm_train.optim.state import OptimizerRecord
 
 if TYPE_CHECKING:
@@ -212,6 +211,8 @@ def open_tokenizer(data: bytes | None, lock: Lock | None, where: str) -> Tokeniz
     return prompt_tokenizer(data, None if lock is None else lock.tokenizer, place)
 
 
+NOTIFIED = "notified.json"
+"""What a run has told already, written by `extensions.notices`."""
 LOGS = (METRICS, STARTS, ENDS, CONFIG, ENVIRONMENT, NOTIFIED, SAMPLES)
 DEFAULT_FOLDER = "~/.cache/olm/runs"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -17,7 +17,6 @@ from olm_data.config.convert import Config
 from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_data.errors import UsageError
 from olm_train.checkpoint.manifest import Kind
-from olm_train.hf.load import Vocabulary
 
 
 class Removal(StrEnum):
@@ -31,6 +30,9 @@ class Removal(StrEnum):
     never = "never"
     """Nothing, whatever `max_checkpoints` says."""
 
+
+Vocabulary = Literal["keep", "extend"]
+"""What is done where the data has ids that the model to begin with does not know."""
 
 FixedStep = Annotated[
     int, Meta(ge=1, description="pre_train_checkpoint: true makes the checkpoint of step 0")

@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING
 
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
-from olm_data.storage.store import Store
+from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.documents import open_tokenizer
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import LOCK, MANIFEST, TOKENIZER, folder_name
-from olm_train.checkpoint.text_rules import TextRules
+from olm_train.checkpoint.model_format import ForeignModel, format_of
+from olm_train.checkpoint.text_rules import CHAT_TEMPLATE, TextRules
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
-from olm_train.hf.load import Opened, open_model
-from olm_train.hf.source import (
-    CHAT_TEMPLATE,
-    is_transformers,
-    no_tokenizer,
-    pinned,
-    read_tokenizer,
-)
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import Exported, is_exported, load_exported
 
@@ -54,7 +47,7 @@ class Portable:
         trust: import classes of its own by the path that it gives.
     """
 
-    source: Checkpoint | Exported | Opened
+    source: Checkpoint | Exported | ForeignModel
     name: str
     step: int | None
     recorded_lock: Lock | None
@@ -79,12 +72,14 @@ class Portable:
     @property
     def folder(self) -> str:
         """Path or URL of its folder."""
-        return self.source.place if isinstance(self.source, Opened) else self.source.store.root
+        return (
+            self.source.place if isinstance(self.source, ForeignModel) else self.source.store.root
+        )
 
     def tokenizer_json(self) -> bytes | None:
         """Return the bytes of its `tokenizer.json`, None where there is none."""
-        if isinstance(self.source, Opened):
-            return read_tokenizer(self.source.place)
+        if isinstance(self.source, ForeignModel):
+            return self.source.tokenizer_json()
         return self.source.read_bytes(TOKENIZER)
 
     def tokenizer(self) -> Tokenizer:
@@ -95,8 +90,8 @@ class Portable:
             ValidationError: it is another one than that of its lock.
         """
         data = self.tokenizer_json()
-        if data is None and isinstance(self.source, Opened):
-            raise no_tokenizer(self.folder, NO_TEXT)
+        if data is None and isinstance(self.source, ForeignModel):
+            raise self.source.no_tokenizer(NO_TEXT)
         return open_tokenizer(data, self.recorded_lock, self.folder)
 
     def rules(self, tokenizer: Tokenizer) -> TextRules:
@@ -106,10 +101,10 @@ class Portable:
             tokenizer: its own.
 
         Raises:
-            InputError, ValidationError: as `TextRules.of_transformers`.
+            InputError, ValidationError: as `ForeignModel.rules`.
         """
-        if isinstance(self.source, Opened):
-            return TextRules.of_transformers(self.source, tokenizer)
+        if isinstance(self.source, ForeignModel):
+            return self.source.rules(tokenizer)
         if self.recorded_lock is None:
             return TextRules.of_tokenizer(tokenizer)
         data = self.source.read_bytes(CHAT_TEMPLATE)
@@ -160,17 +155,17 @@ def open_portable(
         ValidationError: it is damaged.
     """
     text = os.fspath(place)
-    foreign = is_transformers(text)
-    text = pinned(text)
-    if foreign or is_exported(text):
+    foreign = format_of(text)
+    text = absolute(text).rstrip("/") if foreign is None else foreign.pinned(text)
+    if foreign is not None or is_exported(text):
         if name != "latest":
             raise UsageError(
                 f"there is no checkpoint {name}: this is not a run",
                 where=text,
                 fix="leave --checkpoint out, or give the save folder of the run",
             )
-        if foreign:
-            opened = open_model(text)
+        if foreign is not None:
+            opened = foreign.open(text)
             return Portable(opened, opened.name, None, None)
         exported = load_exported(text)
         step, file = exported.about.step, exported.about.weights.file

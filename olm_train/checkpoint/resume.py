@@ -26,7 +26,6 @@ from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
 from olm_train.checkpoint.documents import Origin, RunState, relative_path
-from olm_train.checkpoint.from_transformers import from_transformers
 from olm_train.checkpoint.given import mapping_of
 from olm_train.checkpoint.load import Checkpoint, find_checkpoint
 from olm_train.checkpoint.manifest import (
@@ -39,12 +38,12 @@ from olm_train.checkpoint.manifest import (
     STATE,
     TOKENIZER,
 )
+from olm_train.checkpoint.model_format import format_of
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.checkpoint.state import FlatState, flatten, to_json
 from olm_train.checkpoint.weights import model_config
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
-from olm_train.hf.source import is_transformers
 from olm_train.model.config import DecoderConfig
 from olm_train.model.load import padded
 from olm_train.model.weights_folder import is_exported, load_exported
@@ -256,8 +255,8 @@ def begin(policy: LoadPolicy, run: Run) -> StartingPoint:
     if policy.path is None:
         return StartingPoint(load=run.train_module.ensure_weights)
     place, world = absolute(policy.path), run.train_module.world
-    if world.on_main(lambda: is_transformers(place)):
-        found = from_transformers(
+    if (foreign := world.on_main(lambda: format_of(place))) is not None:
+        found = foreign.begin(
             policy, run.train_module, run.data_loader.lock, run.save_folder, run.say
         )
         run.say(f"beginning with {found.place}")

@@ -16,12 +16,12 @@ from dataclasses import replace
 
 import torch
 
-from olm_data.exporting.model_folder import About
+from olm_data.model_folder import About
 from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import CONFIG, LOCK, TOKENIZER
+from olm_train.checkpoint.model_format import ForeignModel
 from olm_train.distributed.world import World
-from olm_train.hf.load import Opened
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder, build_decoder
 from olm_train.model.load import model_of, parse_model, refuse_size
@@ -47,20 +47,23 @@ def model_config(checkpoint: Checkpoint, *, trust: bool = False) -> DecoderConfi
 
 
 def evaluation_model(
-    source: Checkpoint | Exported | Opened, *, classes: Iterable[type] = (), trust: bool = False
+    source: Checkpoint | Exported | ForeignModel,
+    *,
+    classes: Iterable[type] = (),
+    trust: bool = False,
 ) -> Decoder:
     """Return a model on the CPU, in fp32, for evaluation.
 
     Every attention back-end computes the same function of the weights; this one runs on a CPU.
 
     Args:
-        source: a checkpoint, a folder of weights, or a model of transformers.
+        source: a checkpoint, a folder of weights, or a model of another program.
         classes, trust: of one's own that the model may be of, see `load_model`.
 
     Raises:
         ValidationError: shape and weights do not fit each other.
     """
-    if isinstance(source, Opened):
+    if isinstance(source, ForeignModel):
         return source.build(torch.float32, attention="sdpa")
     if isinstance(source, Exported):
         model = model_of(source, classes=classes, trust=trust, vocab_multiple=1, attention="sdpa")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from olm_data.eval_sets.eval_set import EvalSet, Requests
+from olm_data.dataset.eval_set import EvalSet, Requests
 from olm_data.run_log.metric_names import (
     EVAL_ACC,
     EVAL_BPB,

@@ -30,11 +30,11 @@ from olm_data.storage.places import refuse_no_file
 from olm_data.storage.store import Store
 
 with needs("generating text"):
+    from olm_train.checkpoint.model_format import pinned
     from olm_train.distributed.world import World, quiet_alone
     from olm_train.generate.engine import MAX_ROWS, Request, Writing
     from olm_train.generate.loaded import LoadedModel
     from olm_train.generate.sampling import MAX_SEED, Sampling
-    from olm_train.hf.source import pinned
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,11 +17,10 @@ from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.storage.names import is_unicode
 from olm_data.tokenizer.tokenizer import library_errors
 from olm_train.checkpoint.portable import Portable, open_portable
-from olm_train.checkpoint.text_rules import TextRules
+from olm_train.checkpoint.text_rules import CHAT_TEMPLATE, TextRules
 from olm_train.generate.engine import MAX_ROWS, Engine
 from olm_train.generate.runner import runner_of
 from olm_train.generate.template import ChatTemplate
-from olm_train.hf.source import CHAT_TEMPLATE
 from olm_train.model.decoder import Decoder
 
 if TYPE_CHECKING:

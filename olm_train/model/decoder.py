@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olm_data.exporting.model_folder import About
+from olm_data.model_folder import About
 from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Shifted, Use
 from olm_train.model.config import DecoderConfig

@@ -32,7 +32,7 @@ from olm_data.config.convert import as_dict
 from olm_data.config.import_path import import_path
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError, printable
-from olm_data.exporting.model_folder import CONFIG, About, ExportedFile, aside, read_about
+from olm_data.model_folder import CONFIG, About, ExportedFile, aside, read_about
 from olm_data.storage.disk import io_errors, write_durable
 from olm_data.storage.store import Store, absolute
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig

@@ -32,7 +32,7 @@ from olm_data.storage.places import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.checkpoint.documents import saved_config
-from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy
+from olm_train.checkpoint.policy import LoadPolicy, LoadStrategy, Vocabulary
 from olm_train.data.loader import DataLoader
 from olm_train.distributed.holding import LeasePolicy, Takeover
 from olm_train.distributed.waiting import CommConfig
@@ -40,7 +40,6 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
-from olm_train.hf.load import Vocabulary
 from olm_train.model.config import DecoderConfig
 from olm_train.model.init import RULE
 from olm_train.run.derived import derive_model, named_shape, refuse_contradictions
@@ -361,7 +360,7 @@ def _fill_in(model: JsonObject, values: Values, lock: Lock | None) -> None:
     derived = derive_model(values, trainer.load_policy(), trainer.save_folder, ids)
     if derived is not None:
         refuse_contradictions(model, derived, values)
-        for name, value in derived.items():
+        for name, value in derived.fields.items():
             model.setdefault(name, value)
 
 

@@ -9,6 +9,8 @@ So `train.yaml` needs no `model`, and a run goes on without the weights that it 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import as_dict, parse
 from olm_data.config.values import Values
@@ -17,17 +19,20 @@ from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import candidates
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import Manifest
+from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy
-from olm_train.hf.family import FREE, canonical
-from olm_train.hf.load import open_model, vocabulary_size
-from olm_train.hf.source import SCHEME, is_transformers, pinned
 from olm_train.model.config import DecoderConfig
 from olm_train.model.presets import depth_fields, preset_fields
 
 
-def derive_model(
-    values: Values, policy: LoadPolicy, save_folder: str, ids: int
-) -> JsonObject | None:
+class Derived(NamedTuple):
+    """The fields of a shape, and the format of the model that has it."""
+
+    format: ModelFormat
+    fields: JsonObject
+
+
+def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int) -> Derived | None:
     """Return the fields of `model` that follow from `load_path`; None: there is nothing such.
 
     An address of the hub in `values` becomes that of a commit.
@@ -43,7 +48,8 @@ def derive_model(
         UsageError: the vocabulary is too small; or `load_vocabulary` is for such models only.
         StorageError: the hub cannot be reached.
     """
-    if policy.path is None or not is_transformers(policy.path):
+    known = None if policy.path is None else format_of(policy.path)
+    if policy.path is None or known is None:
         if policy.vocabulary != "keep":
             raise UsageError(
                 "has an effect with a model of transformers alone",
@@ -54,18 +60,18 @@ def derive_model(
     begun = _begun(save_folder)
     if begun is not None:
         path = begun.get("trainer", {}).get("load_path")
-        if policy.path.startswith(SCHEME) and isinstance(path, str) and path.startswith(SCHEME):
+        if isinstance(path, str) and all(map(known.may_change, (policy.path, path))):
             values.data["trainer"]["load_path"] = path
         model: JsonObject = {**begun["model"]}
         model.pop("attention", None)  # that of the device it ran on
-        return model
-    place = pinned(policy.path)
-    if place.startswith(SCHEME):
+        return Derived(known, model)
+    place = known.pinned(policy.path)
+    if known.may_change(place):
         values.data["trainer"]["load_path"] = place
-    opened = open_model(place)
+    opened = known.open(place)
     shape: JsonObject = as_dict(opened.config)
-    shape["vocab_size"] = vocabulary_size(opened, ids, policy.vocabulary)
-    return shape
+    shape["vocab_size"] = opened.vocabulary_size(ids, policy.vocabulary)
+    return Derived(known, shape)
 
 
 def named_shape(model: JsonObject, values: Values) -> JsonObject:
@@ -104,12 +110,12 @@ def named_shape(model: JsonObject, values: Values) -> JsonObject:
     return shape
 
 
-def refuse_contradictions(given: JsonObject, derived: JsonObject, values: Values) -> None:
+def refuse_contradictions(given: JsonObject, found: Derived, values: Values) -> None:
     """Refuse fields of `model` that are not those of the weights.
 
     Args:
         given: what the user wrote, presets filled in.
-        derived: of `derive_model`.
+        found: of `derive_model`.
 
     Raises:
         UsageError: a field has another value; names it.
@@ -120,11 +126,12 @@ def refuse_contradictions(given: JsonObject, derived: JsonObject, values: Values
             where=values.where(("model", "name")),
             fix="leave it out",
         )
+    known, derived = found
     merged = Values({"model": {**derived, **given}}, file=values.file)
     config = parse(DecoderConfig, merged, ("model",))
-    same = as_dict(canonical(config))
+    same = as_dict(known.canonical(config))
     for name in given:
-        if name not in FREE and name in derived and same[name] != derived[name]:
+        if name not in known.free and name in derived and same[name] != derived[name]:
             raise UsageError(
                 f"model.{name} is {derived[name]} in the weights of trainer.load_path, not "
                 f"{given[name]}",

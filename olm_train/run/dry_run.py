@@ -14,9 +14,10 @@ import numpy as np
 import torch
 import yaml
 
+from olm_data import plugins
 from olm_data.counts import duration
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, ValidationError, printable
+from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.shared import warnings_of_held_out
 from olm_data.rows.views import LockRows
@@ -31,8 +32,6 @@ from olm_train.estimate.gpus import GPUS, Gpu
 from olm_train.estimate.memory import memory_of_step
 from olm_train.estimate.sharding import Machine
 from olm_train.evaluation.held_out import open_held_out
-from olm_train.hf_export.family import family_of_run
-from olm_train.model.config import DecoderConfig
 from olm_train.optim.schedule_base import Position
 from olm_train.run.config import RunConfig
 
@@ -199,7 +198,8 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         "shorter ones cost less)"
     )
     yield f"{tokens / config.model.num_params:.3g} tokens a parameter"
-    yield _exports_as(config.model, loader.lock)
+    for name in plugins.names("olm_train.exports"):
+        yield plugins.load("olm_train.exports", name)(config.model, loader.lock)
     module = config.train_module
     loss = module.loss.choose(
         config.model,
@@ -214,14 +214,6 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         f"{time} on {world_size} x {plan.gpu.name} at {plan.mfu:.0%} of "
         f"their peak (--gpu, --mfu): {rate / flops:,.0f} tokens a second"
     )
-
-
-def _exports_as(model: DecoderConfig, lock: Lock) -> str:
-    """Return what `olm-train export --to hf` makes of a model, or what prevents it."""
-    try:
-        return f"exports as: {family_of_run(model, lock).architecture}"
-    except UsageError as error:
-        return f"exports as nothing that transformers knows: {error.what}"
 
 
 def _memory(

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 from support.callbacks_elsewhere import GUIDE, HOOKS, MADE, NEEDED, OPTIONS, RESEARCHERS
@@ -43,8 +43,7 @@ NO_CALLBACK = {row[0].strip("`") for row in rows(CLASSES) if row[1].startswith("
 def default_of(option: str) -> Any:
     """Return the default of an option as JSON has it, MISSING where it is needed."""
     section, name = option.split(".")
-    hint = get_type_hints(CallbacksConfig)[section]
-    kind: Any = next((k for k in get_args(hint) if k is not type(None)), hint)
+    kind = CallbacksConfig.kinds()[section]
     (field,) = (each for each in fields(kind) if each.name == name)
     if field.default_factory is not MISSING:
         return as_dict(field.default_factory())
@@ -101,7 +100,7 @@ def test_a_default_that_is_another_one_is_explained() -> None:
 
 
 def test_each_callback_and_hook_that_it_leads_to_is_here() -> None:
-    known = {field.name for field in fields(CallbacksConfig)}
+    known = set(CallbacksConfig.kinds())
     for row in rows(CLASSES):
         for name in TICKED.findall(row[1]):
             if re.fullmatch(r"[a-z_]+", name):

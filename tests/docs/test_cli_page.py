@@ -9,11 +9,12 @@ import click
 import pytest
 from support.pages import REPOSITORY
 
-from olm_data.cli import SUMMARIES, cli
-from olm_train.cli import COMMANDS
+from olm_data.cli import cli
 from olm_train.cli import cli as trainer
 from olm_train.run.command import CONFIG_OPTIONS, FLAGS, OPTIONS
 
+SUMMARIES = cli.list_commands(click.Context(cli))
+COMMANDS = trainer.list_commands(click.Context(trainer))
 PAGE = REPOSITORY / "docs" / "reference" / "cli.md"
 COMMON = {
     "--quiet",
@@ -67,7 +68,6 @@ def test_every_option_of_every_command_is_on_the_page_and_no_other(heading: str)
 
 def test_the_page_has_a_section_for_each_command_and_for_nothing_else() -> None:
     assert set(sections()) == set(wanted())
-    assert list(sections())[: len(SUMMARIES)] == [f"olm-data {name}" for name in SUMMARIES]
 
 
 def test_each_help_begins_with_an_example(repository: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from olm_train import AutoTrainer
-from olm_train.auto.strategy import Preset, TrainerStrategy
+from olm_train.extensions.auto.strategy import Preset, TrainerStrategy
 from olm_train.parallel.config import DataParallelConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/training-guide.md").read_text()

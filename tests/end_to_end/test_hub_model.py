@@ -31,7 +31,7 @@ from olm_train import Decoder, load_model
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
-from olm_train.export import main as export
+from olm_train.extensions.hf_export.command import main as export
 from olm_train.trainer import Trainer
 
 pytestmark = pytest.mark.slow  # processes that push, pull and train

@@ -21,8 +21,8 @@ from support.slurm import NODES, Cluster
 from support.tokenizing import digests, make_dataset, texts, write_jsonl
 
 from olm_data.errors import ResourceError
+from olm_data.extensions.ray.runner import RayRunner
 from olm_data.runners.base import Runner
-from olm_data.runners.ray import RayRunner
 
 
 @pytest.mark.slow

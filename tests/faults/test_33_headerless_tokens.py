@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from olm_data.errors import InputError, UsageError
-from olm_data.importing.import_files import import_files
+from olm_data.extensions.importing.import_files import import_files
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 TOKENIZER = Path(__file__).parents[1] / "support" / "foreign" / "tokenizer.json"

@@ -26,8 +26,8 @@ from olm_data.canonical import digest
 from olm_data.errors import OlmError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
-from olm_train.evaluate import main as evaluate
-from olm_train.export import main as export
+from olm_train.extensions.downstream.command import main as evaluate
+from olm_train.extensions.hf_export.command import main as export
 from olm_train.generate.command import main as generate
 
 pytestmark = pytest.mark.xdist_group("strangers")  # its fixture is made once

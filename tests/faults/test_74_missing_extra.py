@@ -9,14 +9,17 @@ import sys
 import tomllib
 from pathlib import Path
 
+import click
 import pytest
 from support.command import environment
 from support.tokenizing import texts, write_jsonl
 
-from olm_data.cli import SUMMARIES
+from olm_data.cli import cli
 from olm_data.extras import DISTRIBUTION, EXTRAS, install
-from olm_train.cli import COMMANDS
+from olm_train.cli import cli as trainer
 
+SUMMARIES = cli.list_commands(click.Context(cli))
+COMMANDS = trainer.list_commands(click.Context(trainer))
 REPOSITORY = Path(__file__).resolve().parents[2]
 CLI = "olm_data.cli"
 WORKS = "works"

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from olm_data.errors import OlmError
-from olm_data.importing.borders import HEAD, MAGIC, read_borders
-from olm_data.importing.token_files import TokenFile
-from olm_data.report.training import (
+from olm_data.extensions.importing.borders import HEAD, MAGIC, read_borders
+from olm_data.extensions.importing.token_files import TokenFile
+from olm_data.extensions.report.training import (
     TrainedRun,
     held_out_section,
     runs_section,

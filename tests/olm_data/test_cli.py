@@ -11,18 +11,20 @@ import pytest
 from support.command import Said, inside
 from support.tokenizing import texts, write_jsonl
 
-from olm_data.cli import HIDDEN, SUMMARIES
-from olm_data.commands import stats
+from olm_data.cli import cli
+from olm_data.extensions.stats import command as stats
 
 
 def test_help_names_each_command_with_a_whole_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = inside(capsys, "--help").stdout
-    for name, summary in SUMMARIES.items():
-        assert (f"  {name} " in text) == (name not in HIDDEN)
-        assert name in HIDDEN or summary in " ".join(text.split())
-        assert summary.endswith(".")
+    for heading, known in cli.summaries().items():
+        assert f"{heading}:" in text
+        for name, summary in known.items():
+            assert (f"  {name} " in text) == (name not in cli.internal)
+            assert name in cli.internal or summary in " ".join(text.split())
+            assert summary.endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_d3_a_file_of_a_run_is_read_with_the_limit_of_what_wrote_it(repository: 
         "olm_data/regular_files.py",
         "olm_data/config/values.py",  # a configuration that the user names
         "olm_data/sources/listing.py",  # a folder of `datasets`
-        "olm_train/hf/source.py",  # a model of somebody else
+        "olm_train/extensions/hf/source.py",  # a model of somebody else
     }
     found = {
         p.relative_to(repository).as_posix() for p in modules() if "MAX_CONFIG" in p.read_text()

@@ -41,9 +41,9 @@ from olm_train.stability.gate import NonFinite
 pytestmark = together
 
 MADE_OF_MEMBERS = {
-    "olm_data.eval_sets.tasks.Task",
-    "olm_train.auto.module.Parts",
-    "olm_train.auto.strategy.Choice",
+    "olm_data.extensions.eval_sets.tasks.Task",
+    "olm_train.extensions.auto.module.Parts",
+    "olm_train.extensions.auto.strategy.Choice",
     "olm_train.checkpoint.save.Contents",
 }
 """Records that no user makes: what makes them has the members."""

@@ -110,9 +110,9 @@ def _child(command: Command, place: Path, log: int) -> None:
 
 
 def _main(command: Command) -> int:
-    from importlib import import_module
+    import click
 
-    from olm_train.cli import MODULES
+    from olm_train.cli import cli
 
     if command.module == "olm_data":
         from olm_data.cli import main
@@ -127,9 +127,9 @@ def _main(command: Command) -> int:
         from olm_train.run.command import print_config
 
         return int(print_config(list(command.words)))
-    name = command.module.replace("_", "-")
-    module = import_module(f"olm_train.{MODULES.get(name, command.module)}")
-    module.main(list(command.words))
+    found = cli.get_command(click.Context(cli), command.module.replace("_", "-"))
+    assert found is not None
+    found.main(list(command.words))
     return 0
 
 

@@ -1,8 +1,8 @@
 """Small models of transformers as files that stay: `python tests/support/frozen_hf_models.py`.
 
-A folder each under tests/olm_train/hf/frozen: config.json and model.safetensors (bf16) as
-transformers writes them, and expected.json: a prompt and the logits that transformers gives it in
-fp32. Made once; made anew only where a family gets another model, never to please a test.
+A folder each under tests/olm_train/extensions/hf/frozen: config.json and model.safetensors (bf16)
+as transformers writes them, and expected.json: a prompt and the logits that transformers gives it
+in fp32. Made once; made anew only where a family gets another model, never to please a test.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
-FROZEN = HERE.parent / "olm_train/hf/frozen"
+FROZEN = HERE.parent / "olm_train/extensions/hf/frozen"
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,

@@ -8,8 +8,8 @@ from typing import Any
 
 from support.runs import build_trainer
 
-from olm_data.exporting.destination import RECORD
-from olm_data.exporting.model_receipt import Receipt
+from olm_data.model_receipt import Receipt
+from olm_data.storage.destination import RECORD
 from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.distributed.world import World
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.importing.import_files import Imported, import_files
+from olm_data.extensions.importing.import_files import Imported, import_files
 from olm_data.tokenizer.tokenizer import load_tokenizer
 
 FOREIGN = Path(__file__).with_name("foreign")

@@ -1,4 +1,4 @@
-"""What each rank does for the tests of `olm_train/probe`, and a trainer that only takes steps."""
+"""What ranks do for the tests of the monitors, and a trainer that only takes steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.gap_monitor import GAPMonitorCallback
-from olm_train.callbacks.gradient_noise_scale import GradientNoiseScaleCallback
 from olm_train.distributed.world import World
-from olm_train.probe.gradient_files import write_gradients
-from olm_train.probe.statistics import finish, measure, underflows_of
+from olm_train.extensions.monitors.gap_monitor import GAPMonitorCallback
+from olm_train.extensions.monitors.gradient_files import write_gradients
+from olm_train.extensions.monitors.gradient_noise_scale import GradientNoiseScaleCallback
+from olm_train.extensions.monitors.statistics import finish, measure, underflows_of
 from olm_train.train_module import TransformerTrainModule
 
 TARGETS: Any = ["params", "grads", "updates", "opt_state", "activations", "activation_grads"]

@@ -6,10 +6,10 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from olm_data.exporting.destination import RECORD
-from olm_data.exporting.model_receipt import Claim, FileProof, Receipt, Verified
+from olm_data.model_receipt import Claim, FileProof, Receipt, Verified
+from olm_data.storage.destination import RECORD
 
-FROZEN = Path(__file__).resolve().parents[1] / "olm_train/hf/frozen"
+FROZEN = Path(__file__).resolve().parents[1] / "olm_train/extensions/hf/frozen"
 CARD = "---\nlibrary_name: transformers\n---\n# A model\n"
 
 

@@ -17,7 +17,7 @@ from support.service_stub import Service, serving
 
 from olm_data.run_log.log import METRICS, Evaluation, MetricsWriter, Step
 from olm_data.run_log.metric_names import CE_LOSS, LR
-from olm_train.callbacks.tracking import wandb_offline
+from olm_train.extensions.tracking import wandb_offline
 
 Sink = list[tuple[int, dict[str, float]]]
 """Step and metrics of each row of a sink, in its order."""
@@ -125,7 +125,7 @@ def same(found: Sink, wanted: Sink, *, digits: int = 12) -> bool:
 
 PATIENT = """
 import runpy
-from olm_train.callbacks.tracking.feeder import Limits
+from olm_train.extensions.tracking.feeder import Limits
 Limits.__init__.__kwdefaults__.update(open=600, log=600, close=600)
 runpy.run_module("olm_train.run", run_name="__main__", alter_sys=True)
 """

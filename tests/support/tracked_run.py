@@ -14,7 +14,7 @@ from pathlib import Path
 from support.runs import build_trainer
 
 from olm_train.callbacks.base import Callback
-from olm_train.callbacks.tracking.feeder import Limits
+from olm_train.extensions.tracking.feeder import Limits
 
 SECONDS = 0.25
 

@@ -11,13 +11,16 @@ import pytest
 from support.command import inside
 from support.tokenizing import texts, write_jsonl
 
-from olm_data.cli import SUMMARIES, cli
+from olm_data.cli import cli
 from olm_data.command import Count
-from olm_train.cli import COMMANDS
 from olm_train.cli import cli as trainer
 
-BOTH = [(cli, name) for name in SUMMARIES]
-BOTH += [(trainer, name) for name in COMMANDS if name not in ("run", "config", "lm-eval")]
+BOTH = [(cli, name) for name in cli.list_commands(click.Context(cli))]
+BOTH += [
+    (trainer, name)
+    for name in trainer.list_commands(click.Context(trainer))
+    if name not in ("run", "config", "lm-eval")
+]
 
 
 @pytest.mark.parametrize(("group", "name"), BOTH)

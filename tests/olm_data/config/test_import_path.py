@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from olm_data.config.import_path import entry_names, entry_path, import_path, load_class
+from olm_data.config.import_path import import_path, load_class
 from olm_data.errors import OlmError, UsageError
 
 
@@ -39,12 +39,3 @@ def test_a_path_that_leads_nowhere_is_refused_with_its_place(
         load_class(path, OlmError, where="train.yaml:3")
     assert says in str(raised.value)
     assert "train.yaml:3" in str(raised.value)
-
-
-def test_entry_points_of_installed_packages_are_found() -> None:
-    assert "pytest" in entry_names("console_scripts")
-    assert entry_path("console_scripts", "pytest") in (
-        "pytest:console_main",
-        "_pytest.config:_console_main",
-    )
-    assert entry_path("console_scripts", "no-such-command") is None

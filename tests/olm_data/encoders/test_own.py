@@ -51,7 +51,7 @@ def test_a_package_gives_it_a_short_name(
     spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {(own.GROUP, "backwards"): f"{MODULE}:Wrong"}
-    monkeypatch.setattr(own, "entry_path", lambda group, name: names.get((group, name)))
+    monkeypatch.setattr(own, "path_of", lambda group, name: names.get((group, name)))
     assert likely_encoder("backwards") == f"{MODULE}:Wrong"
     made = make_encoder(f"{MODULE}:Slow", spec, "plain").encode(*concatenate([b"some x"]))
     assert made.ids.tolist() == spec.encode("some x")

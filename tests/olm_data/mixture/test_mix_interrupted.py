@@ -13,8 +13,8 @@ from support.faulty_disk import fail, faults, kill
 from support.small_datasets import write_dataset
 from support.tokenizing import make_dataset, texts, write_jsonl
 
-from olm_data.clean import clean
 from olm_data.errors import ResourceError
+from olm_data.extensions.doctor.clean import clean
 from olm_data.mixture.mix import mix
 
 KILLED = """\

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError, ValidationError
-from olm_data.importing.import_files import import_files
+from olm_data.extensions.importing.import_files import import_files
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix

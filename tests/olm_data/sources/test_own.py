@@ -14,11 +14,11 @@ from support.tokenizing import digests
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.job import JobFile
 from olm_data.errors import InputError, UsageError
+from olm_data.extensions.text_stream.documents import Order, Slot
+from olm_data.extensions.text_stream.open import named_corpus
 from olm_data.runners.slurm import batch_script
 from olm_data.sources import own, resolve_source
 from olm_data.storage.store import Store
-from olm_data.text_stream.documents import Order, Slot
-from olm_data.text_stream.open import named_corpus
 from olm_data.tokenization.stored_job import load_job
 from olm_data.verbs import tokenize
 from olm_data.verify.deep import find_inputs
@@ -77,7 +77,7 @@ def test_a_package_gives_it_a_short_name(monkeypatch: pytest.MonkeyPatch) -> Non
     def entry(group: str, name: str) -> str | None:
         return f"{MODULE}:Plain" if (group, name) == (own.GROUP, "shelf") else None
 
-    monkeypatch.setattr(own, "entry_path", entry)
+    monkeypatch.setattr(own, "path_of", entry)
     assert resolve_source(source="shelf").inputs[0].path == f"{MODULE}:Plain/a"
 
 

@@ -13,8 +13,8 @@ from support.tokenizing import make_dataset, texts, write_jsonl
 from olm_data.cli import cli
 from olm_data.dataset.tools import PASSED_REASONS, Tools
 from olm_data.errors import InputError
-from olm_data.stats.count import collect
-from olm_data.stats.text import stats_lines
+from olm_data.extensions.stats.count import collect
+from olm_data.extensions.stats.text import stats_lines
 
 
 def test_the_result_the_manifest_and_stats_say_what_was_not_read(

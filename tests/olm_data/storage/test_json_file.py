@@ -52,7 +52,7 @@ def test_no_document_of_a_dataset_is_written_past_the_limit_of_its_reader() -> N
         (path.name, node)
         for path in modules("olm_data/dataset")
         + modules("olm_data/tokenization")
-        + modules("olm_data/importing")
+        + modules("olm_data/extensions/importing")
         for node in ast.walk(tree(path))
         if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute)
     ]

@@ -8,8 +8,8 @@ import pytest
 from support.importing import FOREIGN, make
 
 from olm_data.dataset.folder import refuse_dataset_folder
-from olm_data.exporting.destination import CLAIM, LocalFolder
 from olm_data.sources.listing import list_files
+from olm_data.storage.destination import CLAIM, LocalFolder
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.names import is_working
 from olm_data.storage.preflight import PROBE

@@ -18,7 +18,7 @@ from support.ports import free_port
 from support.runs import REPOSITORY, environment, metrics
 
 from olm_data.run_log.samples import SAMPLES, read_samples
-from olm_train.evaluation.tasks import TaskRequests
+from olm_train.extensions.downstream.tasks import TaskRequests
 
 pytestmark = pytest.mark.slow
 

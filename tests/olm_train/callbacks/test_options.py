@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -24,14 +24,14 @@ ELSEWHERE = {
     "ReplayCheckerCallback.steps": "faults/test_60_replay.py",
     "ReplayCheckerCallback.strict": "faults/test_60_replay.py",
     "SpeedMonitorCallback.data_wait_alarm": "faults/test_51_slow_storage.py",
-    "TrackerCallback.name": "olm_train/test_track.py",
-    "TrackerCallback.project": "olm_train/test_track.py",
-    "WandBCallback.entity": "olm_train/test_track.py",
-    "WandBCallback.group": "olm_train/test_track.py",
-    "WandBCallback.tags": "olm_train/test_track.py",
-    "WandBCallback.notes": "olm_train/test_track.py",
-    "WandBCallback.cancel_tags": "olm_train/callbacks/tracking/test_callback.py",
-    "WandBCallback.cancel_check_interval": "olm_train/callbacks/tracking/test_callback.py",
+    "TrackerCallback.name": "olm_train/extensions/tracking/test_command.py",
+    "TrackerCallback.project": "olm_train/extensions/tracking/test_command.py",
+    "WandBCallback.entity": "olm_train/extensions/tracking/test_command.py",
+    "WandBCallback.group": "olm_train/extensions/tracking/test_command.py",
+    "WandBCallback.tags": "olm_train/extensions/tracking/test_command.py",
+    "WandBCallback.notes": "olm_train/extensions/tracking/test_command.py",
+    "WandBCallback.cancel_tags": "olm_train/extensions/tracking/test_callback.py",
+    "WandBCallback.cancel_check_interval": "olm_train/extensions/tracking/test_callback.py",
     "WatchdogCallback.timeout": "support/hung_rank.py",  # of faults/test_61_hung_rank.py
 }
 """Options whose test is not in the file of their class: a process, a fault, or several classes."""
@@ -44,11 +44,10 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def kind_of(name: str) -> Any:
-    hint = get_type_hints(CallbacksConfig)[name]
-    return next((kind for kind in get_args(hint) if kind is not type(None)), hint)
+    return CallbacksConfig.kinds()[name]
 
 
-NAMES = [each.name for each in fields(CallbacksConfig) if each.name != "own"]
+NAMES = list(CallbacksConfig.kinds())
 OPTIONS = [
     pytest.param(kind_of(name), each.name, id=f"{name}.{each.name}")
     for name in NAMES

@@ -15,7 +15,7 @@ from olm_data.run_log.log import read_starts
 from olm_train.checkpoint.documents import Origin
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
-from olm_train.export import main
+from olm_train.extensions.hf_export.command import main
 from olm_train.trainer import Trainer
 
 MODEL = "--model={d_model: 16, n_layers: 2, n_heads: 2, hidden_size: 32, vocab_multiple: 100}"

@@ -17,7 +17,7 @@ from olm_train.checkpoint.folders import candidates, partial_folders
 from olm_train.checkpoint.load import newest_checkpoint, open_checkpoint
 from olm_train.checkpoint.manifest import MANIFEST
 from olm_train.distributed.world import World
-from olm_train.export import main as export
+from olm_train.extensions.hf_export.command import main as export
 from olm_train.trainer import Trainer
 
 OPTIONS = (

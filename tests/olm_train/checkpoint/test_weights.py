@@ -16,7 +16,7 @@ from olm_data.errors import InputError, OlmError, ValidationError
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.weights import evaluation_model
 from olm_train.distributed.world import World
-from olm_train.export import main
+from olm_train.extensions.hf_export.command import main
 from olm_train.model.weights_folder import load_exported
 
 MODEL = "--model={d_model: 16, n_layers: 2, n_heads: 2, hidden_size: 32, vocab_multiple: 100}"

@@ -19,8 +19,8 @@ from olm_data.dataset.dataset import Dataset
 from olm_data.errors import InputError, UsageError
 from olm_data.run_log.metric_names import group_of, of_group
 from olm_train.data.batch import Batch
-from olm_train.evaluate import main
 from olm_train.evaluation.held_out import HeldOut, lines_of_groups, metrics_of, open_held_out
+from olm_train.extensions.downstream.command import main
 
 BY = ["input", "document_length", "position", "context"]
 STOP = "--trainer.hard_stop={value: 2, unit: steps}"

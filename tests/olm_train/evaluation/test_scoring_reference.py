@@ -15,9 +15,9 @@ import pytest
 import torch
 from support.reference_scores import GOLDEN, SEEDS, Case, case, log_p, missing, near
 
+from olm_data.dataset.eval_set import COLUMNS, About, EvalSet, EvalSetInfo, Primary, requests_of
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import ValidationError
-from olm_data.eval_sets.eval_set import COLUMNS, About, EvalSet, EvalSetInfo, Primary, requests_of
 from olm_data.storage.store import Store
 from olm_train.evaluation.scoring import TaskScores, score
 

@@ -11,12 +11,12 @@ from support.ai2_wheel import real_wheel
 from support.eval_requests import make_task, one_by_one, plain_scores
 from support.hf_twin import plain_llama, twin
 
-from olm_data.eval_sets.build import build
-from olm_data.eval_sets.eval_set import EvalSet, Primary
-from olm_data.eval_sets.tasks import Task, read_ai2
+from olm_data.dataset.eval_set import EvalSet, Primary
+from olm_data.extensions.eval_sets.build import build
+from olm_data.extensions.eval_sets.tasks import Task, read_ai2
 from olm_data.tokenizer.tokenizer import load_tokenizer
-from olm_train.evaluate import losses_of
-from olm_train.evaluation.tasks import TaskRequests
+from olm_train.extensions.downstream.command import losses_of
+from olm_train.extensions.downstream.tasks import TaskRequests
 
 LENGTH = 48
 """Tokens of a row: some made-up requests are longer."""

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
-from olm_train.export import export
+from olm_train.extensions.hf_export.command import export
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
 from olm_train.model.normal import Workspace

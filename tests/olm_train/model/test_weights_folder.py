@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from olm_data.exporting.model_folder import read_about
+from olm_data.model_folder import read_about
 from olm_data.storage.store import Store
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder

@@ -21,12 +21,12 @@ from support.own_parts import (
 )
 from support.runs import config_values
 
-from olm_data.config import import_path
+from olm_data import plugins
 from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
-from olm_train.export import main as export
+from olm_train.extensions.hf_export.command import main as export
 from olm_train.generate.command import main as generate
 from olm_train.model.load import load_saved
 from olm_train.run.config import RunConfig
@@ -224,7 +224,7 @@ def test_a_package_gives_its_parts_short_names(
     def entry_points(*, group: str) -> EntryPoints:
         return EntryPoints([entry] if group == entry.group else [])
 
-    monkeypatch.setattr(import_path, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
     file = write(tiny_mixture, tmp_path, trainer__callbacks__counting__name="counting")
     config = read(file)
     assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}

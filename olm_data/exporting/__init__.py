@@ -1,1 +1,0 @@
-"""Datasets written as files of other projects, one file a format behind `base.Writer`."""

@@ -1,0 +1,1 @@
+"""Azure Blob Storage, `az://` and `abfs://`."""

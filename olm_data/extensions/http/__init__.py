@@ -1,0 +1,1 @@
+"""Read-only files of web servers, `http://` and `https://`."""

@@ -1,0 +1,98 @@
+"""A dataset as it is pushed and pulled: its manifest names the files, `verify` knows the damage.
+
+manifest.json, plan*.json -> Content; the manifest is what makes it whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from olm_data.dataset.manifest import MANIFEST, decode_manifest, read_manifest
+from olm_data.errors import ConflictError, UsageError
+from olm_data.extensions.hub.card import dataset_card
+from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Watch
+from olm_data.extensions.hub.parts import NAMING, dataset_parts
+from olm_data.extensions.stats.count import collect
+from olm_data.model_folder import CONFIG
+from olm_data.regular_files import MAX_DOCUMENT
+from olm_data.storage.destination import RECORD
+from olm_data.storage.store import Store
+from olm_data.target import dataset_root
+from olm_data.verify.datasets import verify
+
+
+class Datasets:
+    """See `Kind`."""
+
+    name = "dataset"
+
+    def target(self, target: str) -> str:
+        """Return the folder that an argument names; refuse that of an exported model."""
+        root = dataset_root(target)
+        store = Store(root)
+        if not store.exists(MANIFEST) and (store.exists(RECORD) or store.exists(CONFIG)):
+            raise UsageError(
+                "this is the address of a dataset; an exported model goes to hf://ORG/NAME",
+                where=target,
+                fix="leave datasets/ out of the address",
+            )
+        return root
+
+    def is_naming(self, name: str) -> bool:
+        """Whether it is a manifest or a plan."""
+        return NAMING.fullmatch(name) is not None
+
+    def is_whole(self, has: Callable[[str], bool]) -> bool:
+        """Whether there is a manifest."""
+        return has(MANIFEST)
+
+    def read(self, store: Store, has: Callable[[str], bool]) -> Content:
+        """Return what a manifest and its plans name."""
+        parts = {**dataset_parts(store, has), MANIFEST: ""}
+        return Content(store, str(read_manifest(store).digest), parts, (MANIFEST,))
+
+    def damage(self, content: Content, watch: Watch) -> str | None:
+        """Return the first finding of `olm-data verify`, and how many there are."""
+        root = content.store.root
+        report = verify(root, watch=lambda done, total: watch("verify", done, total))
+        if report.ok:
+            return None
+        return f"{len(report.findings):,} findings, the first of them: {report.findings[0]}"
+
+    def settled(self, content: Content, branch: Branch, notes: list[str]) -> Content:
+        """Refuse a branch with another dataset than this one or a version before it."""
+        data = branch.read(MANIFEST, MAX_DOCUMENT)
+        if data is None:
+            return content
+        manifest = read_manifest(content.store)
+        found = decode_manifest(data, f"{branch.place.address}/{MANIFEST}")
+        if found.digest not in {manifest.digest, *(item.parent for item in manifest.additions)}:
+            raise ConflictError(
+                f"the repository holds another dataset, of digest {str(found.digest)[:12]}",
+                where=branch.place.address,
+                why=f"it is no earlier version of {content.digest[:12]}, and its readers would "
+                "get another dataset under the same name",
+                fix="push to another repository, or to a new branch of this one: --revision NAME",
+            )
+        return content
+
+    def card(
+        self, content: Content, branch: Branch, licence: str | None, notes: list[str]
+    ) -> bytes | None:
+        """Return the card, with what others wrote around our part of it."""
+        data = branch.read(CARD, MOST_CARD)
+        before = None if data is None else data.decode(errors="replace")
+        text = dataset_card(
+            before,
+            manifest=read_manifest(content.store),
+            stats=collect(content.store.root),
+            address=branch.place.address,
+            licence=licence,
+        )
+        if text is None:
+            notes.append(f"{CARD} has no part of ours and is left as it is")
+        elif before is not None and licence is not None:
+            notes.append(
+                f"the front matter of {CARD} is left as it is, --licence is only in its text"
+            )
+        return None if text is None else text.encode()

@@ -1,0 +1,282 @@
+"""`olm-data pull`: a dataset or model out of a repository of the hub, into a folder, whole.
+
+    repository at a commit -> what names the files -> names of the parts
+                           -> .NAME.pulling/ beside the output --verified--> renamed to it
+
+A killed pull leaves that folder, and the same command goes on in it: files that are whole are not
+fetched again, one that was begun goes on where it stopped. Never: writes into a folder that holds
+anything, or runs anything that lies in a repository.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Set
+from pathlib import Path
+
+import msgspec
+
+from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
+from olm_data.extensions.hub.content import Content, Kind, Watch
+from olm_data.extensions.hub.kinds import KINDS
+from olm_data.storage.disk import fsync_directory, io_errors, make_folder
+from olm_data.storage.hub_repository import HubFile, Repository
+from olm_data.storage.lease import acquire
+from olm_data.storage.places import refuse_output
+from olm_data.storage.store import Store, is_remote
+from olm_data.threads import in_order
+
+_AT_ONCE = 8
+_CLIENTS_OWN = ".cache"
+"""Where the hub's client notes how far it is, in a folder it fetches into."""
+
+
+class Pulled(msgspec.Struct, frozen=True, kw_only=True):
+    """What was fetched; its JSON is that of `--json`.
+
+    Attributes:
+        status: `pulled`, `already there` or `would pull`.
+        kind: `dataset` or `model`.
+        output: the folder.
+        address: of the repository.
+        commit: it was fetched at.
+        digest: of the dataset; of a model sha256 of the file that names its files.
+        files, bytes: of all of it.
+        kept: files that an earlier pull had fetched.
+    """
+
+    status: str
+    kind: str
+    output: str
+    address: str
+    commit: str
+    digest: str
+    files: int
+    bytes: int
+    kept: int
+
+
+def pull(
+    address: str,
+    output: str,
+    *,
+    dry_run: bool = False,
+    watch: Watch = lambda what, done, total: None,
+) -> Pulled:
+    """Fetch a dataset or an exported model from a repository of the hub, and verify it.
+
+    Args:
+        address: `hf://datasets/ORG/NAME[@REVISION]`, or `hf://ORG/NAME[@REVISION]` of a model.
+        output: local folder to make.
+        dry_run: fetch what tells the names of its files, for a look.
+
+    Raises:
+        UsageError: no address of a repository, or an output that is no folder of its own.
+        InputError: there is no such repository, or nothing of that kind in it.
+        ValidationError: what was fetched is damaged.
+        ConflictError: the output holds something else, or another process pulls to it.
+        ResourceError: the disk is full, or the folder may not be written.
+        StorageError: the hub cannot be reached, or refuses.
+    """
+    place = Repository.parse(address)
+    _refuse_place(place, output)
+    commit = place.required_commit()
+    there = place.files(commit)
+    kind = KINDS[place.kind]
+    if not kind.is_whole(there.__contains__):
+        raise InputError(
+            f"there is no {kind.name} in this repository",
+            where=f"{place.address}, commit {commit}",
+            why="it has no manifest or configuration, or a push to it has not come to its end",
+            fix="name another repository or revision, or let the push go on",
+        )
+    target = Path(output.removeprefix("file://")).absolute()
+    with io_errors(output, writing=True):
+        make_folder(str(target.parent))
+    beside = f".{target.name}.pulling"
+    lease = acquire(
+        Store(str(target.parent)),
+        prefix=f"{beside}-lease-",
+        busy="another process pulls to this place",
+        fix="wait for it to finish, or choose another output",
+        note=lambda text: None,
+    )
+    draft = target.parent / (f"{beside}-look" if dry_run else beside)
+    begun = draft.exists()
+    try:
+        result = _fetched(place, commit, there, draft, target, dry_run, watch)
+        if result.status == "pulled":
+            lease.check()
+            _put_in_place(draft, target, output)
+        else:
+            shutil.rmtree(draft, ignore_errors=True)
+        return result
+    except ConflictError:
+        if not begun:
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+    finally:
+        lease.release(keep=False)
+
+
+def _refuse_place(place: Repository, output: str) -> None:
+    refuse_output(output)
+    if is_remote(output):
+        raise UsageError(
+            "a pull makes a local folder",
+            where=output,
+            fix=f"training reads {place.address} in place; or copy the folder to the bucket",
+        )
+
+
+def _fetched(
+    place: Repository,
+    commit: str,
+    there: Mapping[str, HubFile],
+    draft: Path,
+    target: Path,
+    dry_run: bool,
+    watch: Watch,
+) -> Pulled:
+    with io_errors(str(draft), writing=True):
+        make_folder(str(draft))
+    kind = KINDS[place.kind]
+    naming = {name: file for name, file in there.items() if kind.is_naming(name)}
+    kept = _fetch(place, commit, naming, draft)
+    content = kind.read(Store(str(draft)), there.__contains__)
+    parts, digest = content.parts, content.digest
+    absent = sorted(name for name in parts if name not in there)
+    if absent:
+        raise ValidationError(
+            f"{len(absent):,} files of the {kind.name} are not in the repository: {absent[0]}",
+            where=f"{place.address}, commit {commit}",
+            fix="push it again from a folder that verifies",
+        )
+    wanted = {name: there[name] for name in parts}
+    size = sum(file.size for file in wanted.values())
+
+    def result(status: str) -> Pulled:
+        return Pulled(
+            status=status,
+            kind=kind.name,
+            output=str(target),
+            address=place.address,
+            commit=commit,
+            digest=digest,
+            files=len(wanted),
+            bytes=size,
+            kept=kept,
+        )
+
+    if _is_there(kind, target, digest):
+        return result("already there")
+    if dry_run:
+        return result("would pull")
+    rest = {n: f for n, f in wanted.items() if not kind.is_naming(n)}
+    kept += _fetch(place, commit, rest, draft, watch)
+    shutil.rmtree(draft / _CLIENTS_OWN, ignore_errors=True)
+    _remove_others(draft, wanted.keys())
+    _refuse_damage(kind, content, place, commit, watch)
+    return result("pulled")
+
+
+def _fetch(
+    place: Repository,
+    commit: str,
+    wanted: Mapping[str, HubFile],
+    draft: Path,
+    watch: Watch = lambda what, done, total: None,
+) -> int:
+    """Fetch files that are not there yet; return how many were.
+
+    Raises:
+        ValidationError: what arrived is not what the hub says it has.
+    """
+    total, done, kept = sum(file.size for file in wanted.values()), 0, 0
+
+    def one(name: str) -> bool:
+        if wanted[name].is_at(draft / name):
+            return True
+        with io_errors(str(draft / name), writing=True):
+            (draft / name).unlink(missing_ok=True)
+            path = place.fetch(name, commit, draft)
+        if not wanted[name].is_at(path):
+            path.unlink(missing_ok=True)
+            raise ValidationError(
+                "other bytes arrived than the hub says it has",
+                where=f"{place.address}, commit {commit}, {name}",
+                fix="run the same command again",
+            )
+        return False
+
+    for name, was_there in zip(wanted, in_order(one, wanted, _AT_ONCE), strict=True):
+        kept += was_there
+        done += wanted[name].size
+        watch("fetch", done, total)
+    return kept
+
+
+def _is_there(kind: Kind, target: Path, digest: str) -> bool:
+    """Whether the output is this dataset or model already.
+
+    Raises:
+        ConflictError: it is something else.
+    """
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return False
+    store = Store(str(target))
+    try:
+        found = kind.read(store, store.exists)
+        if found.digest == digest and kind.damage(found, lambda what, done, total: None) is None:
+            return True
+    except OlmError:
+        pass
+    raise ConflictError(
+        "the output holds something else",
+        where=str(target),
+        why=f"it is no whole copy of {kind.name} {digest[:12]}",
+        fix="choose another output, or remove what is there",
+    )
+
+
+def _remove_others(draft: Path, names: Set[str]) -> None:
+    """Remove what an earlier pull of another commit left in the draft."""
+    for path in sorted(draft.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.relative_to(draft).as_posix() not in names:
+            path.unlink()
+
+
+def _refuse_damage(
+    kind: Kind, content: Content, place: Repository, commit: str, watch: Watch
+) -> None:
+    damage = kind.damage(content, watch)
+    if damage is not None:
+        raise ValidationError(
+            f"the {kind.name} in the repository is damaged: {damage}",
+            where=f"{place.address}, commit {commit}",
+            fix="tell whoever pushed it; nothing was put into the output",
+        )
+
+
+def _put_in_place(draft: Path, target: Path, output: str) -> None:
+    """Make the fetched files durable, and the folder the output."""
+    with io_errors(output, writing=True):
+        for path in sorted(draft.rglob("*"), reverse=True):
+            if path.is_dir():
+                fsync_directory(path)
+            else:
+                with open(path, "rb") as file:
+                    os.fsync(file.fileno())
+        fsync_directory(draft)
+        if target.is_dir() and any(target.iterdir()):
+            raise ConflictError(
+                "the output was filled while this was running",
+                where=output,
+                fix="choose another output, or remove what is there",
+            )
+        os.rename(draft, target)  # the kernel refuses any folder that is not empty
+        fsync_directory(target.parent)

@@ -1,0 +1,69 @@
+"""`olm-data push`: options and what is printed."""
+
+from __future__ import annotations
+
+import click
+
+from olm_data.commands.said import note, print_json, show_bytes, show_progress
+from olm_data.counts import counted
+from olm_data.errors import printable, typed
+
+
+@click.command()
+@click.argument("target", metavar="FOLDER")
+@click.argument("address", metavar="hf://[datasets/]ORG/NAME")
+@click.option("--private", is_flag=True, help="Make the repository so that others do not see it.")
+@click.option("--revision", metavar="BRANCH", help="Branch to push to.  [default: main]")
+@click.option(
+    "--licence", metavar="ID", help="Of a dataset's texts, for its card: apache-2.0, cc-by-4.0."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be sent; send nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def push(
+    target: str,
+    address: str,
+    private: bool,
+    revision: str | None,
+    licence: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Send a dataset or an exported model to the Hugging Face hub, after it was verified.
+
+    What is there already is not sent again: a push that was stopped goes on.
+
+    \b
+    olm-data push ./tokens/books hf://datasets/my-lab/books-tokens --private
+    olm-data push ./tokens/books hf://datasets/my-lab/books-tokens --licence cc-by-4.0
+    olm-data push ./first-hf hf://my-lab/first
+    """
+    from olm_data.extensions.hub import push as verb
+
+    with show_progress("push") as progress:
+        done = verb.push(
+            target,
+            address,
+            private=private,
+            revision=revision,
+            licence=licence,
+            dry_run=dry_run,
+            watch=lambda what, done, total: show_bytes(progress, what, done, total),
+        )
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"{done.status}: {printable(done.address)}, {done.kind} {done.digest[:12]}")
+        size = f"{done.sent_bytes / 1e9:,.3f} GB"
+        click.echo(f"{counted(done.sent, 'file')} sent, {size}; {done.kept:,} were there")
+        if done.commit:
+            click.echo(f"commit {done.commit}")
+    if done.not_sent:
+        some = ", ".join(done.not_sent[:3]) + ", ..." * (len(done.not_sent) > 3)
+        note(
+            f"not sent, no part of the {done.kind}: {counted(len(done.not_sent), 'file')} ({some})"
+        )
+    for sentence in done.notes:
+        note(f"note: {sentence}")
+    words = f"{done.address}@{done.commit}" if done.commit else None
+    if words:
+        note(f"next: olm-data pull {typed(words)} FOLDER")

@@ -1,0 +1,412 @@
+"""What a page shows of a run, kept up with its folder as it grows.
+
+    metrics.jsonl --LogTail--> curves, evaluations --.
+    starts, ends, spike and bad steps, checkpoints --+--> Update: what a page has not yet
+    ledger/ -> loss by source and by place ----------+
+    config.json -> lock -> mixture drawn, documents -'
+
+Only what is new is read and sent: a page says by a token what it has. Reads files of the run and of
+its data, nothing else; all texts are made harmless here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock as Mutex
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
+from olm_data.counts import duration, scaled
+from olm_data.errors import InputError, OlmError, shown
+from olm_data.extensions.report.curves import Curves, Points
+from olm_data.extensions.report.evaluations import (
+    EvaluationPoint,
+    SetRow,
+    Standing,
+    TaskRow,
+    harmless,
+    point,
+)
+from olm_data.extensions.report.ledger_curves import LedgerCurves, LedgerTail
+from olm_data.extensions.report.run_events import Event, Status, events, status
+from olm_data.extensions.report.run_mixture import Share, shares, total_steps
+from olm_data.extensions.report.step_documents import StepDocuments, step_documents
+from olm_data.kinds import nearest
+from olm_data.mixture.lock import Lock, lock_of_run
+from olm_data.order.skip import Range, merge_ranges
+from olm_data.regular_files import read_regular
+from olm_data.rows.views import LockRows
+from olm_data.run_log.ends import read_ends
+from olm_data.run_log.log import METRICS, Evaluation, Start, read_starts
+from olm_data.run_log.metric_names import (
+    CE_LOSS,
+    DATA_WAIT_SHARE,
+    GRAD_NORM,
+    LR,
+    MFU,
+    TOKENS_PER_SECOND,
+)
+from olm_data.run_log.run_folder import CONFIG, Sample
+from olm_data.run_log.samples import StepSamples, picked, read_samples
+from olm_data.run_log.tail import LogTail
+from olm_data.run_log.watched import WatchedTail
+
+DRAWN = (CE_LOSS, LR, GRAD_NORM, TOKENS_PER_SECOND, DATA_WAIT_SHARE, MFU)
+MOST_ROWS = 200
+"""Evaluations in a table."""
+READ_SECONDS = 0.5
+"""For which an update reads a log; what is left is read by the next."""
+_TOKEN = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){6}")
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page says of a run beside its curves; sent whole when any of it has changed.
+
+    Attributes:
+        facts: (name, value), first those to look at first.
+        total: steps the run is to have; 0: not known.
+        more_events: how many earlier ones there are.
+        sets, tasks: the latest evaluation of each held-out set and downstream task.
+        samples: texts written after some steps, see `picked`.
+        command: that prints the documents of step STEP.
+        config: the options of the run by dotted name, each as JSON.
+    """
+
+    status: Status
+    facts: list[tuple[str, str]]
+    step: int
+    total: int
+    events: list[Event]
+    more_events: int
+    mixture: list[Share]
+    sets: list[SetRow]
+    tasks: list[TaskRow]
+    sample: Sample | None
+    samples: list[StepSamples]
+    notes: list[str]
+    command: str
+    config: dict[str, str]
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page has not yet of a run.
+
+    Attributes:
+        token: for the next question.
+        reset: nothing that was sent before holds.
+        evaluations: those after the ones that were sent.
+        words: None where they have not changed.
+        ledger: None where the run has none, or it has not changed.
+        read: share of the log that was read, 0 to 1.
+    """
+
+    name: str
+    token: str
+    reset: bool
+    points: Points
+    evaluations: list[EvaluationPoint]
+    words: Words | None
+    ledger: LedgerCurves | None
+    read: float
+
+
+class _Last(NamedTuple):
+    """The last logged step: its number, the row after its last one, and tokens trained on."""
+
+    step: int
+    row: int
+    tokens: int
+
+
+class RunView:
+    """A run as a page shows it; may be asked from several threads.
+
+    Args:
+        folder: of the run.
+        name: it is shown by.
+        lock: path of its mixture lock; None: what its configuration says.
+        note: says what is to be told of the folder itself.
+
+    Raises:
+        InputError: it is not a folder of a run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        lock: str | None = None,
+        note: Callable[[], str] = str,
+    ) -> None:
+        if not any((folder / each).exists() for each in (METRICS, CONFIG)):
+            raise InputError(
+                f"this is not a run folder: it has no {METRICS} and no {CONFIG}",
+                where=str(folder),
+                fix=nearest(folder, "give the trainer.save_folder of a run, or its work_dir"),
+            )
+        self.folder, self.name = folder, name
+        self._lock_path, self._note = lock, note
+        self._mutex = Mutex()
+        self._tail = LogTail(folder, DRAWN)
+        self._ledger = LedgerTail(folder)
+        self._rows: LockRows | None = None
+        self._rows_of = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._curves, self._evaluations = Curves(DRAWN), list[EvaluationPoint]()
+        self._standing, self._watched = Standing(), WatchedTail(self.folder)
+        self._later = list[Evaluation]()  # of steps that the log does not have yet
+        self._last: _Last | None = None
+        self._last_time = 0.0
+        self._skipped: list[Range] = []
+
+    def update(self, token: str = "", first: int = 0, last: int = 1 << 62) -> Update:
+        """Read what is new and return what is not yet known by a token.
+
+        Args:
+            first, last: steps whose curves are wanted.
+
+        Raises:
+            ValidationError: a file of the run is malformed.
+        """
+        with self._mutex:
+            self._read(READ_SECONDS)
+            known = [int(part) for part in token.split(".")] if _TOKEN.fullmatch(token) else [0] * 7
+            generation, begin, size, have, evaluations, said, drawn = known
+            indices = self._curves.between(first, last)
+            reset = generation != self._tail.generation or begin != indices.start
+            points = self._curves.points(indices, *((0, 0) if reset else (size, have)))
+            words = self._words()
+            digest = hash(msgspec.json.encode(words)) & ((1 << 59) - 1)
+            count = points.first + len(points.steps)
+            ledger = None if drawn == self._ledger.changes and not reset else self._ledger.curves()
+            now = (
+                *(self._tail.generation, indices.start, points.size, count),
+                *(len(self._evaluations), digest, self._ledger.changes),
+            )
+            share = self._tail.read_share
+            return Update(
+                name=shown(self.name),
+                token=".".join(map(str, now)),
+                reset=reset,
+                points=points,
+                evaluations=self._evaluations[0 if reset else evaluations :],
+                ledger=ledger,
+                words=None if digest == said and not reset else words,
+                read=min(0.999, share) if self._ledger.more else share,
+            )
+
+    def read_all(self) -> None:
+        """Read all of the log that there is, however long that takes."""
+        with self._mutex:
+            self._read(float("inf"))
+
+    def documents(self, step: int, *, most_rows: int = 64, most_text: int = 600) -> StepDocuments:
+        """Return the documents of a step, or of the last logged one before it.
+
+        Raises:
+            InputError: there is no such step, or no lock.
+            ValidationError: the step was made of other rows than those of the lock.
+        """
+        with self._mutex:
+            place = self._curves.place(step)
+            entry = None if place is None else self._tail.step_at(place)
+            if entry is None:
+                raise InputError(f"no step {step:,} is in the log")
+            rows = self._lock_rows()
+            if not self._lock_path:
+                rows.lock.refuse_far(str(self.folder))
+            return step_documents(
+                rows, entry, most_rows=most_rows, most_text=most_text, ledger=self.folder
+            )
+
+    def frozen_steps(self, most: int) -> list[int]:
+        """Return steps to look at: those of events and evaluations, then evenly spaced ones."""
+        with self._mutex:
+            count = len(self._curves)
+            if not count:
+                return []
+            all_steps = self._curves.points(range(count)).steps
+            marked = [e.step for e in self._words().events if e.kind in ("spike", "bad")]
+            marked += [each.step for each in self._evaluations]
+            chosen = {step for step in marked[: most // 2] if step > 0}
+            free = max(1, most - len(chosen))
+            spaced = {number * (len(all_steps) - 1) // max(1, free - 1) for number in range(free)}
+            return sorted(chosen | {all_steps[index] for index in spaced})
+
+    def _read(self, seconds: float) -> None:
+        self._ledger.read(seconds)
+        generation = self._tail.generation
+        entries = self._tail.read(seconds)
+        if self._tail.generation != generation:
+            self._begin()
+        for entry in entries:
+            if isinstance(entry, Evaluation):
+                self._last_time = max(self._last_time, entry.time)
+                self._take(harmless(entry))
+                continue
+            self._last_time = max(self._last_time, float(entry.time.max()))
+            begins, ends = entry.rows.T
+            before = np.concatenate([[self._last.row if self._last else 0], ends[:-1]])
+            for gap in np.flatnonzero(before < begins):
+                self._skipped.append((int(before[gap]), int(begins[gap])))
+            self._skipped += entry.skipped
+            self._curves.extend(entry)
+            self._last = _Last(int(entry.step[-1]), int(ends[-1]), int(entry.tokens[-1]))
+
+        self._later += [each.logged for each in self._watched.read()]
+        last = self._last.step if self._last else -1
+        for evaluation in [each for each in self._later if each.step <= last]:
+            self._take(harmless(evaluation))
+        self._later = [each for each in self._later if each.step > last]
+
+    def _take(self, entry: Evaluation) -> None:
+        self._evaluations.append(point(entry))
+        self._standing.take(entry)
+
+    def _words(self) -> Words:
+        gone = "" if self.folder.is_dir() else f"{self.folder} is gone: this is what was read of it"
+        said = (gone, self._note(), self._tail.wrong, self._ledger.wrong)
+        notes = [text for text in said if text]
+        notes += [f"eval/{name}: {why}" for name, why in self._watched.wrong.items()]
+        starts, ends = read_starts(self.folder, notes), read_ends(self.folder, notes)
+        mixture: list[Share] = []
+        command, total = "", 0
+        try:
+            rows = self._lock_rows(starts)
+            if self._last:
+                mixture = shares(
+                    rows.lock, rows.schedule, self._last.row, merge_ranges(self._skipped)
+                )
+            total = total_steps(starts, rows.lock)
+            command = f"olm-data show step {self._rows_of} STEP --run {self.folder}"
+        except OlmError as error:
+            notes.append(f"mixture and documents are not shown: {error.what}")
+        found, more = events(self.folder, starts, ends, notes)
+        happened = status(starts, ends, self._last_time, time.time())
+        return Words(
+            status=happened,
+            facts=[(name, shown(value)) for name, value in self._facts(starts) if value],
+            step=self._last.step if self._last else 0,
+            total=total,
+            events=found,
+            more_events=more,
+            mixture=mixture,
+            sets=self._standing.sets()[:MOST_ROWS],
+            tasks=self._standing.tasks()[:MOST_ROWS],
+            sample=_shown(Sample.read(self.folder)),
+            samples=list(map(_harmless, picked(read_samples(self.folder, notes)))),
+            notes=[shown(note) for note in notes],
+            command=shown(command),
+            config={shown(name): shown(value) for name, value in _options(self.folder)},
+        )
+
+    def _facts(self, starts: Sequence[Start]) -> list[tuple[str, str]]:
+        loss, speed = self._curves.last(CE_LOSS, 20), self._curves.last(TOKENS_PER_SECOND, 5)
+        wait, mfu = self._curves.last(DATA_WAIT_SHARE, 5), self._curves.last(MFU, 5)
+        start = starts[-1] if starts else None
+        return [
+            ("loss, last 20 steps", "" if loss is None else f"{loss:.3f}"),
+            *self._standing.facts(),
+            ("tokens", scaled(self._last.tokens) if self._last else ""),
+            ("tokens/s", "" if speed is None else f"{speed:,.0f}"),
+            ("waiting for data", "" if wait is None else f"{100 * wait:.1f} %"),
+            ("MFU", "" if mfu is None else f"{100 * mfu:.1f} %"),
+            ("parameters", scaled(start.parameters) if start and start.parameters else ""),
+            ("device", f"{start.world_size:,} x {start.device}" if start and start.device else ""),
+            ("for", duration(max(0.0, self._last_time - starts[0].time)) if starts else ""),
+        ]
+
+    def _lock_rows(self, starts: Sequence[Start] | None = None) -> LockRows:
+        """Return the rows of the lock that the last start took.
+
+        Raises:
+            InputError: it is not where the configuration says, or is another one.
+        """
+        starts = read_starts(self.folder) if starts is None else starts
+        wanted = starts[-1].lock if starts else None
+        if self._rows is not None and wanted in (None, self._rows.lock.digest):
+            return self._rows
+        path = self._lock_path or lock_of_run(_config(self.folder), str(self.folder))
+        lock = Lock.read(path)
+        if wanted not in (None, lock.digest):
+            raise InputError(f"the run was started with another lock than {path}")
+        self._rows, self._rows_of = LockRows(lock), path
+        return self._rows
+
+
+def _shown(sample: Sample | None) -> Sample | None:
+    if sample is None:
+        return None
+    prompt, text, checkpoint = map(shown, (sample.prompt, sample.text, sample.checkpoint))
+    return replace(sample, prompt=prompt, text=text, ids=(), checkpoint=checkpoint)
+
+
+def _harmless(samples: StepSamples) -> StepSamples:
+    texts = [
+        replace(each, prompt=shown(each.prompt), text=shown(each.text)) for each in samples.texts
+    ]
+    return replace(samples, texts=tuple(texts))
+
+
+def _config(folder: Path) -> JsonObject:
+    try:
+        return decode_object(read_regular(folder / CONFIG))
+    except FileNotFoundError:
+        raise InputError(f"there is no {CONFIG} that names the mixture lock") from None
+    except MalformedJson as error:
+        raise InputError(f"{CONFIG} cannot be read: {error}") from None
+
+
+def _options(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the options of a run by dotted name, as JSON; none where there is no configuration."""
+    left: list[tuple[str, object]] = []
+    with suppress(InputError):
+        left.append(("", _config(folder)))
+    while left:
+        name, value = left.pop()
+        if isinstance(value, dict) and value:
+            left += [(f"{name}.{key}" if name else key, part) for key, part in value.items()]
+        elif value is not None:
+            yield name, msgspec.json.encode(value).decode()
+
+
+def open_views(
+    folders: Sequence[Path],
+    lock: str | None = None,
+    notes: Mapping[Path, Callable[[], str]] | None = None,
+) -> list[RunView]:
+    """Return views of run folders, named by folder, or by path where folders have one name.
+
+    Args:
+        notes: what is to be told of some folders.
+
+    Raises:
+        InputError: one is not a folder of a run.
+    """
+    names = [folder.resolve().name for folder in folders]
+    return [
+        RunView(
+            folder,
+            name if names.count(name) == 1 else str(folder),
+            lock,
+            (notes or {}).get(folder, str),
+        )
+        for folder, name in zip(folders, names, strict=True)
+    ]
+
+
+def encoded(value: object) -> str:
+    """Return JSON that may stand in a page: no character of it ends or begins a tag."""
+    text = msgspec.json.encode(value).decode()
+    unsafe: dict[str, str | int | None] = {c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+    return text.translate(str.maketrans(unsafe))

@@ -1,0 +1,235 @@
+"""The documents of one reader of a corpus, in an order that seed and epoch decide, as token ids.
+
+    units of the epoch -> dealt to the readers, whole or by document
+        -> blocks of documents (shuffled inside) -> groups -> encoder -> Document, ...
+
+Each document of the corpus is dealt to one reader in each epoch. Where there are many units for
+each reader it gets whole ones and reads nothing else; where there are few, every reader reads all
+of them and encodes its own documents alone. A place is four integers, and counts: reading goes on
+from it by reading one unit from its beginning. Never: hold more text than one block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from olm_data.dataset.account import NO_TOKENS, UNENCODABLE
+from olm_data.dataset.inputs import Unit
+from olm_data.encoders.base import concatenate
+from olm_data.extensions.text_stream.corpus import Corpus
+from olm_data.tokenization.batches import delimit
+
+UNITS_A_READER = 4
+"""From so many units a reader on, whole ones are dealt: then readers get about as much text."""
+
+BLOCK_BYTES = 256 << 20
+"""Text of a block at most, however many documents may be in it."""
+
+GROUP_DOCUMENTS, GROUP_BYTES = 256, 1 << 20
+"""Documents, and bytes of text, that are encoded at a time; a block in input order has as many."""
+
+
+class Slot(NamedTuple):
+    """One reader of a corpus: a worker of a rank.
+
+    Attributes:
+        number: from 0.
+        slots: readers there are.
+    """
+
+    number: int = 0
+    slots: int = 1
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """In which order an epoch reads.
+
+    Attributes:
+        seed: of the shuffles; None: the order of the inputs.
+        buffer: documents that are shuffled with each other.
+    """
+
+    seed: int | None = None
+    buffer: int = 10_000
+
+    def units(self, count: int, epoch: int) -> list[int]:
+        """Return the numbers of the units in the order of an epoch."""
+        if self.seed is None:
+            return list(range(count))
+        order: list[int] = np.random.default_rng([self.seed, epoch, 0]).permutation(count).tolist()
+        return order
+
+    def block(self, count: int, epoch: int, *place: int) -> NDArray[np.int64]:
+        """Return the order int64 [count] of the documents of the block that begins at a place."""
+        if self.seed is None:
+            return np.arange(count)
+        return np.random.default_rng([self.seed, epoch, 1, *place]).permutation(count)
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where in an epoch a reader is.
+
+    Attributes:
+        unit: the unit in which its block begins, as its place in the reader's order.
+        document: documents of that unit, of this reader, before the block.
+        taken: documents of the block before the next one.
+        token: tokens of the next document that were given.
+        read: records before that unit, and those dropped as they were read, by reason.
+        encoded: documents before the next one, and those dropped as they were encoded, by reason.
+    """
+
+    unit: int = 0
+    document: int = 0
+    taken: int = 0
+    token: int = 0
+    read: Mapping[str, int] = {}
+    encoded: Mapping[str, int] = {}
+
+
+class Document(NamedTuple):
+    """Token ids uint32 [n] of a document, with BOS and EOS, and its place."""
+
+    place: Place
+    ids: NDArray[np.uint32]
+
+
+class _Block(NamedTuple):
+    place: Place
+    texts: list[bytes]
+    names: list[str]
+
+
+RECORDS, DOCUMENTS = "records", "documents"
+
+
+class Documents:
+    """Gives the documents of one reader from a place on; is iterated once.
+
+    Args:
+        corpus: what is read.
+        slot: the reader.
+        order: of the epoch.
+        epoch: from 0.
+        start: the first document's place; tokens of it that were given are given again.
+
+    Attributes:
+        counts: records and documents of this reader so far, and drops by reason, in this epoch.
+    """
+
+    def __init__(
+        self, corpus: Corpus, slot: Slot, order: Order, epoch: int, start: Place | None = None
+    ) -> None:
+        self._corpus, self._order, self._epoch = corpus, order, epoch
+        self._start = start or Place()
+        numbers = order.units(len(corpus.units), epoch)
+        self._whole = len(numbers) >= UNITS_A_READER * slot.slots
+        self._slot = slot
+        self._units = [
+            corpus.units[n]
+            for n in (numbers[slot.number :: slot.slots] if self._whole else numbers)
+        ]
+        self._read, self._encoded = Counter(self._start.read), Counter(self._start.encoded)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """See the class."""
+        return self._read + self._encoded
+
+    @property
+    def units(self) -> int:
+        """Units this reader reads in the epoch."""
+        return len(self._units)
+
+    def __iter__(self) -> Iterator[Document]:
+        taken = self._start.taken
+        for block in self._blocks():
+            place = block.place
+            order = self._order.block(
+                len(block.texts), self._epoch, self._slot.number, place.unit, place.document
+            ).tolist()
+            while taken < len(order):
+                group = _group(block.texts, order, taken)
+                yield from self._encode(block, group, taken)
+                taken += len(group)
+            taken = 0
+
+    def _blocks(self) -> Iterator[_Block]:
+        """Read the units, and yield the reader's documents a block at a time."""
+        shuffled = self._order.seed is not None
+        most = self._order.buffer if shuffled else GROUP_DOCUMENTS
+        most_bytes = BLOCK_BYTES if shuffled else GROUP_BYTES
+        block, size = _Block(self._start, [], []), 0
+        for number in range(self._start.unit, len(self._units)):
+            before, unit = dict(self._read), self._units[number]
+            # documents of this unit, those of this reader, and of these the first to take
+            seen, own, first = 0, 0, self._start.document if number == self._start.unit else 0
+            for batch in self._corpus.batches(unit):
+                mine = self._mine(number, seen, batch.documents)
+                seen += batch.documents
+                if self._whole or number % self._slot.slots == self._slot.number:
+                    self._read[RECORDS] += batch.rows_in
+                    self._read.update(drop.reason for drop in batch.dropped)
+                ends, data = batch.offsets.tolist(), batch.data
+                for k in mine:
+                    own += 1
+                    if own <= first:
+                        continue
+                    if not block.texts:
+                        place = Place(unit=number, document=own - 1, read=before)
+                        block = _Block(place, [], [])
+                    block.texts.append(data[ends[k] : ends[k + 1]].tobytes())
+                    block.names.append(self._name(unit, int(batch.positions[k])))
+                    size += ends[k + 1] - ends[k]
+                    if len(block.texts) >= most or size >= most_bytes:
+                        yield block
+                        block, size = _Block(block.place, [], []), 0
+        if block.texts:
+            yield block
+
+    def _mine(self, number: int, seen: int, count: int) -> range:
+        """Return which documents of a batch are this reader's: `seen` of the unit came before."""
+        if self._whole:
+            return range(count)
+        return range(
+            (self._slot.number - number - seen) % self._slot.slots, count, self._slot.slots
+        )
+
+    def _name(self, unit: Unit, position: int) -> str:
+        source = self._corpus.inputs[unit.input]
+        return f"{source.path}, {source.position} {position}"
+
+    def _encode(self, block: _Block, group: list[int], taken: int) -> Iterator[Document]:
+        tokenizer = self._corpus.tokenizer
+        data, offsets = concatenate(block.texts[k] for k in group)
+        made = self._corpus.text_encoder.encode(data, offsets, lambda k: block.names[group[k]])
+        empty = np.diff(made.offsets) == 0
+        ids, ends = delimit(made.ids, made.offsets, ~empty, bos=tokenizer.bos, eos=tokenizer.eos)
+        given = 0
+        for k, none in enumerate(empty.tolist()):
+            if none:
+                self._encoded[UNENCODABLE if k in made.failed else NO_TOKENS] += 1
+                continue
+            place = msgspec.structs.replace(
+                block.place, taken=taken + k, token=0, encoded=dict(self._encoded)
+            )
+            self._encoded[DOCUMENTS] += 1
+            yield Document(place, ids[ends[given] : ends[given + 1]])
+            given += 1
+
+
+def _group(texts: list[bytes], order: list[int], first: int) -> list[int]:
+    """Return the next documents of a block to encode at a time, one at least."""
+    group: list[int] = []
+    size = 0
+    for k in order[first : first + GROUP_DOCUMENTS]:
+        group.append(k)
+        size += len(texts[k])
+        if size >= GROUP_BYTES:
+            break
+    return group

@@ -1,1 +1,0 @@
-"""Token files of other projects as a dataset, in place."""

@@ -1,0 +1,62 @@
+"""What can be added by name: entry points of this distribution, and of any other installed one.
+
+    pyproject.toml  [project.entry-points."olm_train.callbacks"]
+                    wandb = "olm_train.extensions.tracking.wandb:WandBCallback"
+    names(group) -> ["wandb", ...]        path_of(group, "wandb") -> "module:Class"
+    load(group, "wandb") -> the class; nothing is imported before
+
+Our own extensions come in by the same groups as those of others, and the core imports neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from typing import Any
+
+from olm_data.errors import UsageError
+from olm_data.extras import DISTRIBUTION
+
+
+@cache
+def ours(group: str) -> dict[str, str]:
+    """Return the import paths, `module:name`, that this distribution gives in a group, by name."""
+    try:
+        found = distribution(DISTRIBUTION).entry_points.select(group=group)
+    except PackageNotFoundError:  # a checkout that was never installed
+        return {}
+    return {entry.name: entry.value for entry in found}
+
+
+def names(group: str) -> list[str]:
+    """Return the names that packages give in a group: ours in their order, then others'."""
+    return list(dict.fromkeys([*ours(group), *sorted(entry_points(group=group).names)]))
+
+
+def path_of(group: str, name: str) -> str | None:
+    """Return the import path that a package gives as `name` in `group`; None: none does."""
+    if name in ours(group):
+        return ours(group)[name]
+    return next((e.value for e in entry_points(group=group) if e.name == name), None)
+
+
+def load(group: str, name: str) -> Any:
+    """Import what has a name in a group.
+
+    Raises:
+        UsageError: no installed package gives it.
+        ImportError: its module, or what that needs, cannot be imported.
+    """
+    path = path_of(group, name)
+    if path is None:
+        raise UsageError(
+            f"no installed package brings {name!r}",
+            why=f"it is an extension, an entry point of {group}",
+            fix=f"install the whole of {DISTRIBUTION} again",
+        )
+    module, _, attribute = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found

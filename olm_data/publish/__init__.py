@@ -1,1 +1,0 @@
-"""Datasets and models to repositories of the hub, and back."""

@@ -1,1 +1,0 @@
-"""Self-contained HTML pages about a mixture lock, and about a run of it."""

@@ -1,1 +1,0 @@
-"""What is in a dataset, counted in bounded memory."""

@@ -1,0 +1,122 @@
+"""Downstream tasks in a run: eval sets of `olm-data eval-set build`, scored by the rules of OLMES.
+
+    RUN/metrics.jsonl         means, standard errors, differences to the evaluation before
+    RUN/evaluations/NAME/     the primary metric question by question, which those are made of
+
+What scores is `olm_train.extensions.downstream.tasks`, here and in `olm-train evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from olm_data.config.hints import FilePath
+from olm_data.run_log.metric_names import EVAL_TASK
+from olm_data.run_log.task_scores import QuestionScores, last_scores
+from olm_train.callbacks.evaluations import Evaluations
+from olm_train.data.base import require_lock
+from olm_train.evaluation.scoring import Float64, TaskScores, change
+from olm_train.extensions.downstream.tasks import TaskRequests, open_task
+
+NEEDS = "the callback downstream_evaluator"
+
+
+@dataclass(kw_only=True)
+class DownstreamEvaluatorCallback(Evaluations):
+    """Scores downstream tasks.
+
+    Attributes:
+        enabled: evaluate, where `downstream_evaluator` is given at all.
+        eval_interval: steps between evaluations.
+        fixed_steps: further steps after which to evaluate.
+        eval_on_startup: also before the first step.
+        eval_on_finish: also after the last step.
+        cancel_after_first_eval: end the run after the first evaluation, see `trainer.on_cancel`.
+        tasks: eval sets of the mixture's tokenizer: folder of each by the name it gets in the logs,
+            behind `downstream/`.
+    """
+
+    called: ClassVar[str] = "downstream_evaluator"
+
+    tasks: dict[str, FilePath]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tasks: dict[str, TaskRequests] = {}
+        self._scores: dict[str, TaskScores] = {}
+
+    def folders(self) -> dict[str, str]:
+        return {f"{EVAL_TASK}{name}": folder for name, folder in self.tasks.items()}
+
+    def digest(self, name: str, folder: str) -> str:
+        if name in self._tasks:
+            return self._tasks[name].eval_set.info.digest
+        return open_task(name, folder, require_lock(self.trainer.data_loader, NEEDS)).info.digest
+
+    def pre_train(self) -> None:
+        trainer, lock = self.trainer, require_lock(self.trainer.data_loader, NEEDS)
+        size = getattr(trainer.data_loader, "rank_microbatch_size", lock.sequence_length)
+        for name, folder in self.folders().items():
+            task = TaskRequests(
+                open_task(name, folder, lock), lock.sequence_length, size, world=trainer.world
+            )
+            self._tasks[name] = task
+            if task.truncated:
+                trainer.say(
+                    f"note: {task.truncated:,} of {task.eval_set.info.requests:,} requests of "
+                    f"{name} are longer than a row of {lock.sequence_length:,} tokens: their "
+                    "contexts lose their beginning"
+                )
+
+    def measure(self, name: str, stop: Callable[[], bool] | None) -> dict[str, float] | None:
+        module, trainer = self.trainer.train_module, self.trainer
+        by_label = partial(module.eval_losses, fp32_logits=True)
+        scores = self._tasks[name].measure(by_label, stop=stop)
+        if scores is None:
+            return None
+        self._scores[name] = scores
+        folder, step = trainer.work_dir, trainer.step
+        before = trainer.world.on_main(lambda: values_before(folder, name, scores, step))
+        results = scores.metrics()
+        if before is not None:
+            results |= change(scores.values[scores.primary], before).metrics(scores.primary)
+        return results
+
+    def keep(self, names: Sequence[str]) -> None:
+        trainer = self.trainer
+
+        def write() -> None:
+            for name in names:
+                question_scores(self._scores[name], trainer.step).write(trainer.work_dir, name)
+
+        trainer.world.on_main(write)
+
+
+def values_before(folder: Path, name: str, scores: TaskScores, step: int) -> Float64 | None:
+    """Return the values of the evaluation before `step` of the same task; None: there is none."""
+    found = last_scores(folder, name, before=step)
+    return None if found is None else comparable(found, scores)
+
+
+def comparable(found: QuestionScores, scores: TaskScores) -> Float64 | None:
+    """Return values of an evaluation, NaN where none; None: other questions or another metric."""
+    if (found.digest, found.metric) != (scores.digest, scores.primary):
+        return None
+    return np.array([np.nan if v is None else v for v in found.values])
+
+
+def question_scores(scores: TaskScores, step: int) -> QuestionScores:
+    """Return the scores as they are kept."""
+    values = scores.values[scores.primary].tolist()
+    return QuestionScores(
+        digest=scores.digest,
+        metric=scores.primary,
+        step=step,
+        values=tuple(None if value != value else value for value in values),
+    )

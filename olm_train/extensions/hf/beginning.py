@@ -1,0 +1,123 @@
+"""The beginning of a run with the weights of a model of transformers.
+
+    load_path -> pinned -> fetched, one process of a machine a file -> shape, tokenizer compared
+              -> load: each rank fills what is at home on it -> origin: address, digests of files
+
+From the first checkpoint on the run needs none of these files. Never: a whole copy of the weights
+in a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from olm_data.canonical import digest
+from olm_data.errors import InputError, UsageError
+from olm_data.mixture.lock import Lock
+from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_data
+from olm_train.checkpoint.model_format import Beginning
+from olm_train.checkpoint.policy import LoadPolicy
+from olm_train.extensions.hf.family import FREE, canonical
+from olm_train.extensions.hf.load import Opened, check_tokenizer, fill, open_model, vocabulary_size
+from olm_train.extensions.hf.source import fetch, file_digests, pinned
+from olm_train.model.config import DecoderConfig
+from olm_train.train_module_base import TrainModule
+
+
+def from_transformers(
+    policy: LoadPolicy,
+    module: TrainModule,
+    lock: Lock | None,
+    save_folder: str,
+    say: Callable[[str], None],
+) -> Beginning:
+    """Check the model of transformers at `load_path`; every rank calls it.
+
+    Args:
+        module: to train.
+        lock: of the data; None: there is none, and the tokenizer cannot be compared.
+        save_folder: of the run.
+        say: prints a line, on rank 0.
+
+    Raises:
+        UsageError: state of a trainer or an optimiser is asked for; or the vocabulary is too small.
+        InputError: our decoder cannot be that model, or a file is missing.
+        ValidationError: shape or tokenizer are those of another model.
+        StorageError: the hub or store cannot be reached.
+    """
+    if policy.trainer_state or policy.optim_state:
+        raise UsageError(
+            "a model of transformers comes without the state of a trainer or an optimiser",
+            where="trainer.load_path",
+            fix="set trainer.load_trainer_state and trainer.load_optim_state to false",
+        )
+    world, given = module.world, policy.path or ""
+    place = world.on_main(lambda: pinned(given))
+    world.on_each(lambda: fetch(place))
+    found: list[Opened] = []
+    world.on_each(lambda: found.append(open_model(place)))
+    opened = found[0]
+    config = _same_shape(opened, module, lock, policy)
+    if lock is None:
+        say("warning: the data has no lock, so its tokenizer cannot be compared with the model's")
+    else:
+        rules = lock.tokenizer
+        compared = world.on_main(lambda: check_tokenizer(opened, rules, _tokenizer_of(lock)))
+        say(f"{place}: {compared}")
+    digests = world.on_each(lambda: file_digests(place, world.rank, world.size))
+    files = dict(sorted(pair for each in digests for pair in each.items()))
+    path = relative_path(place, save_folder)
+
+    def load() -> None:
+        state = module.state_dict()["model"]
+        results = world.on_each(lambda: fill(opened, state, config))
+        module.load_state_dict({"model": state})
+        said, most = results[world.rank][0], max(read for _, read in results)
+        say(f"loaded {'; '.join(said)}; a rank read {most / 1e6:,.1f} MB at most")
+
+    return Beginning(
+        place=place, load=load, origin=Origin(path=path, step=0, digest=digest(files), files=files)
+    )
+
+
+def _tokenizer_of(lock: Lock) -> bytes | None:
+    try:
+        return tokenizer_of_data(lock)
+    except InputError:
+        return None
+
+
+def _same_shape(
+    opened: Opened, module: TrainModule, lock: Lock | None, policy: LoadPolicy
+) -> DecoderConfig:
+    """Return the shape of the model to train, which must be that of the weights.
+
+    Raises:
+        UsageError: it is another one; names the fields.
+    """
+    config = module.model_config
+    if type(config) is not DecoderConfig:
+        raise UsageError(
+            "only a Decoder can begin with a model of transformers",
+            where="trainer.load_path",
+            fix="load the weights into your model yourself, before the training",
+        )
+    theirs = opened.config
+    ids = 0 if lock is None else lock.tokenizer.vocab_size
+    size = vocabulary_size(opened, ids, policy.vocabulary)
+    ours = canonical(config)
+    wrong = [
+        f"model.{f.name} is {getattr(ours, f.name)}, not {wanted}"
+        for f in fields(DecoderConfig)
+        if f.name not in FREE
+        and getattr(ours, f.name)
+        != (wanted := size if f.name == "vocab_size" else getattr(theirs, f.name))
+    ]
+    if wrong:
+        raise UsageError(
+            f"the model to train is not that of the weights: {'; '.join(wrong)}",
+            where=opened.place,
+            fix="leave these fields out: they follow from its config.json",
+        )
+    return config

@@ -1,0 +1,357 @@
+"""Rotary positions in a config.json: `rope_parameters`, and the flat fields it took the place of.
+
+transformers 5 writes one mapping, `rope_parameters`; before it were `rope_theta` and
+`rope_scaling`. Both are written, as they say the same; read are both, and refused where they do
+not, because readers differ in which they believe.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from olm_data.errors import OlmError, printable
+from olm_train.extensions.hf.fields import Given, Json, Ours, Problems, Row, shown
+from olm_train.extensions.hf.windows import FULL, SLIDING
+from olm_train.model.config import DecoderConfig
+from olm_train.model.rope import (
+    Llama3Scaling,
+    PositionInterpolation,
+    RopeScaling,
+    YaRNScaling,
+)
+
+ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+
+_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": (
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+}
+"""Kinds of scaling, and what each of them reads beside the base."""
+
+Stretch = tuple[float | None, RopeScaling | None]
+"""Base, None where it is not named, and scaling of some layers."""
+
+
+@dataclass(frozen=True)
+class Rope(Row):
+    """The same rotary positions in all layers that have them.
+
+    Attributes:
+        theta: base where none is given.
+        positions: `max_position_embeddings` where none is given: a scaling that does not name its
+            old context means that.
+    """
+
+    theta: float
+    positions: int
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return ROPE_FIELDS
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        return ("rope_theta", "rope_scaling", "positions")
+
+    def read(self, given: Given) -> Ours:
+        refuse_partial(given)
+        old = old_context(given, self.positions)
+        flat = given.take("rope_theta", float)
+        nested = given.take("rope_parameters", dict[str, Any])
+        scaling = given.take("rope_scaling", dict[str, Any])
+        found = stretch(given, "rope_parameters", nested, old) if nested else None
+        before = stretch(given, "rope_scaling", scaling, old) if scaling else None
+        theta = agreed(
+            given,
+            "rope_theta",
+            [flat, *(each[0] for each in (found, before) if each is not None)],
+        )
+        if found and before and found[1] != before[1]:
+            given.refuse("rope_scaling", "says another scaling than rope_parameters")
+        alone = flat is None and before and before[0] is None  # then the default counts
+        if alone and theta not in (None, self.theta):
+            given.refuse("rope_theta", "is in rope_parameters alone, beside rope_scaling", theta)
+        chosen = before or found
+        return {
+            "positions": "rope",
+            "rope_theta": self.theta if theta is None else theta,
+            "rope_scaling": chosen[1] if chosen else None,
+        }
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        require_rope(config, problems)
+        theta, scaling = config.rope_theta, config.rope_scaling
+        check_scaling(config, theta, problems)
+        return {
+            "rope_parameters": parameters(theta, scaling),
+            "rope_theta": theta,
+            "rope_scaling": old_form(scaling),
+        }
+
+    def says(self) -> str:
+        return "`rope_theta`, `rope_scaling`; both forms are written"
+
+
+@dataclass(frozen=True)
+class LayerRope(Row):
+    """One base and scaling for layers without a window, a base for those with one.
+
+    Attributes:
+        theta: base of layers without a window, where none is given.
+        windowed: base of those with one, where none is given.
+        local: the flat field of that base; None: there is none, and both bases are the same.
+        positions: as of `Rope`.
+    """
+
+    theta: float
+    windowed: float
+    local: str | None
+    positions: int
+
+    @property
+    def theirs(self) -> tuple[str, ...]:
+        return (*ROPE_FIELDS, *((self.local,) if self.local else ()))
+
+    @property
+    def ours(self) -> tuple[str, ...]:
+        fields = ("rope_theta", "rope_scaling", "rope_scaling_windowed", "positions")
+        return (*fields, *(("rope_theta_windowed",) if self.local else ()))
+
+    def read(self, given: Given) -> Ours:
+        refuse_partial(given)
+        old = old_context(given, self.positions)
+        flat = given.take("rope_theta", float)
+        local = given.take(self.local, float) if self.local else None
+        older = given.take("rope_scaling", dict[str, Any])
+        if older and "rope_type" not in older:  # transformers puts it over a rope_type of "default"
+            given.refuse("rope_scaling.rope_type", "is not given; the older type is not read here")
+        nested = given.take("rope_parameters", dict[str, Any]) or {}
+        if older and nested and not nested.get(FULL):
+            given.refuse(f"rope_parameters.{FULL}", "is not given, beside rope_scaling")
+        found: dict[str, Stretch] = {
+            "rope_scaling": stretch(given, "rope_scaling", older or {}, old)
+        }
+        for kind in (FULL, SLIDING):
+            values = nested.get(kind) or {}
+            if not isinstance(values, dict):
+                given.refuse(f"rope_parameters.{kind}", "is no mapping")
+                values = {}
+            found[kind] = stretch(given, f"rope_parameters.{kind}", values, old)
+        for name in nested.keys() - {FULL, SLIDING}:
+            given.refuse(f"rope_parameters.{printable(name)}", f"is neither {FULL} nor {SLIDING}")
+        if found[SLIDING][1] is not None:
+            given.refuse(f"rope_parameters.{SLIDING}", "scales layers with a window", "default")
+        scaling = found[FULL][1]
+        if older and nested.get(FULL) and scaling != found["rope_scaling"][1]:
+            given.refuse("rope_scaling", "says another scaling than rope_parameters")
+        theta = agreed(given, "rope_theta", [flat, found[FULL][0], found["rope_scaling"][0]])
+        windowed = agreed(given, self.local or "rope_theta", [local, found[SLIDING][0]])
+        if theta is None and self.local is None:
+            given.refuse("rope_theta", "is not given; transformers 4 then takes 10000, 5 500000")
+        theta = self.theta if theta is None else theta
+        windowed = self.windowed if windowed is None else windowed
+        if self.local is None and theta != windowed:
+            given.refuse(
+                "rope_theta",
+                f"is {theta}; that of layers with a window is {windowed} by rope_parameters or, "
+                "without it, by transformers 5",
+                "the same in both of rope_parameters",
+            )
+        return {
+            "positions": "rope",
+            "rope_theta": theta,
+            "rope_theta_windowed": windowed,
+            "rope_scaling": found["rope_scaling"][1] if scaling is None else scaling,
+            "rope_scaling_windowed": False,
+        }
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        require_rope(config, problems)
+        theta, scaling = config.rope_theta, config.rope_scaling
+        windowed = config.rope_theta_windowed or theta
+        check_scaling(config, theta, problems)
+        if scaling is not None and config.sliding_window and config.rope_scaling_windowed:
+            problems.refuse("rope_scaling_windowed", "is true", False)
+        return {
+            "rope_parameters": {
+                FULL: parameters(theta, scaling),
+                SLIDING: parameters(windowed, None),
+            },
+            "rope_theta": theta,
+            "rope_scaling": old_form(scaling),
+            **({self.local: windowed} if self.local else {}),
+        }
+
+    def says(self) -> str:
+        second = ", `rope_theta_windowed`" if self.local else ""
+        scaling = "`rope_scaling` with `rope_scaling_windowed: false`"
+        return f"`rope_theta`{second}, {scaling}; both forms are written"
+
+
+def require_rope(config: DecoderConfig, problems: Problems) -> None:
+    """Refuse a table of positions."""
+    if config.positions != "rope":
+        problems.refuse("positions", f"is {config.positions}", "rope")
+
+
+def check_scaling(config: DecoderConfig, theta: float, problems: Problems) -> None:
+    """Refuse a YaRN whose ramp is empty: they and we then differ in what is stretched."""
+    scaling = config.rope_scaling
+    if isinstance(scaling, YaRNScaling) and config.head_size >= 2:
+        first, last = scaling.ramp(config.head_size, theta)
+        if first > last:
+            problems.refuse(
+                "rope_scaling",
+                f"has an old_context_len of {scaling.old_context_len}, in which no pair of "
+                "rope_theta and head_dim turns between beta_slow and beta_fast times",
+            )
+
+
+def parameters(theta: float, scaling: RopeScaling | None) -> Json:
+    """Return `rope_parameters` for a base and a scaling."""
+    return {"rope_theta": theta, **(old_form(scaling) or {"rope_type": "default"})}
+
+
+def old_form(scaling: RopeScaling | None) -> Json | None:
+    """Return `rope_scaling` for a scaling."""
+    if scaling is None:
+        return None
+    if isinstance(scaling, PositionInterpolation):
+        return {"rope_type": "linear", "factor": scaling.factor}
+    old = {"factor": scaling.factor, "original_max_position_embeddings": scaling.old_context_len}
+    if isinstance(scaling, Llama3Scaling):
+        return {
+            "rope_type": "llama3",
+            **old,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+        }
+    return {
+        "rope_type": "yarn",
+        **old,
+        "beta_fast": scaling.beta_fast,
+        "beta_slow": scaling.beta_slow,
+        "attention_factor": scaling.attention_factor,
+    }
+
+
+def refuse_partial(given: Given) -> None:
+    """Refuse heads of which only a part is rotated."""
+    if given.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
+        given.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
+
+
+def old_context(given: Given, positions: int) -> int:
+    """Return the old context of a scaling that does not name one."""
+    found: int = given.take("max_position_embeddings", int, positions, null=positions)
+    return found
+
+
+def agreed(given: Given, field: str, thetas: list[float | None]) -> float | None:
+    """Return the base that all of them say, None: none says one."""
+    named = [theta for theta in thetas if theta is not None]
+    if len(set(named)) > 1:
+        said = " and ".join(str(theta) for theta in dict.fromkeys(named))
+        given.refuse(field, f"is given twice, {said}, and readers differ in which counts")
+    return named[0] if named else None
+
+
+def stretch(given: Given, where: str, values: Json, old: int) -> Stretch:
+    """Return base (None: not named) and scaling of a mapping; refuse what cannot be expressed.
+
+    Args:
+        where: name of the mapping.
+        old: tokens of the longest documents before, where it does not say.
+    """
+    inner = Given({key: value for key, value in values.items() if key != "type"})
+    kind = inner.take("rope_type", str, values.get("type", "default"))
+    if values.get("type", kind) != kind:
+        inner.refuse("type", f"is {shown(values['type'])}; readers differ in which counts", kind)
+    theta = inner.take("rope_theta", float)
+    scaling: RopeScaling | None = None
+    if inner.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
+        inner.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
+    if kind not in _KEYS:
+        inner.refuse("rope_type", f"is {shown(kind)}", " or ".join(_KEYS))
+        given.problems += inner.problems
+        return theta, None
+    try:
+        scaling = _scaling(inner, kind, old)
+    except OlmError as error:
+        inner.refuse(error.where or "factor", error.what)
+    for name in inner.unread():
+        inner.refuse(name, f"is not known of rope_type {kind}")
+    for problem in inner.problems:
+        given.refuse(f"{where}.{problem.field}", problem.why)
+    return theta, scaling
+
+
+def _scaling(inner: Given, kind: str, old: int) -> RopeScaling | None:
+    if kind == "default":
+        return None
+    factor = inner.take("factor", float)
+    before = 0
+    if kind != "linear":
+        before = inner.take("original_max_position_embeddings", int, old, null=old)
+    problems = len(inner.problems)
+    if factor is None or factor < 1:
+        inner.refuse("factor", f"is {shown(factor)}; it is a number of at least 1")
+    if kind != "linear" and before < 1:
+        inner.refuse("original_max_position_embeddings", "is less than 1")
+    low: float | None
+    high: float | None
+    if kind == "llama3":
+        low, high = inner.take("low_freq_factor", float), inner.take("high_freq_factor", float)
+        if low is None or high is None or not 0 < low < high:
+            inner.refuse("low_freq_factor", "lies between 0 and high_freq_factor")
+    elif kind == "yarn":
+        high = inner.take("beta_fast", float) or 32.0
+        low = inner.take("beta_slow", float) or 1.0
+        if not 0 < low < high:
+            inner.refuse("beta_slow", "lies between 0 and beta_fast")
+        if inner.take("truncate", bool, True, null=True) is False:
+            inner.refuse("truncate", "is false: where pairs begin to be stretched is rounded", True)
+    if len(inner.problems) > problems or factor is None:
+        return None
+    if kind == "linear":
+        return PositionInterpolation(factor=factor)
+    assert low is not None
+    assert high is not None
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=factor, old_context_len=before, low_freq_factor=low, high_freq_factor=high
+        )
+    found = YaRNScaling(factor=factor, old_context_len=before, beta_fast=high, beta_slow=low)
+    _check_attention_factor(inner, found)
+    return found
+
+
+def _check_attention_factor(inner: Given, scaling: YaRNScaling) -> None:
+    """Refuse another sharpening of attention than the one that YaRN's paper gives the factor."""
+    said = inner.take("attention_factor", float)
+    one, all_dim = inner.take("mscale", float), inner.take("mscale_all_dim", float)
+    if said is None and one and all_dim:
+        log = 0.1 * math.log(scaling.factor)
+        said = (one * log + 1) / (all_dim * log + 1)
+    if said is not None and not math.isclose(said, scaling.attention_factor, rel_tol=1e-6):
+        inner.refuse(
+            "attention_factor", f"comes to {said}", f"{scaling.attention_factor}, from the factor"
+        )

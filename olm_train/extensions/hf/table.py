@@ -1,0 +1,346 @@
+"""The families, as data: fields with their defaults in transformers, and names of tensors.
+
+A default here is what an absent field means to the class in transformers, versions 4.57 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from olm_train.extensions.hf.family import Family, Names
+from olm_train.extensions.hf.fields import (
+    REQUIRED,
+    Always,
+    Constant,
+    HeadDim,
+    KeyValueHeads,
+    Number,
+    Row,
+    Written,
+)
+from olm_train.extensions.hf.rope import LayerRope, Rope
+from olm_train.extensions.hf.rows import (
+    Bias,
+    EmbedScale,
+    EqualHeads,
+    Inner,
+    NoRope,
+    QueryScale,
+    TableSize,
+)
+from olm_train.extensions.hf.windows import (
+    WINDOWS_BY_PATTERN,
+    WINDOWS_FROM_LAYER,
+    WINDOWS_WITHOUT_ROPE,
+    OneWindow,
+    Windows,
+    one_full_in,
+)
+
+_ACTIVATION = Constant("hidden_act", ("silu", "swish"), "silu", "the activation is SiLU")
+
+
+def _sizes(tied: bool, norm_eps: float) -> tuple[Row, ...]:
+    """Rows of the names that nearly all families share."""
+    return (
+        Number("vocab_size", "vocab_size", int, REQUIRED),
+        Number("hidden_size", "d_model", int, REQUIRED),
+        Number("intermediate_size", "hidden_size", int, REQUIRED),
+        Number("num_hidden_layers", "n_layers", int, REQUIRED),
+        Number("num_attention_heads", "n_heads", int, REQUIRED),
+        Number("rms_norm_eps", "norm_eps", float, norm_eps),
+        Number("initializer_range", "init_std", float, 0.02, most=1.0),
+        Number("tie_word_embeddings", "tie_embeddings", bool, tied),
+    )
+
+
+_SWIGLU = (Always("feed_forward", "swiglu"), _ACTIVATION)
+_MODULES = {"embeddings": "embed_tokens", "norm": "norm", "lm_head": "lm_head"}
+_MLP = {
+    "feed_forward.w_gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "feed_forward.w_down": ("mlp.down_proj",),
+}
+_ATTENTION = {
+    "attention.w_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.w_out": ("self_attn.o_proj",),
+}
+_QK_NORM = {"attention.q_norm": ("self_attn.q_norm",), "attention.k_norm": ("self_attn.k_norm",)}
+_PRE_NORM = {
+    "attention_norm": ("input_layernorm",),
+    "feed_forward_norm": ("post_attention_layernorm",),
+}
+_POST_NORM = {
+    "post_attention_norm": ("post_attention_layernorm",),
+    "post_feed_forward_norm": ("post_feedforward_layernorm",),
+}
+
+
+def _names(*blocks: Mapping[str, tuple[str, ...]]) -> Names:
+    every: tuple[Mapping[str, tuple[str, ...]], ...] = (_ATTENTION, _MLP, *blocks)
+    inner = {ours: theirs for each in every for ours, theirs in each.items()}
+    return Names(prefix="model.", layer="layers.{}.", modules=_MODULES, blocks=inner)
+
+
+_GEMMA_NORMS = {
+    "attention_norm": ("input_layernorm",),
+    "post_attention_norm": ("post_attention_layernorm",),
+    "feed_forward_norm": ("pre_feedforward_layernorm",),
+    "post_feed_forward_norm": ("post_feedforward_layernorm",),
+}
+_NO_DROPOUT = Written("attention_dropout", 0.0)
+
+LLAMA = Family(
+    name="llama",
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-6),
+        KeyValueHeads(),
+        HeadDim(divides=True),
+        Rope(theta=10_000.0, positions=2048),
+        *_SWIGLU,
+        Bias(mlp=True),
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM),
+)
+
+QWEN2 = Family(
+    name="qwen2",
+    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-6),
+        KeyValueHeads(32),
+        HeadDim(),
+        Rope(theta=10_000.0, positions=32_768),
+        *_SWIGLU,
+        Always("bias", "qkv"),
+        WINDOWS_FROM_LAYER,
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM),
+)
+
+QWEN3 = Family(
+    name="qwen3",
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-6),
+        KeyValueHeads(32),
+        HeadDim(128),
+        Rope(theta=10_000.0, positions=32_768),
+        *_SWIGLU,
+        Always("qk_norm", "head"),
+        Bias(mlp=False),
+        WINDOWS_FROM_LAYER,
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM, _QK_NORM),
+)
+
+MISTRAL = Family(
+    name="mistral",
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-6),
+        KeyValueHeads(8),
+        HeadDim(),
+        Rope(theta=10_000.0, positions=131_072),
+        *_SWIGLU,
+        OneWindow(4096),
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM),
+)
+
+SMOLLM3 = Family(
+    name="smollm3",
+    architecture="SmolLM3ForCausalLM",
+    model_type="smollm3",
+    rows=(
+        *_sizes(tied=True, norm_eps=1e-6),
+        KeyValueHeads(4),
+        HeadDim(),
+        Rope(theta=2_000_000.0, positions=32_768),
+        NoRope(4),
+        *_SWIGLU,
+        Bias(mlp=True),
+        WINDOWS_WITHOUT_ROPE,
+        _NO_DROPOUT,
+    ),
+    names=_names(_PRE_NORM),
+)
+
+OLMO2 = Family(
+    name="olmo2",
+    architecture="Olmo2ForCausalLM",
+    model_type="olmo2",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-5),
+        KeyValueHeads(),
+        HeadDim(),
+        Rope(theta=10_000.0, positions=2048),
+        *_SWIGLU,
+        Always("block", "reordered_norm"),
+        Always("qk_norm", "full"),
+        Bias(mlp=False),
+        _NO_DROPOUT,
+    ),
+    names=_names(_POST_NORM, _QK_NORM),
+)
+
+OLMO3 = Family(
+    name="olmo3",
+    architecture="Olmo3ForCausalLM",
+    model_type="olmo3",
+    rows=(
+        *_sizes(tied=False, norm_eps=1e-5),
+        KeyValueHeads(),
+        HeadDim(),
+        LayerRope(theta=500_000.0, windowed=500_000.0, local=None, positions=2048),
+        *_SWIGLU,
+        Always("block", "reordered_norm"),
+        Always("qk_norm", "full"),
+        Bias(mlp=False),
+        Windows(one_full_in(4), 4096),
+        _NO_DROPOUT,
+    ),
+    names=_names(_POST_NORM, _QK_NORM),
+)
+
+
+def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
+    """Rows of both Gemmas; with the defaults of two fields."""
+    return (
+        *_sizes(tied=True, norm_eps=1e-6),
+        KeyValueHeads(4),
+        HeadDim(256, divides=True),
+        Always("feed_forward", "geglu"),
+        Constant(
+            "hidden_activation",
+            ("gelu_pytorch_tanh", "gelu_new"),
+            "gelu_pytorch_tanh",
+            "the activation is GELU by tanh",
+        ),
+        Always("block", "peri_norm"),
+        Always("norm_zero_centred", True),
+        EmbedScale(),
+        QueryScale(256),
+        Bias(mlp=False),
+        Number("final_logit_softcapping", "logit_softcap", float, cap, nullable=True),
+        Constant("use_bidirectional_attention", (False, None), both_ways, "attention is causal"),
+        _NO_DROPOUT,
+    )
+
+
+GEMMA2 = Family(
+    name="gemma2",
+    architecture="Gemma2ForCausalLM",
+    model_type="gemma2",
+    rows=(
+        *_gemma(30.0, None),
+        Number("attn_logit_softcapping", "attention_softcap", float, 50.0, nullable=True),
+        Rope(theta=10_000.0, positions=8192),
+        Windows(one_full_in(2), 4096),
+    ),
+    names=_names(_GEMMA_NORMS),
+    ignored=frozenset({"hidden_act"}),
+)
+
+GEMMA3 = Family(
+    name="gemma3",
+    architecture="Gemma3ForCausalLM",
+    model_type="gemma3_text",
+    rows=(
+        *_gemma(None, False),
+        Constant(
+            "attn_logit_softcapping",
+            (None,),
+            None,
+            "transformers reads this field and does not use it; other programs do",
+        ),
+        Always("qk_norm", "head"),
+        LayerRope(1_000_000.0, 10_000.0, local="rope_local_base_freq", positions=131_072),
+        WINDOWS_BY_PATTERN,
+    ),
+    names=_names(_GEMMA_NORMS, _QK_NORM),
+    ignored=frozenset({"hidden_act", "_sliding_window_pattern"}),
+)
+
+GPT2 = Family(
+    name="gpt2",
+    architecture="GPT2LMHeadModel",
+    model_type="gpt2",
+    rows=(
+        Number("vocab_size", "vocab_size", int, REQUIRED),
+        Number("n_embd", "d_model", int, REQUIRED),
+        Number("n_layer", "n_layers", int, REQUIRED),
+        Number("n_head", "n_heads", int, REQUIRED),
+        Inner(),
+        EqualHeads(),
+        TableSize(1024),
+        Number("layer_norm_epsilon", "norm_eps", float, 1e-5),
+        Number("initializer_range", "init_std", float, 0.02),
+        Number("tie_word_embeddings", "tie_embeddings", bool, True),
+        Always("feed_forward", "gelu"),
+        Constant(
+            "activation_function",
+            ("gelu_new", "gelu_pytorch_tanh"),
+            "gelu_new",
+            "the activation is GELU by tanh",
+        ),
+        Always("norm", "layer_norm"),
+        Always("norm_bias", True),
+        Always("bias", "all"),
+        Constant("scale_attn_weights", (True,), True, "products are divided by sqrt(head_dim)"),
+        Constant(
+            "scale_attn_by_inverse_layer_idx", (False,), False, "all layers scale products alike"
+        ),
+        *(Written(name, 0.0) for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")),
+    ),
+    names=Names(
+        prefix="transformer.",
+        layer="h.{}.",
+        modules={
+            "embeddings": "wte",
+            "position_embeddings": "wpe",
+            "norm": "ln_f",
+            "lm_head": "lm_head",
+        },
+        blocks={
+            "attention_norm": ("ln_1",),
+            "feed_forward_norm": ("ln_2",),
+            "attention.w_qkv": ("attn.c_attn",),
+            "attention.w_out": ("attn.c_proj",),
+            "feed_forward.w_up": ("mlp.c_fc",),
+            "feed_forward.w_down": ("mlp.c_proj",),
+        },
+        transposed=(
+            "attention.w_qkv",
+            "attention.w_out",
+            "feed_forward.w_up",
+            "feed_forward.w_down",
+        ),
+    ),
+    ignored=frozenset(
+        {"n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout"}
+        | {"summary_proj_to_labels", "summary_type", "summary_use_proj", "gradient_checkpointing"}
+    ),
+)
+
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    MISTRAL,
+    OLMO2,
+    OLMO3,
+    SMOLLM3,
+    GEMMA3,
+    GEMMA2,
+    GPT2,
+)
+"""In this order a shape that several can express becomes the first of them."""

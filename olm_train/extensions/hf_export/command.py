@@ -1,0 +1,182 @@
+"""The command that turns a checkpoint into a folder for others: `olm-train export`.
+
+CHECKPOINT -> verified -> --to olm: model.safetensors + tokenizer, lock, configuration
+                       -> --to hf: what transformers, vLLM, llama.cpp, MLX, ... read
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import click
+import msgspec
+
+from olm_data.command import Command, say
+from olm_data.errors import InputError, UsageError, printable
+from olm_data.extras import needs
+from olm_data.regular_files import read_regular
+
+with needs("exporting a model"):
+    from olm_data.model_receipt import Dtype, Receipt, Verify
+    from olm_train.checkpoint.load import Checkpoint, find_checkpoint
+    from olm_train.checkpoint.weights import export
+    from olm_train.distributed.world import World
+    from olm_train.extensions.hf_export import export as hf
+    from olm_train.extensions.hf_export.job import Options, parse_size
+    from olm_train.generate.template import MAX_TEMPLATE
+
+DTYPE: Dtype = "bfloat16"
+SHARD_SIZE = "5GB"
+VERIFY: Verify = "auto"
+_OF_HF = (
+    *("--dtype", "--shard-size", "--write-tied-head", "--chat-template"),
+    *("--context", "--verify"),
+)
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint")
+@click.option(
+    "--to",
+    "form",
+    type=click.Choice(["olm", "hf"]),
+    default="olm",
+    show_default=True,
+    help="olm: one file for this program; hf: a folder for transformers and its kin.",
+)
+@click.option(
+    "--output",
+    required=True,
+    help="Folder; of olm also the file model.safetensors in it. Local or s3://.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(get_args(Dtype))),
+    help=f"hf: of the weights.  [default: {DTYPE}]",
+)
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    help=f"hf: bytes of weights in a file, at most.  [default: {SHARD_SIZE}]",
+)
+@click.option(
+    "--write-tied-head",
+    is_flag=True,
+    help="hf: write a head that is the embedding table a second time.",
+)
+@click.option(
+    "--chat-template", metavar="FILE", help="hf: Jinja template of conversations to put in."
+)
+@click.option(
+    "--context",
+    type=click.IntRange(1, 1 << 24),
+    metavar="TOKENS",
+    help="hf: of the longest text the model is for.  [default: of the mixture's rows]",
+)
+@click.option(
+    "--verify",
+    type=click.Choice(list(get_args(Verify))),
+    help=f"hf: who reads it before it is there.  [default: {VERIFY}: what is installed]",
+)
+@click.option("--trust", is_flag=True, help="Import classes that the checkpoint names: I trust it.")
+@click.option("--json", "as_json", is_flag=True, help="Print config.json or receipt, no sentence.")
+def main(
+    checkpoint: str,
+    form: str,
+    output: str,
+    dtype: Dtype | None,
+    shard_size: str | None,
+    write_tied_head: bool,
+    chat_template: str | None,
+    context: int | None,
+    verify: Verify | None,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Write the weights of a checkpoint, or of a run's newest one, for other programs.
+
+    \b
+    olm-train export runs/first --to hf --output first-hf
+    olm-train export runs/first --output model.safetensors
+    olm-train export s3://bucket/run/step00001000 --to hf --dtype float32 --output s3://bucket/hf
+    """
+    options = Options(
+        dtype=dtype or DTYPE,
+        shard_bytes=parse_size(shard_size or SHARD_SIZE),
+        tied_head=write_tied_head,
+        template=_template(chat_template),
+        context=context,
+        check=verify or VERIFY,
+    )
+    if form == "olm":
+        _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
+    found = find_checkpoint(checkpoint, World(), say)
+    if form == "hf":
+        _export_hf(found, output, options, trust=trust, as_json=as_json)
+        return
+    about = export(found, output, trust=trust)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(about)))
+    else:
+        click.echo(
+            f"{about.weights.file}: {about.parameters:,} parameters of step {about.step:,}, "
+            f"{about.weights.bytes:,} bytes"
+        )
+
+
+def _refuse_idle(*given: object) -> None:
+    """Refuse options that have no effect on one's own format."""
+    for name, value in zip(_OF_HF, given, strict=True):
+        if value:
+            raise UsageError(f"{name} has no effect without --to hf", where=name, fix="--to hf")
+
+
+def _template(path: str | None) -> str | None:
+    """Return the text of a chat template.
+
+    Raises:
+        InputError: there is no such file, or it is no text.
+    """
+    if path is None:
+        return None
+    try:
+        return read_regular(Path(path), MAX_TEMPLATE).decode()
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise InputError("there is no such template", where=f"--chat-template {path}") from error
+
+
+def _export_hf(
+    found: Checkpoint, output: str, options: Options, *, trust: bool, as_json: bool
+) -> None:
+    result = hf.export(found, output, options, trust=trust)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(result.receipt)))
+        return
+    for line in lines(result.receipt, result.output, already=result.already):
+        click.echo(line)
+
+
+def lines(receipt: Receipt, output: str, *, already: bool) -> list[str]:
+    """Return what is said of an export: what it is, what was proved, and what was not."""
+    size = sum(file.bytes for file in receipt.files.values())
+    verified, model = receipt.verified, receipt.verified.model
+    head = "already there" if already else "written"
+    found = [
+        f"{head}: {receipt.model_class}, {receipt.parameters:,} parameters of step "
+        f"{receipt.step:,} in {receipt.claim.dtype}, {size:,} bytes in {printable(output)}",
+        f"read back: {len(receipt.tensors):,} tensors ({verified.tensors_read_by})",
+    ]
+    if verified.tokenizer_read_by:
+        found.append(f"same ids: {', '.join(verified.tokenizer_read_by)}")
+    if model is not None:
+        loss = model.loss
+        found.append(
+            f"{model.reader}, fp32: logits within {model.largest_difference:.1e} (bound "
+            f"{model.tolerance:.1e}) on {', '.join(map(str, model.lengths))} ids; "
+            f"{model.greedy_tokens} greedy tokens equal; stops at "
+            f"{', '.join(map(str, model.stops_at)) or 'nothing'}"
+            + ("" if loss is None else f"; loss of {loss.labels:,} labels equal")
+        )
+    return found + [f"not compared: {what}" for what in verified.not_compared]

@@ -1,0 +1,173 @@
+"""A checkpoint as a folder that transformers, vLLM, llama.cpp, MLX and their kin read.
+
+    checkpoint, verified -> family of its shape, or refused: nothing is written
+        rows of one tensor at a time -> dtype -> shard on the disk -> read back, sha256 compared
+        tokenizer, configuration, model card -> read back; computed with, where transformers is
+        -> the folder by its name, or config.json and receipt, which come last in a bucket
+
+Main memory: the rows of one tensor in both dtypes, and what the system keeps of one file. A local
+folder is there whole or not at all. In a bucket files are seen as they come: what tells a whole
+export is `olm-export.json`, and no reader takes a folder without `config.json`.
+Never: write into a folder that holds anything else, or claim what was not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from olm_data.canonical import sha256_file
+from olm_data.errors import ValidationError
+from olm_data.model_receipt import Claim, FileProof, Receipt
+from olm_data.storage.destination import Draft, LocalFolder, RemotePrefix, destination, in_the_way
+from olm_data.storage.disk import io_errors, write_durable
+from olm_data.storage.places import refuse_output
+from olm_train.checkpoint.load import Checkpoint
+from olm_train.checkpoint.weights import model_config
+from olm_train.extensions.hf_export import verify
+from olm_train.extensions.hf_export.job import Job, Options
+from olm_train.extensions.hf_export.model_card import CARD, model_card
+from olm_train.extensions.hf_export.proof import prove_folder, why_not_computed
+from olm_train.extensions.hf_export.shards import (
+    INDEX,
+    index_of,
+    read_back,
+    refuse_other,
+    write_shard,
+)
+from olm_train.extensions.hf_export.tokenizer_files import TokenizerFiles
+
+MODEL_CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an export came to: its receipt, and whether an earlier one had done it all."""
+
+    receipt: Receipt
+    output: str
+    already: bool
+
+
+def export(
+    checkpoint: Checkpoint,
+    output: str,
+    options: Options,
+    *,
+    trust: bool = False,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> Result:
+    """Write a checkpoint as a folder for other programs.
+
+    Args:
+        checkpoint: of any number of ranks and any strategy; merged weights as well.
+        output: local folder to make, or `s3://bucket/prefix`.
+        options: dtype, files, what is proved.
+        trust: import the class of the model, to say why it cannot be exported.
+        watch: called with bytes of tensors written, and those there are to write.
+
+    Raises:
+        UsageError: no family can express the model; the message names the field.
+        ConflictError: the output holds something else.
+        ValidationError: what was written reads, or computes, otherwise than the checkpoint.
+        ResourceError, StorageError: it cannot be written.
+    """
+    refuse_output(output)
+    job = Job(checkpoint, options, model_config(checkpoint, trust=trust))
+    place = destination(output)
+    if (done := there(place, job.claim)) is not None:
+        return Result(done, output, already=True)
+    if options.check == "transformers":
+        verify.require()
+    tokenizer = job.tokenizer  # refused before anything is written
+    with place.draft(job.claim.encode()) as draft, io_errors(output, writing=True):
+        receipt = _write(job, draft, tokenizer, remote=place.remote, watch=watch)
+        draft.commit(receipt.encode())
+    return Result(receipt, output, already=False)
+
+
+def there(place: LocalFolder | RemotePrefix, claim: Claim) -> Receipt | None:
+    """Return the receipt of the same export if it is there; None where the output is free.
+
+    Raises:
+        ConflictError: it holds something else, or files of that export have changed in size.
+    """
+    data = place.receipt()
+    if data is None:
+        return None
+    try:
+        receipt = Receipt.decode(data, place.output)
+    except ValidationError as error:
+        raise in_the_way(place.output, f"{error.what}: {error.why}") from error
+    if receipt.claim != claim:
+        raise in_the_way(place.output, "another export is there already")
+    changed = [name for name, file in receipt.files.items() if place.size(name) != file.bytes]
+    if changed:
+        raise in_the_way(place.output, f"the same export is there, without its {changed[0]}")
+    return receipt
+
+
+def _write(
+    job: Job,
+    draft: Draft,
+    tokenizer: TokenizerFiles | None,
+    *,
+    remote: bool,
+    watch: Callable[[int, int], None],
+) -> Receipt:
+    """Write, prove and settle all files; return the receipt."""
+    files: dict[str, FileProof] = {}
+
+    def settle(*names: str) -> None:
+        for name in names:
+            path = draft.folder / name
+            files[name] = FileProof(path.stat().st_size, sha256_file(path))
+        draft.settle()
+
+    why_not = why_not_computed(job)
+    documents = dict(tokenizer.files) if tokenizer is not None else {}
+    model = (json.dumps(job.model_config, indent=2) + "\n").encode()
+    tensors: dict[str, str] = {}
+    values, total = job.values(), sum(each.bytes for each, _, _ in job.tensors)
+    done = 0
+    for shard in job.shards:
+        written = write_shard(draft.folder, shard, values)
+        refuse_other(written, read_back(draft.folder, shard), shard.file)
+        tensors |= written
+        done += sum(each.bytes for each in shard.tensors)
+        if why_not:
+            settle(shard.file)  # in a bucket: uploaded, and gone from the disk here
+        watch(done, total)
+    index = index_of(job.shards, job.config.num_params)
+    late = {INDEX: index} if index is not None else {}
+    documents[CARD] = model_card(
+        job.claim,
+        model_class=job.model_class,
+        parameters=job.config.num_params,
+        step=job.checkpoint.step,
+        lock=job.lock,
+        chat=job.template is not None,
+        has_tokenizer=tokenizer is not None,
+    )
+    for name, data in {**documents, **late, MODEL_CONFIG: model}.items():
+        write_durable(draft.folder / name, data)
+    verified = prove_folder(job, draft.folder, tokenizer, why_not)
+    (draft.folder / MODEL_CONFIG).unlink()  # it comes last: nothing is a model without it
+    settle(*([shard.file for shard in job.shards] if not why_not else []), *documents, *late)
+    write_durable(draft.folder / MODEL_CONFIG, model)
+    settle(MODEL_CONFIG)
+    lock = job.lock
+    return Receipt(
+        claim=job.claim,
+        model_class=job.model_class,
+        parameters=job.config.num_params,
+        step=job.checkpoint.step,
+        lock=job.checkpoint.manifest.lock_digest,
+        datasets={} if lock is None else {each.name: each.dataset for each in lock.sources},
+        tokenizer=None if tokenizer is None else tokenizer.spec.sha256,
+        probe=None if tokenizer is None else tokenizer.spec.probe_sha256,
+        files=dict(sorted(files.items())),
+        tensors=tensors,
+        verified=verified,
+    )

@@ -1,0 +1,265 @@
+"""The loss ledger: what each piece of a document cost as it was trained, by document.
+
+    losses of labels (train step) --sum by piece, on the device--> [2, pieces] a micro-batch
+        --copied beside the step--> host, read with the metrics of the step
+        --thread: addresses, Parquet--> RUN/ledger/   (`olm_data.run_log.ledger`)
+
+Each rank writes the pieces of its own rows. The loss computes the losses of labels in any case, so
+a run has the same bits with and without a ledger. A checkpoint waits until the pieces of the steps
+before it are written, and a resumed run first removes what lies beyond its checkpoint: kills leave
+no step twice and none out. Where the save folder is remote, the files go there before each
+checkpoint, and come back where a run goes on without them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olm_data.bounded_json import JsonObject
+from olm_data.config.hints import PositiveInt
+from olm_data.errors import OlmError, UsageError, shown
+from olm_data.mixture.lock import Lock
+from olm_data.rows.pieces import PieceAddresses
+from olm_data.run_log.ledger import (
+    LEDGER,
+    Entries,
+    LedgerInfo,
+    LedgerWriter,
+    keep_until,
+    lacking,
+    ledger_files,
+)
+from olm_data.run_log.ledger_store import LedgerSender, fetch_ledger
+from olm_data.storage.store import Store, is_remote
+from olm_train.callbacks.base import Callback
+from olm_train.callbacks.sequence_length_scheduler import SequenceLengthSchedulerCallback
+from olm_train.data.batch import Batch
+from olm_train.model.loss import sum_by_piece
+
+MOST_WAITING = 512
+"""Steps that may wait for the thread before the training waits for it."""
+
+
+@dataclass
+class _Taken:
+    """The micro-batches of a step, on their way to the host.
+
+    Attributes:
+        parts: of each micro-batch: fp64 [nats | labels | offsets | rows] in one tensor, the number
+            of its pieces, and its sequence length.
+        arrived: when all of them are there; None: they are.
+    """
+
+    parts: list[tuple[Tensor, int, int]]
+    arrived: torch.cuda.Event | None = None
+
+
+@dataclass(kw_only=True)
+class LossLedgerCallback(Callback):
+    """Writes the loss of every piece of a document, read by `olm-data show ledger`.
+
+    Attributes:
+        enabled: write the ledger, where `loss_ledger` is given at all.
+        steps_per_file: steps in a file. A checkpoint, and the end of the run, end one too.
+        max_rows_per_file: pieces in a file, if that comes first.
+    """
+
+    priority: ClassVar[int] = 2
+
+    enabled: bool = True
+    steps_per_file: PositiveInt = 100
+    max_rows_per_file: PositiveInt = 1 << 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._taken: _Taken | None = None
+        self._steps: dict[int, _Taken] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._sender: LedgerSender | None = None
+        self._work: list[Future[None]] = []
+        self._refused = False
+
+    def pre_train(self) -> None:
+        trainer, loader = self.trainer, self.trainer.data_loader
+        lock: Lock | None = getattr(loader, "lock", None)
+        if lock is None:
+            raise UsageError(
+                "the loss ledger needs the documents of the batches, which only a mixture lock has",
+                where="trainer.callbacks.loss_ledger",
+                fix="train on a lock (olm-data mix), or leave the ledger out",
+            )
+        for name, each in trainer.callbacks.items():
+            if isinstance(each, SequenceLengthSchedulerCallback) and each.truncate:
+                raise UsageError(
+                    "the loss ledger cannot tell which documents truncated rows hold",
+                    where=f"trainer.callbacks.{name}.truncate",
+                    fix="leave truncate out, or the ledger",
+                )
+        world, folder = trainer.world, trainer.work_dir
+        reached = trainer.step if trainer.resumed else None
+        self._sender = None
+        if is_remote(trainer.save_folder):
+            store = Store(trainer.save_folder)
+            self._sender = LedgerSender(store)
+            world.on_main(lambda: fetch_ledger(store, folder, reached))
+        else:
+            world.on_main(lambda: keep_until(folder, reached))
+        if reached is not None:
+            begins = world.on_main(lambda: not ledger_files(folder))
+            if begins:
+                trainer.say(f"note: {LEDGER}/ begins after step {reached:,}")
+            holes = world.on_main(lambda: lacking(folder, reached))
+            for rank, steps in holes.items():
+                text = _without(steps, rank)
+                trainer.say(f"warning: {text}: they were not written when the run ended")
+        keep_until(folder, reached)  # where this machine's disk is not that of rank 0
+        info = LedgerInfo(rank=world.rank, world_size=world.size, lock=lock.digest)
+        self._writer = LedgerWriter(
+            folder, info, steps_per_file=self.steps_per_file, max_rows=self.max_rows_per_file
+        )
+        self._addresses = PieceAddresses(lock)
+        self._steps.clear()
+        self._thread = ThreadPoolExecutor(1, "ledger")
+
+    def pre_step(self, batches: Sequence[Any]) -> None:
+        # Only here: steps that are repeated to be compared, or tried, are not trained.
+        self._taken = _Taken([])
+        self.trainer.train_module.watch_losses = self._take
+
+    def post_step(self) -> None:
+        taken, self._taken = self._taken, None
+        self.trainer.train_module.watch_losses = None
+        if taken is None or not taken.parts:
+            raise UsageError(
+                "the loss ledger got no losses: the loss, or the train module, has only their sum",
+                where="trainer.callbacks.loss_ledger",
+                fix="use another train_module.loss.name, such as chunked; a module of your own "
+                "calls watch_losses",
+            )
+        if self.trainer.world.device.type == "cuda":
+            taken.arrived = torch.cuda.Event()
+            taken.arrived.record()
+        self._steps[self.trainer.step] = taken
+
+    @torch.no_grad()
+    def _take(self, batch: Batch, by_label: Tensor) -> None:
+        """Sum the losses of a micro-batch by piece, and send them to the host."""
+        assert self._taken is not None
+        sums = sum_by_piece(by_label, batch.labels, batch.cu_seqlens)  # [2, pieces]
+        packed = torch.cat([sums.flatten(), batch.cu_seqlens, batch.rows])  # whole below 2^53
+        length = int(batch.input_ids.shape[1])
+        self._taken.parts.append((packed.to("cpu", non_blocking=True), sums.shape[1], length))
+
+    def log_metrics(self, step: int, metrics: Any) -> None:
+        taken = self._steps.pop(step, None)
+        if taken is not None and self._thread is not None:
+            self._begin(self._thread.submit(self._write, step, taken))
+
+    def state_dict(self) -> JsonObject:
+        # A checkpoint is being made: its steps are trained once, so what they cost is written now.
+        if self._thread is not None:
+            self._begin(self._thread.submit(self._flush))
+            if self._sender is not None:
+                self._begin(self._thread.submit(self._send, self._sender))
+            self._finish(0)
+        return {}
+
+    def close(self) -> None:
+        self.trainer.train_module.watch_losses = None
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        thread.submit(self._flush)
+        thread.shutdown(wait=True)
+        self._work.clear()
+        if waiting := self._writer.waiting:
+            steps = (self._writer.take_lost() or waiting)[0], waiting[1]
+            self._say(_without(steps, self.trainer.world.rank))
+
+    def _begin(self, work: Future[None]) -> None:
+        self._work.append(work)
+        self._finish(MOST_WAITING)
+
+    def _finish(self, waiting: int) -> None:
+        """Raise what the thread raised; wait until no more than so many jobs wait for it."""
+        while self._work and (len(self._work) > waiting or self._work[0].done()):
+            self._work.pop(0).result()
+
+    def _write(self, step: int, taken: _Taken) -> None:
+        """In the thread: find the documents of a step, and add them to the ledger."""
+        if taken.arrived is not None:
+            taken.arrived.synchronize()
+        self._safely(f"the losses of step {step:,}", lambda: self._add(step, taken))
+
+    def _add(self, step: int, taken: _Taken) -> None:
+        longest = self._addresses.lock.sequence_length
+        rows, begin, size, nats, tokens = [], [], [], [], []
+        before = 0
+        for packed, count, length in taken.parts:
+            sums, ends, ids = np.split(packed.numpy(), [2 * count, 3 * count + 1])
+            ends = ends.astype(np.int64)
+            of_piece, labels = sums.reshape(2, count)
+            real = labels > 0
+            begin.append(ends[:-1][real] + before)
+            size.append(np.diff(ends)[real])
+            nats.append(of_piece[real])
+            tokens.append(labels[real].astype(np.int64))
+            rows.append(ids.astype(np.int64)[:: longest // length])
+            before += int(ends[-1])
+        pieces = self._addresses.of(*map(np.concatenate, (rows, begin, size)))
+        self._writer.add(
+            Entries(
+                step=step,
+                row=pieces.row,
+                source=self._addresses.source_names(pieces),
+                shard=self._addresses.shard_names(pieces),
+                document=pieces.document,
+                start=pieces.start,
+                stop=pieces.stop,
+                epoch=pieces.epoch,
+                tokens=np.concatenate(tokens),
+                nats=np.concatenate(nats),
+            )
+        )
+
+    def _flush(self) -> None:
+        self._safely("the last losses", lambda: self._writer.flush())
+
+    def _send(self, sender: LedgerSender) -> None:
+        self._safely("files", lambda: sender.send(self._writer.written))
+
+    def _safely(self, what: str, action: Any) -> None:
+        """Warn of an error of the disk or of the data, once until it is over: training goes on."""
+        try:
+            action()
+        except (OlmError, OSError) as error:
+            if not self._refused:
+                self._say(
+                    f"{what} of rank {self.trainer.world.rank} could not be written to {LEDGER}/: "
+                    f"{error}\n  training goes on; what waits to be written is tried again"
+                )
+            self._refused = True
+            return
+        if self._writer.waiting is None:
+            self._refused = False
+            if lost := self._writer.take_lost():
+                self._say(_without(lost, self.trainer.world.rank))
+
+    def _say(self, text: str) -> None:
+        """Say it on any rank: each speaks for its own rows."""
+        print(shown(f"warning: {text}"), file=sys.stderr, flush=True)
+
+
+def _without(steps: tuple[int, int], rank: int) -> str:
+    """Say which steps of a rank the ledger lacks, the first and last given."""
+    first, last = steps
+    which = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+    return f"{LEDGER}/ has no losses of {which} of rank {rank}"

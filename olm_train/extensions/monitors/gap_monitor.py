@@ -1,0 +1,276 @@
+"""Statistics of gradients, activations and parameters (GAP), and gradients on disk.
+
+    pre_step       begin to look at activations
+    post_backward  gradients before clipping, parameters before the step; gradients to disk
+    post_step      updates, optimiser state -> one all-reduce -> gap/TARGET/NAME/KIND
+
+Between the steps that are looked at, it does nothing. Training has the same bits with and without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from olm_data.config.hints import NonNegativeInt, PositiveInt
+from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import statistic_of
+from olm_train.callbacks.base import Callback
+from olm_train.extensions.monitors.activations import ActivationProbe, as_rows
+from olm_train.extensions.monitors.gradient_files import write_gradients
+from olm_train.extensions.monitors.statistics import (
+    Rows,
+    finish,
+    lost_updates,
+    measure,
+    underflows_of,
+)
+from olm_train.model.decoder import Decoder
+from olm_train.model.shards import local_block
+
+Target = Literal["params", "grads", "updates", "opt_state", "activations", "activation_grads"]
+Kind = Literal["max", "mean", "var", "rms", "zeros", "underflow", "ratio"]
+
+OF_ACTIVATIONS = ("max", "mean", "var")
+"""Kinds that activations and their gradients have."""
+ACTIVATIONS: tuple[Target, ...] = ("activations", "activation_grads")
+
+
+@dataclass(kw_only=True)
+class GAPMonitorCallback(Callback):
+    """Logs `gap/TARGET/NAME/KIND` for parameters and modules, by their names in the model.
+
+    Attributes:
+        enabled: look, where `gap_monitor` is given at all.
+        monitor: log statistics; default: yes.
+        interval: steps from one look to the next.
+        targets: what is looked at. `grads` are those of the global batch before clipping; `updates`
+            what the step added to the parameters; `opt_state` tensors of the optimiser with the
+            shape of their parameter. Activations are those of the decoder.
+        kinds: `max` of the absolute values, `mean`, `var` (n - 1), `rms`, share of `zeros`, share
+            of `underflow`: not 0 but below the smallest normal bfloat16, 1.2e-38, and of updates
+            those that change the parameter but not its rounding to bfloat16; `ratio`, of updates:
+            their rms over that of the parameter. Activations have the first three, within a row of
+            the batch and averaged over rows.
+        dump_gradients: write gradients to `gradients/` in the work folder; default: no.
+        dump_gradients_start_step: the first step that is written.
+        dump_gradients_end_step: the last one; default: that of the run.
+        dump_gradients_step_interval: steps from one to the next.
+        dump_gradients_save_first_n: keep this many entries of each dimension; default: all.
+    """
+
+    enabled: bool = True
+    monitor: bool | None = None
+    interval: PositiveInt = 100
+    targets: list[Target] = field(
+        default_factory=lambda: ["params", "grads", "activations", "activation_grads"]
+    )
+    kinds: list[Kind] = field(default_factory=lambda: ["max", "mean", "var"])
+    dump_gradients: bool | None = None
+    dump_gradients_start_step: NonNegativeInt = 0
+    dump_gradients_end_step: NonNegativeInt | None = None
+    dump_gradients_step_interval: PositiveInt = 1
+    dump_gradients_save_first_n: PositiveInt | None = None
+
+    def named_steps(self) -> dict[str, list[int]]:
+        return {"dump_gradients_start_step": [self.dump_gradients_start_step]}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        monitor = self.monitor is not False
+        if self.enabled and not monitor and not self.dump_gradients:
+            raise UsageError(
+                "neither monitors nor dumps gradients",
+                where="monitor",
+                fix="leave monitor out, or set dump_gradients: true or enabled: false",
+            )
+        if not self.dump_gradients:
+            self._refuse(
+                [
+                    ("dump_gradients_start_step", self.dump_gradients_start_step),
+                    ("dump_gradients_end_step", self.dump_gradients_end_step),
+                    ("dump_gradients_step_interval", self.dump_gradients_step_interval - 1),
+                    ("dump_gradients_save_first_n", self.dump_gradients_save_first_n),
+                ]
+            )
+        for name, given in (("targets", self.targets), ("kinds", self.kinds)):
+            if not given:
+                raise UsageError("is empty", where=name, fix="leave it out, or monitor: false")
+        if "ratio" in self.kinds and "updates" not in self.targets:
+            raise UsageError(
+                "the kind ratio is one of updates, which is no target",
+                where="kinds",
+                fix="add updates to targets",
+            )
+        self._activations: ActivationProbe | None = None
+        self._looks = self._dumps = self._said = False
+        self._names: list[tuple[Target | None, str]] = []  # None: not logged
+        self._rows: list[Rows] = []
+        self._before: list[Tensor] = []
+
+    def _refuse(self, given: Sequence[tuple[str, int | None]]) -> None:
+        for name, value in given:
+            if value:
+                raise UsageError(
+                    "has no effect without dump_gradients",
+                    where=name,
+                    fix="set dump_gradients: true, or leave it out",
+                )
+
+    def pre_train(self) -> None:
+        model = self.trainer.train_module.model
+        if self.monitor is False or not set(ACTIVATIONS) & set(self.targets):
+            return
+        if isinstance(model, Decoder):
+            gradients = "activation_grads" in self.targets
+            self._activations = ActivationProbe(model, gradients=gradients)
+        else:
+            self.trainer.say(
+                "note: gap_monitor sees no activations: the model is no Decoder of this package"
+            )
+
+    def pre_step(self, batches: Sequence[Any]) -> None:
+        step = self.trainer.step + 1
+        self._looks = self.monitor is not False and step % self.interval == 0
+        self._dumps = self._dumps_at(step)
+        self._names, self._rows, self._before = [], [], []
+        if self._looks and self._activations is not None:
+            self._activations.begin(self.trainer.world.device)
+
+    def post_backward(self) -> None:
+        if self._dumps:
+            self._dump()
+        if self._looks and not self._rows:
+            self._before_step()
+
+    def pre_optim_step(self) -> None:
+        if (self._looks and not self._rows) or self._dumps:
+            if not self._said:
+                self.trainer.say(
+                    "note: gap_monitor reads gradients after clipping: the train module does not "
+                    "call gradients_ready() before"
+                )
+            self._said = True
+            self.post_backward()
+
+    def post_step(self) -> None:
+        if not self._looks:
+            return
+        self._looks = False
+        if "updates" in self.targets:
+            self._add_updates()
+        if "opt_state" in self.targets:
+            self._add("opt_state", self._optimizer_state())
+        averaged = 0
+        if self._activations is not None:
+            found = zip(ACTIVATIONS, self._activations.end(), strict=True)
+            kept = [(target, rows) for target, rows in found if target in self.targets]
+            names = self._activations.names
+            self._names += [(target, name) for target, _ in kept for name in names]
+            self._rows.append(as_rows([rows for _, rows in kept]))
+            averaged = len(kept) * len(names)
+        self._record(averaged)
+
+    def pre_log_metrics(self, step: int, metrics: dict[str, float]) -> None:
+        # A module that the model computes without showing its output has rows of nothing.
+        if self._activations is None or step % self.interval:
+            return
+        for target in ACTIVATIONS:
+            for name in self._activations.names:
+                kinds = {kind: statistic_of(target, name, kind) for kind in OF_ACTIVATIONS}
+                values = {metrics[each] for each in kinds.values() if each in metrics}
+                largest = metrics.get(kinds["max"], 0.0)
+                if values and largest == 0 and any(map(math.isnan, values - {largest})):
+                    for each in kinds.values():
+                        metrics.pop(each, None)
+
+    def close(self) -> None:
+        if self._looks and self._activations is not None:
+            self._activations.end()
+        self._looks = False
+
+    def _parameters(self) -> dict[str, Tensor]:
+        named = self.trainer.train_module.model.named_parameters()
+        return {name: each for name, each in named if each.numel() > 1}
+
+    def _optimizer_state(self) -> dict[str, Tensor]:
+        state = self.trainer.train_module.optimizer.state
+        return {
+            f"{name}.{key}": value
+            for name, parameter in self._parameters().items()
+            for key, value in state.get(parameter, {}).items()
+            if isinstance(value, Tensor) and value.shape == parameter.shape
+        }
+
+    def _before_step(self) -> None:
+        parameters = self._parameters()
+        if "params" in self.targets or "ratio" in self.kinds:
+            self._add("params", parameters)
+        if "grads" in self.targets:
+            gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            self._add("grads", gradients)
+        if "updates" in self.targets:
+            parts = [local_block(each)[0] for each in parameters.values()]
+            self._before = list(torch._foreach_clone(parts))
+
+    def _add_updates(self) -> None:
+        parameters, before = self._parameters(), self._before
+        after = [local_block(each)[0] for each in parameters.values()]
+        lost = lost_updates(before, after) if "underflow" in self.kinds else None
+        changes = torch._foreach_sub(after, before)
+        world = self.trainer.world
+        rows = measure(list(parameters.values()), world, local=changes, underflows=lost)
+        self._names += [("updates", name) for name in parameters]
+        self._rows.append(rows)
+        self._before = []
+
+    def _add(self, target: Target, tensors: Mapping[str, Tensor]) -> None:
+        shown = target if target in self.targets else None
+        found = list(tensors.values())
+        asked = "underflow" in self.kinds
+        under = underflows_of([local_block(each)[0] for each in found]) if asked else None
+        self._names += [(shown, name) for name in tensors]
+        self._rows.append(measure(found, self.trainer.world, underflows=under))
+
+    def _record(self, averaged: int) -> None:
+        """Exchange the rows and record what is asked for."""
+        parts = zip(*self._rows, strict=True)
+        rows = Rows(*(torch.cat(part) for part in parts))
+        statistics = finish(rows, self.trainer.world, averaged=averaged)
+        values = {kind: getattr(statistics, kind) for kind in self.kinds if kind != "ratio"}
+        columns = {kind: value.unbind() for kind, value in values.items()}
+        rms = statistics.rms.unbind()
+        first = {name: rms[i] for i, (_, name) in reversed([*enumerate(self._names)])}
+        for i, (target, name) in enumerate(self._names):
+            if target is None:
+                continue
+            for kind, column in columns.items():
+                if target not in ACTIVATIONS or kind in OF_ACTIVATIONS:
+                    self.trainer.record_metric(statistic_of(target, name, kind), column[i])
+            if target == "updates" and "ratio" in self.kinds:
+                ratio = rms[i] / first[name]  # parameters come first
+                self.trainer.record_metric(statistic_of(target, name, "ratio"), ratio)
+        self._names, self._rows = [], []
+
+    def _dumps_at(self, step: int) -> bool:
+        first, last = self.dump_gradients_start_step, self.dump_gradients_end_step
+        return (
+            bool(self.dump_gradients)
+            and step >= first
+            and (last is None or step <= last)
+            and (step - first) % self.dump_gradients_step_interval == 0
+        )
+
+    def _dump(self) -> None:
+        self._dumps = False
+        trainer = self.trainer
+        named = trainer.train_module.model.named_parameters()
+        gradients = {name: each.grad for name, each in named if each.grad is not None}
+        first_n = self.dump_gradients_save_first_n
+        with trainer.pause():
+            write_gradients(trainer.work_dir, trainer.step + 1, gradients, trainer.world, first_n)

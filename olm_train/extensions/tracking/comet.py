@@ -1,0 +1,173 @@
+"""Comet: an experiment on a server, or with COMET_START_ONLINE=0 an archive in `comet/` of a run.
+
+Its messages are sent by the client's own connections, one after the other: what `log` returns for
+has arrived, at the time that the log says. No metric of a step is sent twice, for the experiment
+tells how far each has come. Comet removes nothing: of steps that are trained anew the first values
+stay there. Off: all that the client finds out by itself, and its error reports.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from olm_data.config.hints import PositiveInt
+from olm_data.extras import needs
+from olm_data.run_log.follow import LoggedStep
+from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
+from olm_train.extensions.tracking.callback import CANCEL_TAGS, ConfigValues, TrackerCallback
+from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, Sink, flat
+
+OFF = ("DISABLE_AUTO_LOGGING", "1"), ("ERROR_TRACKING_ENABLE", "0"), ("DISABLE_ANNOUNCEMENT", "1")
+
+
+class CometNotificationSetting(StrEnum):
+    """Which e-mails Comet sends."""
+
+    none = "none"
+    """None."""
+    all = "all"
+    """At each start, at each end, and those of `end_only`."""
+    end_only = "end_only"
+    """When the run has finished or failed."""
+    failure_only = "failure_only"
+    """When it failed."""
+
+
+@dataclass(kw_only=True)
+class CometCallback(TrackerCallback):
+    """Shows the run on Comet; the key is in COMET_API_KEY, or left by `comet login`.
+
+    Attributes:
+        enabled: show the run there, where `comet` is given at all.
+        name: of the experiment; default: that of the run's folder.
+        project: runs that belong together; default: "olm".
+        workspace: of a user or team; default: that of the key.
+        tags: of the experiment.
+        config: shown as its parameters instead of the run's configuration.
+        cancel_tags: a run whose experiment is given one of them there is cancelled; compared in
+            lower case.
+        cancel_check_interval: steps after which its tags are looked at.
+        notifications: which e-mails Comet sends: `none`, `all`, `end_only` or `failure_only`.
+        failure_tag: is given to the experiment of a run that failed.
+        auto_resume: a start that goes on with a run goes on with its experiment; if not, each start
+            begins an experiment, which gets the whole log.
+    """
+
+    kind: ClassVar[str] = "comet"
+    package: ClassVar[str] = "comet_ml"
+
+    workspace: str | None = None
+    tags: tuple[str, ...] | None = None
+    config: ConfigValues | None = None
+    cancel_tags: tuple[str, ...] | None = CANCEL_TAGS
+    cancel_check_interval: PositiveInt = 25
+    notifications: CometNotificationSetting = CometNotificationSetting.none
+    failure_tag: str = "failed"
+    auto_resume: bool = True
+
+    def shown_config(self) -> ConfigValues | None:
+        return self.config
+
+    def check_interval(self) -> int | None:
+        return self.cancel_check_interval if self.cancel_tags else None
+
+    def tracker(self, run: TrackedRun) -> Tracker:
+        return CometTracker(run, self)
+
+
+class CometTracker(Tracker):
+    """An experiment, found again by its key."""
+
+    name = "comet"
+
+    def __init__(self, run: TrackedRun, options: CometCallback) -> None:
+        self._told, self._options = run, options
+        self._new = uuid.uuid4().hex
+        self._sink: Sink | None = None
+        self._logged = 0
+        self._last: dict[str, int] = {}
+        self._started = False
+        self._error = ""
+
+    def open(self, key: str | None, logged: int) -> str:
+        for name, value in OFF:  # read when the client is imported
+            os.environ.setdefault(f"COMET_{name}", value)
+        with needs("the tracker comet"):
+            from comet_ml.config import get_config
+
+        if not (self._options.auto_resume or self._started):
+            key = None
+        told, options = self._told, self._options
+        tags = list(without_secrets(options.tags) or ())
+        place = Place(told.project, options.workspace, tags)
+        online = get_config().get_bool(None, "comet.start.online") is not False
+        kind: type[Sink] = Server if online else Archive
+        self._sink = kind(told.folder, key or self._new, place)
+        if key is None:
+            self._sink.describe(told.name, flat(told.config))
+        self._logged = logged if key else 0
+        if not self._started:
+            self._notify("started", CometNotificationSetting.all)
+        self._started = True
+        return self._sink.key
+
+    def truncate(self, step: int) -> int:
+        assert self._sink is not None
+        self._last = self._sink.last(step)
+        return min(step, self._logged)
+
+    def log(self, steps: list[LoggedStep]) -> None:
+        assert self._sink is not None
+        self._sink.send(
+            [
+                Metric(name, value, step.step, round(1000 * step.time))
+                for step in steps
+                for name, value in step.metrics.items()
+                if step.step > self._last.get(name, 0)
+            ]
+        )
+        for step in steps:
+            self._last |= dict.fromkeys(step.metrics, step.step)
+
+    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+        assert self._sink is not None
+        self._sink.send(
+            [
+                Metric(name, value, step.step, round(1000 * step.time))
+                for step in steps
+                for name, value in step.metrics.items()
+            ]
+        )
+        return True
+
+    def alert(self, title: str, text: str, level: Level) -> None:
+        self._error = f"{title}: {text}"
+
+    def cancelled(self) -> str | None:
+        assert self._sink is not None
+        wanted = {tag.lower() for tag in self._options.cancel_tags or ()}
+        found = sorted(tag for tag in self._sink.tags() if tag.lower() in wanted)
+        return f"tag {found[0]}" if found else None
+
+    def close(self, ending: Ending) -> None:
+        assert self._sink is not None
+        settings = CometNotificationSetting
+        if ending == "failed":
+            self._sink.tag(self._options.failure_tag)
+            self._notify("failed", settings.all, settings.end_only, settings.failure_only)
+        elif ending == "finished":
+            self._notify("completed", settings.all, settings.end_only)
+        else:
+            self._notify("stopped", settings.all)
+        self._sink.close()
+
+    def _notify(self, status: str, *settings: CometNotificationSetting) -> None:
+        assert self._sink is not None
+        if self._options.notifications in settings:
+            more = {"Step": str(max(self._last.values(), default=self._logged))}
+            more |= {"Error": self._error} if self._error else {}
+            self._sink.notify(f"Run {self._told.name} {status}", status, self._told.name, more)

@@ -1,1 +1,0 @@
-"""The tasks of lm-evaluation-harness on a checkpoint as it lies, without an export."""

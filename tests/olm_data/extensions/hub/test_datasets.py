@@ -1,0 +1,45 @@
+"""What of a folder is a dataset, and what is told of one that is damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from olm_data.dataset.dataset import Dataset
+from olm_data.errors import InputError, UsageError
+from olm_data.extensions.hub.datasets import Datasets
+from olm_data.storage.store import Store
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_dataset_is_what_its_manifest_names(books: Path, tmp_path: Path) -> None:
+    kind, store = Datasets(), Store(str(books))
+    content = kind.read(store, store.exists)
+    assert content.digest == Dataset.open(str(books)).digest
+    assert content.last == ("manifest.json",)
+    assert {"manifest.json", "tokenizer.json", "validation/manifest.json"} <= content.parts.keys()
+    assert kind.damage(content, quiet) is None
+    shutil.copytree(books, tmp_path / "books")
+    (tmp_path / "books/shard-00000.ends.npy").write_bytes(b"")
+    copy = Store(str(tmp_path / "books"))
+    damage = kind.damage(kind.read(copy, copy.exists), quiet)
+    assert damage is not None
+    assert "shard-00000" in damage
+
+
+def test_naming_files_and_targets(books: Path, tmp_path: Path) -> None:
+    kind = Datasets()
+    assert kind.is_naming("validation/plan.json")
+    assert not kind.is_naming("shard-00000.json")
+    assert kind.target(f"{books}/manifest.json") == str(books)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"hf://ORG/NAME"):
+        kind.target(str(tmp_path))
+    empty = Store(str(tmp_path))
+    with pytest.raises(InputError):
+        kind.read(empty, empty.exists)

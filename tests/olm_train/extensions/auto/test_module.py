@@ -1,0 +1,112 @@
+"""The train module that a model gets, and what it is refused for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.auto_runs import SHAPE, loader, tied, trainer
+from support.own_data import Images
+from torch import nn
+from torch.utils.data import DataLoader
+
+import olm_train
+from olm_data.errors import UsageError
+from olm_train.basic_train_module import BasicTrainModule
+from olm_train.extensions.auto.module import NextTokenModule, next_token_loss
+from olm_train.train_module import TransformerTrainModule
+
+
+def test_the_loss_is_the_mean_over_labels_whatever_the_model_returns() -> None:
+    logits, labels = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    labels[0, 2:] = -100
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(next_token_loss(logits, labels), expected)
+    torch.testing.assert_close(next_token_loss(SimpleNamespace(logits=logits), labels), expected)
+    assert next_token_loss(logits, torch.full_like(labels, -100)) == 0.0
+
+
+def test_the_cut_of_a_batch_with_uneven_labels_does_not_change_the_step() -> None:
+    ids = torch.randint(0, 64, (4, 6))
+    labels = ids.roll(-1, 1).masked_fill(torch.rand(4, 6) < 0.5, -100)
+    labels[3] = -100
+    results = []
+    for batches in ([(ids, labels)], [(ids[:3], labels[:3]), (ids[3:], labels[3:])]):
+        module = NextTokenModule(tied(dropout=False), torch.optim.SGD, next_token_loss)
+        results.append(module.train_step(batches, 1, 1))
+    for name, value in results[0].items():
+        torch.testing.assert_close(torch.as_tensor(results[1][name]), torch.as_tensor(value))
+    assert results[0]["train/labels"] == (labels != -100).sum()
+
+
+def test_each_model_gets_the_module_that_is_made_for_it(tmp_path: Path) -> None:
+    assert type(trainer(tmp_path).train_module) is TransformerTrainModule
+    assert type(trainer(tmp_path, "tied").train_module) is NextTokenModule
+    images: DataLoader[Any] = DataLoader(Images(), batch_size=4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    run = olm_train.AutoTrainer(
+        model, torch.optim.SGD, images, loss=nn.CrossEntropyLoss(), save_folder=tmp_path
+    )
+    assert type(run.train_module) is BasicTrainModule
+    assert run.train_module.model is model
+    assert len(run.train(epochs=2)) == 12
+
+
+def test_memory_efficient_recomputes_blocks_and_cuts_the_loss(tmp_path: Path) -> None:
+    module = trainer(tmp_path, preset="memory_efficient").train_module
+    assert isinstance(module, TransformerTrainModule)
+    assert (module.config.ac_config.mode, module.loss.name) == ("full", "chunked")
+    plain = trainer(tmp_path).train_module
+    assert isinstance(plain, TransformerTrainModule)
+    assert (plain.config.ac_config.mode, plain.loss.name) == ("none", "plain")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"loss": nn.CrossEntropyLoss()}, "loss has no effect with a Decoder"),
+        ({"min_num_params": 9}, "min_num_params has no effect with a Decoder"),
+        ({"context_length": None}, "how long the rows are is not known"),
+    ],
+)
+def test_what_a_decoder_has_no_use_for_is_refused(options: Any, what: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=what):
+        trainer(tmp_path, **options)
+
+
+def test_a_decoder_and_a_lock_must_fit(tiny_mixture: Path, tmp_path: Path) -> None:
+    def run(shape: olm_train.DecoderConfig, **options: Any) -> None:
+        lock = olm_train.DataLoader(tiny_mixture, global_batch_size=256, rank_microbatch_size=64)
+        model = olm_train.Decoder(shape)
+        olm_train.AutoTrainer(model, torch.optim.AdamW, lock, save_folder=tmp_path, **options)
+
+    large = replace(SHAPE, vocab_size=512)
+    with pytest.raises(UsageError, match="of the model has 64 ids, that of the mixture lock 512"):
+        run(SHAPE)
+    with pytest.raises(UsageError, match="context_length is 64; the rows of the mixture lock are"):
+        run(large, context_length=64)
+    with pytest.raises(UsageError, match="the model has 16 positions; a row has 32 tokens"):
+        run(replace(large, positions="learned", max_positions=16))
+
+
+def test_a_loader_that_gives_no_rows_of_tokens_says_what_it_gives(tmp_path: Path) -> None:
+    images: DataLoader[Any] = DataLoader(Images(), batch_size=4)
+    with pytest.raises(UsageError, match=r"gave \(float32 \[4, 1, 4, 4\], int64 \[4\]\)"):
+        trainer(tmp_path, dataloader=images).train(max_steps=1)
+    assert loader().batch_size == 8
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [torch.arange(12).reshape(2, 6), ["a"], None, 5, [], {"input": torch.arange(6)[None]}],
+)
+def test_batches_without_next_tokens_are_refused(batch: Any) -> None:
+    model = nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12))
+    module = NextTokenModule(model, torch.optim.SGD, next_token_loss, optim={"lr": 0.1})
+    with pytest.raises(UsageError, match="labels"):
+        module.train_step([batch], 1, 1)

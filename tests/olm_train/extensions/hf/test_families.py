@@ -1,0 +1,177 @@
+"""Which family a config.json or a shape is of, and what is said where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from support.hf_models import MODELS, hf_fields, hf_model
+
+from olm_data.errors import InputError, UsageError
+from olm_train.extensions.hf.families import FAMILIES, canonical, family_of_config, family_of_hf
+from olm_train.model.config import DecoderConfig
+from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
+
+BASES: list[dict[str, Any]] = [
+    {},
+    {"bias": "qkv"},
+    {"qk_norm": "head"},
+    {"block": "reordered_norm", "qk_norm": "full"},
+    {
+        "block": "peri_norm", "feed_forward": "geglu", "norm_zero_centred": True,
+        "embed_scale": 16**0.5, "tie_embeddings": True,
+    },
+    {
+        "positions": "learned", "max_positions": 96, "norm": "layer_norm", "norm_bias": True,
+        "feed_forward": "gelu", "bias": "all",
+    },
+]  # fmt: skip
+CHANGES: dict[str, st.SearchStrategy[Any]] = {
+    "vocab_multiple": st.sampled_from([1, 8]),
+    "n_kv_heads": st.sampled_from([None, 1, 2, 4]),
+    "head_dim": st.sampled_from([None, 4, 6]),
+    "hidden_size": st.sampled_from([None, 24, 64]),
+    "feed_forward": st.sampled_from(["swiglu", "geglu", "gelu"]),
+    "bias": st.sampled_from([None, "qkv", "attention", "all"]),
+    "block": st.sampled_from(["pre_norm", "reordered_norm", "peri_norm"]),
+    "norm": st.sampled_from(["rms_norm", "layer_norm"]),
+    "norm_eps": st.sampled_from([1e-6, 1e-5]),
+    "norm_zero_centred": st.booleans(),
+    "qk_norm": st.sampled_from([None, "head", "full"]),
+    "rope_theta": st.sampled_from([1e4, 5e5, 1e6]),
+    "rope_theta_windowed": st.sampled_from([None, 1e4, 1e5]),
+    "rope_scaling": st.sampled_from([
+        None, PositionInterpolation(factor=4), Llama3Scaling(factor=8, old_context_len=32),
+        YaRNScaling(factor=4, old_context_len=64), YaRNScaling(factor=4, old_context_len=3),
+    ]),
+    "rope_scaling_windowed": st.booleans(),
+    "no_rope_layer_interval": st.sampled_from([None, 1, 2, 9]),
+    "sliding_window": st.one_of(
+        st.none(), st.lists(st.sampled_from([-1, 8]), min_size=1, max_size=5).map(tuple),
+        st.just((8, 4)),
+    ),
+    "query_pre_attn_scalar": st.sampled_from([None, 4.0, 7.0, 7.5]),
+    "attention_softcap": st.sampled_from([None, 50.0]),
+    "logit_softcap": st.sampled_from([None, 30.0]),
+    "embed_scale": st.sampled_from([1.0, 4.0, 4.0000001]),
+    "tie_embeddings": st.booleans(),
+    "init_std": st.sampled_from([0.02, 2.0]),
+}  # fmt: skip
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> DecoderConfig:
+    """One of each family's, with up to four fields changed."""
+    fields = {
+        "vocab_size": 61, "d_model": 16, "n_layers": draw(st.integers(1, 5)), "n_heads": 4,
+        **draw(st.sampled_from(BASES)),
+    }  # fmt: skip
+    for name in draw(st.lists(st.sampled_from(sorted(CHANGES)), max_size=4, unique=True)):
+        fields[name] = draw(CHANGES[name])
+    try:
+        return DecoderConfig(**fields)
+    except UsageError:
+        assume(False)
+        raise
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(shapes())
+def test_a_shape_is_expressible_exactly_when_it_comes_back(config: DecoderConfig) -> None:
+    able = []
+    for family in FAMILIES:
+        problems = family.problems(config)
+        if problems:
+            with pytest.raises(UsageError) as refusal:
+                family.config_to_hf(config, max_position_embeddings=96)
+            assert all(problem.field in refusal.value.what for problem in problems)
+            continue
+        able.append(family)
+        written = family.config_to_hf(config, max_position_embeddings=96)
+        assert family_of_hf(written) is family
+        assert family.config_from_hf(written) == canonical(config)
+        assert canonical(canonical(config)) == canonical(config)
+    if able:
+        assert family_of_config(config) is able[0]
+    else:
+        with pytest.raises(UsageError, match="no model of transformers"):
+            family_of_config(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_a_configuration_that_transformers_writes_comes_back(name: str) -> None:
+    fields = hf_fields(hf_model(name))
+    family = family_of_hf(fields)
+    config = family.config_from_hf(fields)
+    assert config == canonical(config)
+    written = family.config_to_hf(config, max_position_embeddings=64)
+    assert family_of_hf(written) is family
+    assert family.config_from_hf(written) == config
+    first = family_of_config(config)
+    same = first.config_to_hf(config, max_position_embeddings=64)
+    assert first.config_from_hf(same) == config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_each_form_of_rope_alone_says_the_same(name: str) -> None:
+    fields = hf_fields(hf_model(name))
+    family = family_of_hf(fields)
+    config = family.config_from_hf(fields)
+    written = family.config_to_hf(config, max_position_embeddings=64)
+    flat = {"rope_theta", "rope_scaling", "rope_local_base_freq"}
+    new = {key: value for key, value in written.items() if key not in flat}
+    assert family.config_from_hf(new) == config
+    old = {key: value for key, value in written.items() if key != "rope_parameters"}
+    assert family.config_from_hf(old) == config
+
+
+def test_an_unknown_model_type_names_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean 'smollm3'"):
+        family_of_hf({"model_type": "smollm"})
+
+
+def test_another_class_of_the_same_type_is_refused() -> None:
+    with pytest.raises(InputError, match="LlamaForSequenceClassification"):
+        family_of_hf({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]})
+
+
+def test_a_shape_of_no_family_names_what_prevents_each() -> None:
+    config = DecoderConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, logit_softcap=3.0)
+    with pytest.raises(UsageError) as refusal:
+        family_of_config(config)
+    assert "llama: logit_softcap is 3.0 (expressible: logit_softcap=null)" in str(refusal.value)
+
+
+def test_a_class_of_ones_own_is_of_no_family() -> None:
+    class Own(DecoderConfig):
+        pass
+
+    own = Own(vocab_size=9, d_model=8, n_layers=1, n_heads=2)
+    with pytest.raises(UsageError, match="model is a Own"):
+        family_of_config(own)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({}, "llama"),
+        ({"bias": "qkv"}, "qwen2"),
+        ({"qk_norm": "head"}, "qwen3"),
+        ({"sliding_window": (8,)}, "mistral"),
+        ({"sliding_window": (8, -1)}, "smollm3"),
+        ({"no_rope_layer_interval": 2}, "smollm3"),
+        (BASES[3], "olmo2"),
+        (BASES[3] | {"sliding_window": (8, -1)}, "olmo3"),
+        (BASES[4] | {"qk_norm": "head"}, "gemma3"),
+        (BASES[4] | {"attention_softcap": 50.0}, "gemma2"),
+        (BASES[5], "gpt2"),
+    ],
+)
+def test_each_family_has_shapes_of_its_own(config: dict[str, Any], name: str) -> None:
+    shape = DecoderConfig(vocab_size=61, d_model=16, n_layers=2, n_heads=4)
+    assert family_of_config(replace(shape, **config)).name == name

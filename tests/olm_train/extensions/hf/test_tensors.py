@@ -1,0 +1,52 @@
+"""A block of a parameter is read from the blocks of theirs that it is made of, and no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from olm_data.errors import ValidationError
+from olm_train.extensions.hf.tensors import Part, TensorMap
+
+MAP = TensorMap(
+    "w", (11, 3), (Part("q", (4, 3), 0, 4), Part("k", (3, 2), 4, 2, transposed=True),
+                   Part("v", (2, 3), 6, 2)),
+)  # fmt: skip
+"""Eight rows of parts, and three that pad."""
+THEIRS = {part.name: torch.randn(part.shape) for part in MAP.parts}
+WHOLE = torch.cat((THEIRS["q"], THEIRS["k"].T, THEIRS["v"], torch.zeros(3, 3)))
+
+
+def read(name: str, block: tuple[slice, ...]) -> Tensor:
+    return THEIRS[name][block]
+
+
+@given(
+    st.tuples(st.integers(0, 11), st.integers(0, 11)),
+    st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_any_block_is_that_of_the_whole(rows: tuple[int, int], columns: tuple[int, int]) -> None:
+    where = (slice(*rows), slice(*columns))
+    block = MAP.from_theirs(read, where, dtype=torch.float32)
+    assert torch.equal(block, WHOLE[where])
+    elements = sum(
+        (s.source[0].stop - s.source[0].start) * (s.source[1].stop - s.source[1].start)
+        for s in MAP.reads(where)
+    )
+    assert elements == WHOLE[:8][where].numel()
+
+
+def test_the_whole_gives_their_tensors_back() -> None:
+    back = dict(MAP.to_theirs(MAP.from_theirs(read, dtype=torch.float32)))
+    assert all(
+        torch.equal(back[name], value) and back[name].is_contiguous()
+        for name, value in THEIRS.items()
+    )
+
+
+def test_a_tensor_of_another_shape_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"another shape .*\[2, 2\], not \[4, 3\]"):
+        MAP.from_theirs(lambda name, block: torch.zeros(2, 2), dtype=torch.float32)

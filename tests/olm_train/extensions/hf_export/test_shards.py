@@ -1,0 +1,99 @@
+"""safetensors files written tensor by tensor are those that the library would have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from olm_data.errors import ValidationError
+from olm_train.extensions.hf_export.shards import (
+    METADATA,
+    MODEL,
+    Planned,
+    Shard,
+    index_of,
+    plan,
+    read_back,
+    refuse_other,
+    write_shard,
+)
+
+TENSORS = {
+    "a.weight": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "b": torch.arange(5).to(torch.bfloat16),
+    "c": torch.tensor([[1.5]], dtype=torch.float16),
+}
+PLANNED = [Planned(name, value.dtype, tuple(value.shape)) for name, value in TENSORS.items()]
+
+
+def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
+    (shard,) = plan(PLANNED, 1 << 20)
+    written = write_shard(tmp_path, shard, iter(TENSORS.values()))
+    found = load_file(tmp_path / MODEL)
+    assert found.keys() == TENSORS.keys()
+    for name, value in TENSORS.items():
+        assert torch.equal(found[name], value)
+        assert found[name].dtype == value.dtype
+    with safe_open(tmp_path / MODEL, framework="pt") as file:
+        assert file.metadata() == METADATA == {"format": "pt"}
+    assert read_back(tmp_path, shard) == written
+    assert int.from_bytes((tmp_path / MODEL).read_bytes()[:8], "little") % 8 == 0
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 200))
+def test_a_file_holds_no_more_than_asked_for_but_a_single_larger_tensor(
+    sizes: list[int], most: int
+) -> None:
+    tensors = [Planned(f"t{n}", torch.float32, (size,)) for n, size in enumerate(sizes)]
+    shards = plan(tensors, most)
+    assert [each for shard in shards for each in shard.tensors] == tensors
+    for number, shard in enumerate(shards, 1):
+        size = sum(each.bytes for each in shard.tensors)
+        assert size <= most or len(shard.tensors) == 1
+        wanted = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        assert shard.file == (MODEL if len(shards) == 1 else wanted)
+
+
+def test_the_index_names_each_tensor_and_counts() -> None:
+    shards = plan(PLANNED, 24)
+    data = index_of(shards, 12)
+    assert data is not None
+    index = json.loads(data)
+    assert index["metadata"] == {"total_parameters": 12, "total_size": 36}
+    assert index["weight_map"] == {
+        "a.weight": "model-00001-of-00002.safetensors",
+        "b": "model-00002-of-00002.safetensors",
+        "c": "model-00002-of-00002.safetensors",
+    }
+    assert index_of(plan(PLANNED, 100), 12) is None
+
+
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    (shard,) = plan(PLANNED, 1 << 20)
+    written = write_shard(tmp_path, shard, iter(TENSORS.values()))
+    path = tmp_path / MODEL
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValidationError, match="c read back as other bytes"):
+        refuse_other(written, read_back(tmp_path, shard), MODEL)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (shard,) = plan(PLANNED, 1 << 20)
+    write_shard(tmp_path, shard, iter(TENSORS.values()))
+    with pytest.raises(ValidationError, match="holds other tensors"):
+        read_back(tmp_path, Shard(MODEL, shard.tensors[:2]))
+    other = Planned("c", torch.float16, (1,))
+    with pytest.raises(ValidationError, match="c was written otherwise"):
+        read_back(tmp_path, Shard(MODEL, (*shard.tensors[:2], other)))
+    (tmp_path / MODEL).write_bytes(b"no such file")
+    with pytest.raises(ValidationError, match="no safetensors file"):
+        read_back(tmp_path, shard)

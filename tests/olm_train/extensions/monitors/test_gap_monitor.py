@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.distributed import run_ranks
+from support.probe_checks import KINDS, LOSS, TARGETS, Steps, everything, same, train_and_look
+from support.runs import metrics, one_step_trainer
+from support.training import build, digest, full
+from torch import nn
+
+from olm_data.errors import UsageError
+from olm_data.run_log.metric_names import GAP
+from olm_train.extensions.monitors.gap_monitor import GAPMonitorCallback
+from olm_train.extensions.monitors.gradient_files import read_gradients
+
+WEIGHT = "blocks.1.attention.w_out.weight"
+
+
+@pytest.fixture(scope="module")
+def looked() -> list[dict[str, float]]:
+    return Steps(build(), everything()).run([3, 5])
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, run_ranks(train_and_look, 2, str(folder))
+
+
+def test_names_are_those_of_parameters_and_modules_by_target_and_kind(
+    looked: list[dict[str, float]],
+) -> None:
+    found = {name for name in looked[0] if name.startswith(GAP)}
+    for target in TARGETS:
+        assert any(name.startswith(f"gap/{target}/") for name in found)
+    assert {f"gap/updates/{WEIGHT}/{kind}" for kind in KINDS} <= found
+    assert f"gap/opt_state/{WEIGHT}.exp_avg/max" in found
+    for name in ("embeddings", "norm", "blocks.0", "blocks.1.feed_forward.w_down"):
+        for target in ("activations", "activation_grads"):
+            kinds = {n.rpartition("/")[2] for n in found if n.startswith(f"gap/{target}/{name}/")}
+            assert kinds == {"max", "mean", "var"}
+    assert not any(math.isnan(value) for value in looked[0].values())
+
+
+def test_gradients_are_those_before_clipping_and_updates_what_the_step_added() -> None:
+    kinds: Any = ["rms", "ratio", "max"]
+    monitor = GAPMonitorCallback(
+        interval=1, targets=["grads", "updates"], kinds=kinds, dump_gradients=False
+    )
+    module = build(max_grad_norm=1e-3)
+    before = full(module)["model"][WEIGHT]
+    (line,) = Steps(module, [monitor]).run([3, 5], steps=1)
+    norm = line["optim/total grad norm"]
+    assert norm > 1e-2  # clipped
+    square = sum(
+        value**2 * parameter.numel()
+        for name, parameter in module.model.named_parameters()
+        for value in [line[f"gap/grads/{name}/rms"]]
+    )
+    assert math.isclose(math.sqrt(square), norm, rel_tol=1e-5)
+    change = full(module)["model"][WEIGHT] - before
+    assert math.isclose(line[f"gap/updates/{WEIGHT}/max"], float(change.abs().max()), rel_tol=1e-6)
+    ratio = float(change.norm() / before.norm())
+    assert math.isclose(line[f"gap/updates/{WEIGHT}/ratio"], ratio, rel_tol=1e-5)
+    assert not any("/params/" in name for name in line)
+
+
+def test_training_has_the_same_bits_with_and_without(looked: list[dict[str, float]]) -> None:
+    module, plain = build(), build()
+    lines = Steps(module, everything()).run([3, 5])
+    assert [line[LOSS] for line in lines] == [line[LOSS] for line in looked]
+    bare = Steps(plain, []).run([3, 5])
+    assert [line[LOSS] for line in lines] == [line[LOSS] for line in bare]
+    assert digest(full(module)["model"]) == digest(full(plain)["model"])
+
+
+@pytest.mark.xdist_group("parallel")
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_ranks_see_what_one_rank_sees_and_train_the_same_bits(
+    strategy: str, ranks: tuple[Path, list[dict[str, Any]]], looked: list[dict[str, float]]
+) -> None:
+    _, (first, second) = ranks
+    lines, weights = first[strategy, "with"]
+    bare, plain = first[strategy, "without"]
+    assert [line[LOSS] for line in lines] == [line[LOSS] for line in bare]
+    assert digest(weights) == digest(plain)
+    assert lines == second[strategy, "with"][0]
+    # Ranks add up in another order than one alone, so gradients differ by rounding.
+    names = [name for name in looked[0] if name.startswith(GAP)]
+    assert {name for name in lines[0] if name.startswith(GAP)} == set(names)
+    for name in names:
+        if "params" in name:
+            assert same(lines[0][name], looked[0][name], 1e-6), name
+        elif name.endswith("max") and "updates" not in name and "opt_state" not in name:
+            assert same(lines[0][name], looked[0][name], 1e-3), name
+
+
+@pytest.mark.xdist_group("parallel")
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_dumped_gradients_of_ranks_are_put_together(
+    strategy: str, ranks: tuple[Path, list[dict[str, Any]]]
+) -> None:
+    folder, (results, _) = ranks
+    for first_n in (None, 3):
+        found = read_gradients(folder / f"{strategy}-{first_n}/gradients/step00000002")
+        for name, gradient in results[strategy, "gradients"].items():
+            wanted = gradient[tuple(slice(0, first_n) for _ in gradient.shape)]
+            assert torch.equal(found[name], wanted), name
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [1, 2, 3, 4]),
+        ({"dump_gradients_start_step": 2}, [2, 3, 4]),
+        ({"dump_gradients_end_step": 3}, [1, 2, 3]),
+        ({"dump_gradients_start_step": 1, "dump_gradients_step_interval": 2}, [1, 3]),
+    ],
+)
+def test_gradients_are_written_at_the_steps_that_are_asked_for(
+    options: dict[str, int], steps: list[int], tmp_path: Path
+) -> None:
+    monitor = GAPMonitorCallback(monitor=False, dump_gradients=True, **options)  # type: ignore[arg-type]
+    run = Steps(build(), [monitor])
+    run.work_dir = tmp_path  # type: ignore[attr-defined]
+    run.pause = torch.no_grad  # type: ignore[attr-defined]  # a context that does nothing here
+    lines = run.run([3, 5], steps=4)
+    names = sorted(path.name for path in (tmp_path / "gradients").iterdir())
+    assert names == [f"step{step:08d}" for step in steps]
+    assert not any(name.startswith(GAP) for line in lines for name in line)
+    found = read_gradients(tmp_path / "gradients" / names[-1])
+    norm = torch.nn.utils.get_total_norm(found.values())
+    assert math.isclose(float(norm), lines[steps[-1] - 1]["optim/total grad norm"], rel_tol=1e-5)
+
+
+def test_statistics_come_at_the_interval_only() -> None:
+    lines = Steps(build(), [GAPMonitorCallback(interval=2)]).run([8], steps=4)
+    assert [any(n.startswith(GAP) for n in line) for line in lines] == [False, True] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"monitor": False}, "neither monitors nor dumps"),
+        ({"dump_gradients_end_step": 3}, "no effect without dump_gradients"),
+        ({"dump_gradients_save_first_n": 3}, "no effect without dump_gradients"),
+        ({"targets": []}, "is empty"),
+        ({"kinds": ["ratio"]}, "one of updates"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        GAPMonitorCallback(**options)
+
+
+def test_a_module_that_does_not_tell_is_read_after_clipping_and_that_is_said() -> None:
+    module = build(max_grad_norm=1e-3)
+    run = Steps(module, [GAPMonitorCallback(interval=1, targets=["grads"], kinds=["rms"])])
+    module.optimizer.register_step_pre_hook(lambda *_: run.call("pre_optim_step"))
+    call = run.call
+    run.call = lambda hook, *a: None if hook == "post_backward" else call(hook, *a)  # type: ignore[method-assign]
+    lines = run.run([8], steps=2)
+    assert ["after clipping" in said for said in run.said] == [True]
+    norm = max(lines[0][f"gap/grads/{n}/rms"] for n, _ in module.model.named_parameters())
+    assert norm < 1e-3
+
+
+def test_another_model_has_everything_but_activations() -> None:
+    module = build()
+    run = Steps(module, [GAPMonitorCallback(interval=1)])
+    decoder, module.model = module.model, nn.Linear(3, 3)  # type: ignore[assignment]
+    run.call("pre_train")
+    module.model = decoder
+    assert ["no activations" in said for said in run.said] == [True]
+
+
+def test_a_run_logs_them_and_writes_gradients_to_its_folder(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    option = "--trainer.callbacks.gap_monitor={interval: 1, dump_gradients: true}"
+    one_step_trainer(tiny_mixture, tmp_path / "run", option).fit()
+    one_step_trainer(tiny_mixture, tmp_path / "plain").fit()
+    (line,), (plain,) = (metrics(tmp_path / name) for name in ("run", "plain"))
+    assert line["gap/grads/lm_head.weight/max"] > 0
+    assert line[LOSS] == plain[LOSS]
+    (folder,) = (tmp_path / "run").rglob("gradients/step00000001")
+    norm = torch.nn.utils.get_total_norm(read_gradients(folder).values())
+    assert math.isclose(float(norm), line["optim/total grad norm"], rel_tol=1e-5)

@@ -1,0 +1,153 @@
+"""A bad webhook costs the one who sends nothing, and each message that is not sent is said."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from support.polling import wait_until
+from support.webhook import TOKEN, webhook
+
+from olm_train.callbacks.notice import Event, Notice
+from olm_train.checkpoint.documents import NOTIFIED
+from olm_train.extensions.notices.sender import Sender
+from olm_train.extensions.notices.sent import SentLog
+
+
+def notice(event: Event = Event.spike, step: int = 1) -> Notice:
+    return Notice(event=event, run="lab", step=step, text="loss 3.5", time=1.0)
+
+
+def send(url: str, folder: Path, *notices: Notice, most: int = 20, within: float = 20) -> list[str]:
+    """Send messages, and return what was said."""
+    said: list[str] = []
+    sender = Sender(url, SentLog(folder / NOTIFIED), said.append, max_per_hour=most)
+    begun = time.monotonic()
+    for each in notices:
+        sender.put(each)
+    assert time.monotonic() - begun < 30  # a request alone hangs for 60
+    sender.close(within)
+    assert time.monotonic() - begun < within + 30
+    assert not any(part in "".join(said) for part in TOKEN.split("/"))
+    return said
+
+
+def test_each_message_is_sent_once_over_all_starts(tmp_path: Path) -> None:
+    with webhook() as hook:
+        for _ in range(3):
+            assert send(hook.url, tmp_path, notice(), notice(), notice(step=2)) == []
+    assert hook.events == [("spike", 1), ("spike", 2)]
+    assert TOKEN not in str(hook.bodies)
+
+
+@pytest.mark.parametrize("how", ["500", "429", "close"])
+def test_a_webhook_that_fails_twice_gets_it_the_third_time(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_train.extensions.notices.sender.WAITS", (0.0, 0.01, 0.01))
+    with webhook(how, fails=2) as hook:
+        assert send(hook.url, tmp_path, notice()) == []
+    assert hook.events == [("spike", 1)]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("500", "the webhook answered 500"),
+        ("404", "the webhook answered 404"),
+        ("redirect", "the webhook answered 302"),
+        ("close", "could not be sent: "),
+    ],
+)
+def test_a_message_that_is_not_taken_is_said_and_tried_at_the_next_start(
+    how: str, says: str, tmp_path: Path
+) -> None:
+    with webhook(how) as hook:
+        said = send(hook.url, tmp_path, notice(), notice(step=2))
+        assert len(said) == 1  # once, not for each message
+        assert says in said[0]
+        assert says in send(hook.url, tmp_path, notice(Event.failed))[0]
+        assert hook.events == []
+        hook.how = "ok"
+        send(hook.url, tmp_path, notice())
+        assert hook.events == [("spike", 1)]
+
+
+def test_a_webhook_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with webhook() as hook:
+        url = hook.url
+    (line,) = send(url, tmp_path, notice())
+    assert "warning: the message spike could not be sent: ConnectionRefusedError" in line
+
+
+@pytest.mark.parametrize("how", ["hang", "drip"])
+def test_the_end_waits_no_longer_than_it_may_for_a_webhook_that_hangs(
+    how: str, tmp_path: Path
+) -> None:
+    with webhook(how) as hook:
+        said = send(hook.url, tmp_path, notice(), notice(step=2), within=1.0)
+    for thread in threading.enumerate():
+        if thread.name == "olm-notices":
+            thread.join()  # its webhook is gone now; that is not told as well
+    assert said == ["warning: messages not sent within 1 s: the one being sent, spike"]
+
+
+def test_how_a_run_ended_is_sent_before_what_else_waits(tmp_path: Path) -> None:
+    with webhook("hang", fails=1) as hook:
+        said: list[str] = []
+        sender = Sender(hook.url, SentLog(tmp_path / NOTIFIED), said.append, max_per_hour=20)
+        for step in range(3):
+            sender.put(notice(step=step))
+        sender.put(notice(Event.failed, 9))
+        hook.stop.set()
+        sender.close()
+    ends = [event for event, _ in hook.events if event == "failed"]
+    assert ends == ["failed"]
+    assert [event for event, _ in hook.events].index("failed") <= 1
+
+
+def test_messages_left_out_while_one_is_being_sent_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("olm_train.extensions.notices.sender.MOST_WAITING", 1)
+    with webhook("wait") as hook:
+        said: list[str] = []
+        sender = Sender(hook.url, SentLog(tmp_path / NOTIFIED), said.append, max_per_hour=20)
+        sender.put(notice(step=1))
+        assert hook.asked.wait(600)
+        for step in range(2, 6):
+            sender.put(notice(step=step))
+        hook.how = "ok"
+        hook.stop.set()
+        sender.close()
+    assert hook.events == [("spike", 1), ("spike", 2)]
+    assert "(3 messages before this one were left out)" in hook.bodies[1]["text"]
+    assert said == []
+
+
+def test_no_more_than_so_many_an_hour_and_the_last_one_is_for_the_end(tmp_path: Path) -> None:
+    with webhook() as hook:
+        said = send(hook.url, tmp_path, *(notice(step=n) for n in range(9)), most=3)
+        assert said == ["note: 7 messages were left out: max_per_hour 3"]
+        assert hook.events == [("spike", 0), ("spike", 1)]
+        send(hook.url, tmp_path, notice(step=50), notice(Event.failed, 60), most=3)
+        assert hook.events[2:] == [("failed", 60)]
+        send(hook.url, tmp_path, notice(Event.finished, 70), most=3)
+        assert len(hook.events) == 3
+
+
+def test_the_next_message_says_how_many_were_left_out(tmp_path: Path) -> None:
+    log = SentLog(tmp_path / NOTIFIED)
+    for step in (1, 2):
+        log.add(notice(step=step), time.time())
+    with webhook() as hook:
+        sender = Sender(hook.url, log, lambda _: None, max_per_hour=3)
+        for step in (3, 4):
+            sender.put(notice(step=step))
+        wait_until(lambda: sender._left_out == 2, "two left out")
+        sender.put(notice(Event.failed, 5))
+        sender.close()
+    assert hook.events == [("failed", 5)]
+    assert "(2 messages before this one were left out)" in hook.bodies[0]["text"]

@@ -1,0 +1,199 @@
+"""Comet's real client against a server on loopback: each point once, tags, e-mails, one key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.comet_stub import CometService
+from support.service_stub import serving
+from support.tracked import MODES, logged, same, trained_beside, write_log
+
+from olm_data.run_log.follow import StepReader
+from olm_data.run_log.log import keep_until
+from olm_train.extensions.tracking.callback import CANCEL_TAGS
+from olm_train.extensions.tracking.comet import CometCallback, CometNotificationSetting
+from olm_train.extensions.tracking.feeder import Feeder, Limits
+
+KEY = "abcdefghABCDEFGH0123456"
+PATIENT = Limits(open=300, log=300, close=300)
+"""A slow machine is no server that hangs."""
+CONFIG = {"seed": 3, "model": {"width": 8, "tags": ["a", "b"]}}
+
+
+@pytest.fixture
+def comet(monkeypatch: pytest.MonkeyPatch) -> Iterator[CometService]:
+    service = CometService()
+    with serving(service) as url:
+        monkeypatch.setenv("COMET_URL_OVERRIDE", f"{url}/clientlib/")
+        monkeypatch.setenv("COMET_API_KEY", KEY)
+        yield service
+
+
+def feed(run: Path, callback: CometCallback, step: int = 0, ending: str = "finished") -> list[str]:
+    """Feed all of a log as a start of the run at `step` does; return what was said."""
+    said: list[str] = []
+    feeder = Feeder(
+        callback.tracker(callback.tracked_run(run, CONFIG)), run, step=step, say=said.append,
+        cancel=said.append, cancel_interval=callback.check_interval(), limits=PATIENT,
+    )  # fmt: skip
+    feeder.start()
+    if ending == "failed":
+        feeder.alert("run failed", "ValueError: no", "error")
+    feeder.close(ending)  # type: ignore[arg-type]
+    return said
+
+
+def test_a_run_is_shown_with_its_options_and_the_times_of_its_log(
+    comet: CometService, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    write_log(run, range(1, 13))
+    options = {"name": "n", "project": "lab", "workspace": "us", "tags": ("t1", "t2")}
+    assert feed(run, CometCallback(**options, config={"lr": 0.1})) == []  # type: ignore[arg-type]
+    (experiment,) = comet.experiments.values()
+    same(experiment.rows(), logged(run))
+    assert (experiment.project, experiment.workspace) == ("lab", "us")
+    assert (experiment.others, experiment.tags) == ({"Name": "n"}, ["t1", "t2"])
+    assert experiment.parameters == {"lr": "0.1"}
+    assert experiment.points[0]["timestamp"] == 1000 * (10**9 + 1)
+    assert experiment.alive[0]
+    assert not experiment.alive[-1]
+
+
+def test_names_are_those_of_the_run_and_its_configuration(
+    comet: CometService, tmp_path: Path
+) -> None:
+    write_log(tmp_path / "run", range(1, 3))
+    feed(tmp_path / "run", CometCallback())
+    (experiment,) = comet.experiments.values()
+    assert (experiment.project, experiment.others) == ("olm", {"Name": "run"})
+    assert experiment.parameters == {"seed": "3", "model.width": "8", "model.tags": '["a", "b"]'}
+
+
+def test_a_start_further_back_goes_on_and_no_point_is_there_twice(
+    comet: CometService, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    write_log(run, range(1, 21))
+    feed(run, CometCallback(), ending="stopped")
+    keep_until(run, 12)
+    write_log(run, range(13, 31))
+    feed(run, CometCallback(), 12)
+    (experiment,) = comet.experiments.values()
+    same(experiment.rows(), logged(run))
+
+
+def test_points_that_arrived_without_our_knowing_are_not_sent_again(
+    comet: CometService, tmp_path: Path
+) -> None:
+    write_log(tmp_path, range(1, 21))
+    callback = CometCallback()
+    tracker = callback.tracker(callback.tracked_run(tmp_path, {}))
+    steps = list(StepReader(tmp_path).read(complete=True))
+    key = tracker.open(None, 0)
+    tracker.truncate(20)
+    tracker.log(steps[:7])
+    comet.experiments[key].points[-2:] = []  # a batch that was cut in the middle of a step
+    tracker = callback.tracker(callback.tracked_run(tmp_path, {}))
+    assert tracker.open(key, 3) == key
+    assert tracker.truncate(20) == 3
+    tracker.log(steps[3:])
+    same(comet.experiments[key].rows(), logged(tmp_path))
+
+
+def test_each_start_has_an_experiment_where_it_is_told_so(
+    comet: CometService, tmp_path: Path
+) -> None:
+    write_log(tmp_path, range(1, 6))
+    feed(tmp_path, CometCallback(auto_resume=False))
+    write_log(tmp_path, range(6, 9))
+    feed(tmp_path, CometCallback(auto_resume=False), 5)
+    first, second = comet.experiments.values()
+    assert [step for step, _ in first.rows()] == [*range(1, 6)]
+    same(second.rows(), logged(tmp_path))
+
+
+@pytest.mark.parametrize("tag", ["Cancelled", "mine", "other"])
+def test_a_tag_given_there_ends_the_run(comet: CometService, tmp_path: Path, tag: str) -> None:
+    write_log(tmp_path, range(1, 6))
+    callback = CometCallback(tags=(tag,), cancel_check_interval=4)
+    assert callback.cancel_tags == CANCEL_TAGS
+    assert feed(tmp_path, callback) == (["tag Cancelled"] if tag == "Cancelled" else [])
+    write_log(tmp_path, range(6, 11))
+    own = CometCallback(cancel_tags=("Mine", "MINE 2"), cancel_check_interval=4)
+    assert feed(tmp_path, own, 5) == (["tag mine"] if tag == "mine" else [])
+    asked = len(comet.asked)
+    write_log(tmp_path, range(11, 21))
+    feed(tmp_path, CometCallback(cancel_tags=(), cancel_check_interval=4), 10)
+    assert not any("experiment/tags" in path for path in comet.asked[asked:])
+
+
+@pytest.mark.parametrize("setting", CometNotificationSetting)
+@pytest.mark.parametrize("ending", ["finished", "stopped", "failed"])
+def test_mails_are_those_that_were_asked_for(
+    comet: CometService, tmp_path: Path, setting: CometNotificationSetting, ending: str
+) -> None:
+    write_log(tmp_path, range(1, 4))
+    callback = CometCallback(name="n", notifications=setting, failure_tag="broken")
+    feed(tmp_path, callback, ending=ending)
+    (experiment,) = comet.experiments.values()
+    word = {"finished": "completed", "stopped": "stopped", "failed": "failed"}[ending]
+    wanted = {
+        "none": [],
+        "all": ["started", word],
+        "end_only": [word] if ending != "stopped" else [],
+        "failure_only": [word] if ending == "failed" else [],
+    }[setting]
+    assert [mail["status"] for mail in experiment.mails] == wanted
+    assert experiment.tags == (["broken"] if ending == "failed" else [])
+    if wanted and ending == "failed":
+        last = experiment.mails[-1]["additional_data"]
+        assert last == {"Step": "3", "Error": "run failed: ValueError: no"}
+
+
+def test_without_a_key_it_says_what_to_do(
+    comet: CometService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COMET_API_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_log(tmp_path, range(1, 4))
+    said = feed(tmp_path, CometCallback())
+    assert "no API key for Comet" in said[0]
+    assert "COMET_API_KEY" in said[0]
+
+
+@pytest.mark.slow  # the client pauses between its attempts
+def test_a_server_that_comes_back_gets_everything(comet: CometService, tmp_path: Path) -> None:
+    """The client tries a request again by itself; here it gives up, and the feeder goes on."""
+    write_log(tmp_path, range(1, 6))
+    callback = CometCallback()
+    tracker = callback.tracker(callback.tracked_run(tmp_path, {}))
+    key = tracker.open(None, 0)
+    steps = list(StepReader(tmp_path).read(complete=True))
+    tracker.truncate(5)
+    comet.mode = "500"
+    with pytest.raises(Exception, match="500"):
+        tracker.log(steps)
+    comet.mode = "ok"
+    assert tracker.open(key, 0) == key
+    assert tracker.truncate(5) == 0
+    tracker.log(steps)
+    same(comet.experiments[key].rows(), logged(tmp_path))
+
+
+@pytest.mark.slow
+def test_whatever_the_server_does_no_loss_changes_and_it_is_told(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    services = {mode: CometService(mode) for mode in MODES}
+
+    def variables(url: str) -> dict[str, str]:
+        return {"COMET_URL_OVERRIDE": f"{url}/clientlib/", "COMET_API_KEY": KEY}
+
+    said = trained_beside(services, "comet", variables, tiny_mixture, tmp_path)
+    assert KEY not in "".join(said.values())
+    (experiment,) = services["ok"].experiments.values()
+    same(experiment.rows(), logged(tmp_path / "ok"))
+    assert "comet" not in said["ok"].lower()

@@ -1,0 +1,119 @@
+"""Event files of a run: what a reader of the folder shows is the log, whatever happened."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from support.full_disk import files_of_at_most
+from support.polling import wait_until
+from support.runs import STEPS, build_trainer, metrics
+from support.tracked import logged, of_tensorboard, same, write_log
+
+from olm_data.errors import UsageError
+from olm_data.run_log.log import keep_until
+from olm_train.extensions.tracking.base import TrackedRun
+from olm_train.extensions.tracking.feeder import Feeder
+from olm_train.extensions.tracking.tensorboard import TensorBoardCallback, TensorBoardTracker
+
+ON = "--trainer.callbacks.tensorboard={}"
+
+
+def test_a_run_with_it_trains_the_same_bits_and_a_resumed_one_has_each_step_once(
+    tiny_mixture: Path, tmp_path: Path
+) -> None:
+    build_trainer(tiny_mixture, tmp_path / "without").fit()
+    folder = tmp_path / "with"
+    trainer = build_trainer(
+        tiny_mixture, folder, ON, "--trainer.hard_stop={value: 14, unit: steps}"
+    )
+    trainer.fit()
+    for step in (13, 14):  # as if killed after step 12 was saved
+        assert any(line["step"] == step for line in metrics(folder))
+    shutil.rmtree(folder / "step00000014")
+    build_trainer(tiny_mixture, folder, ON).fit()
+    assert metrics(folder) == metrics(tmp_path / "without")
+    assert len(of_tensorboard(folder)) == STEPS
+    same(of_tensorboard(folder), logged(folder), digits=5)
+
+
+def test_name_project_and_configuration_are_shown(tiny_mixture: Path, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    callback = TensorBoardCallback(name="first try", project="lab")
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    trainer = build_trainer(tiny_mixture, tmp_path, stop)
+    trainer.callbacks.add("tensorboard", callback)
+    trainer.fit()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (shown,) = events.Tensors("config/text_summary")
+    text = shown.tensor_proto.string_val[0].decode()
+    assert text.startswith("# lab: first try")
+    assert '"global_batch_size": 256' in text
+
+
+def test_it_is_off_when_told_so(tiny_mixture: Path, tmp_path: Path) -> None:
+    stop = "--trainer.hard_stop={value: 1, unit: steps}"
+    build_trainer(
+        tiny_mixture, tmp_path, stop, "--trainer.callbacks.tensorboard={enabled: false}"
+    ).fit()
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_without_the_log_it_has_nothing_to_show(tiny_mixture: Path, tmp_path: Path) -> None:
+    off = "--trainer.callbacks.metrics_logger.enabled=false"
+    with pytest.raises(UsageError, match="metrics_logger is off"):
+        build_trainer(tiny_mixture, tmp_path, ON, off).fit()
+
+
+class Counted(TensorBoardTracker):
+    """Counts how often it was opened."""
+
+    opened = 0
+
+    def open(self, key: str | None, logged: int) -> str:
+        self.opened += 1
+        return super().open(key, logged)
+
+
+def told(folder: Path) -> TrackedRun:
+    return TrackedRun(folder=folder, name="n", project="p", config={})
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("room", [0, 10])
+def test_a_full_disk_is_said_once_and_nothing_is_missing_or_twice_when_there_is_room_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], room: int
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    said: list[str] = []
+    tracker = Counted(told(tmp_path))
+    feeder = Feeder(tracker, tmp_path, step=0, say=said.append)
+    feeder.start()
+    wait_until(lambda: feeder.tracked is not None and feeder.tracked.step >= 7, "steps")
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    write_log(tmp_path, range(9, 20))
+    with files_of_at_most(file.stat().st_size + room if room else 0):
+        feeder.wake()
+        wait_until(lambda: tracker.opened > 2 if not room else len(said) > 0, "it fails")
+    feeder.close("finished")
+    assert len(said) == 1
+    assert "tensorboard: OSError" in said[0]
+    assert capfd.readouterr().err == ""
+    same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)
+
+
+def test_a_start_on_a_machine_whose_clock_is_behind_is_read_after_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=0, say=pytest.fail).replay()
+    keep_until(tmp_path, 5)
+    write_log(tmp_path, range(6, 12))
+    behind = time.time() - 3600
+    monkeypatch.setattr("time.time", lambda: behind)
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=5, say=pytest.fail).replay()
+    same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)

@@ -1,0 +1,107 @@
+"""trackio's own file: one run, found again, and a second one of its name with a number."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.runs import REPOSITORY
+from support.tracked import write_log
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from olm_train.extensions.tracking.trackio import TrackioCallback
+from olm_train.extensions.tracking.command import replay
+options = dict(project="lab", name="same", group="g")
+for folder in sys.argv[1:]:
+    replay(Path(folder), TrackioCallback(**options), {"seed": 1})
+"""
+
+
+@pytest.mark.slow
+def test_runs_of_one_name_stay_apart_and_each_is_found_again(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    write_log(one, range(1, 6))
+    write_log(other, range(1, 4))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(one), str(other), str(one)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=REPOSITORY,
+        env={"TRACKIO_DIR": str(tmp_path / "trackio"), "PATH": "/usr/bin:/bin", "HOME": "/tmp"},
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    with sqlite3.connect(tmp_path / "trackio/lab.db") as file:
+        counts = file.execute("SELECT run_name, COUNT(*) FROM metrics GROUP BY run_id").fetchall()
+        groups = file.execute("SELECT config FROM configs").fetchall()
+    assert sorted(counts) == [("same", 5), ("same-2", 3)]
+    shown = [json.loads(text) for (text,) in groups]  # bytes or text, by the client's encoder
+    assert [config["_Group"] for config in shown] == ["g", "g"]
+    assert shown[0]["config"] == {"seed": 1}
+
+
+LOSES = """
+import os, sqlite3, sys
+from pathlib import Path
+from support.polling import wait_until
+from olm_data.run_log.follow import StepReader
+from olm_train.extensions.tracking.base import RowsLost
+from olm_train.extensions.tracking.trackio import TrackioCallback
+callback, folder = TrackioCallback(project="lab"), Path(sys.argv[1])
+tracker = callback.tracker(callback.tracked_run(folder, {}))
+key = tracker.open(None, 0)
+assert tracker.truncate(0) == 0
+tracker.log(list(StepReader(folder).read(complete=True)))
+path = Path(os.environ["TRACKIO_DIR"]) / "lab.db"
+def count():
+    try:
+        return sqlite3.connect(path).execute("SELECT COUNT(*) FROM metrics").fetchone()[0]
+    except sqlite3.OperationalError:  # no table yet
+        return 0
+wait_until(lambda: path.exists() and count() == 9, "rows")
+with sqlite3.connect(path) as file:  # the client only warns of rows that a full disk refuses
+    file.execute("DELETE FROM metrics WHERE step IN (4, 5)")
+try:
+    tracker.close("finished")
+except RowsLost as error:
+    assert error.step == 3, error
+else:
+    raise AssertionError("nothing was said")
+assert tracker.open(key, 9) == key
+assert tracker.truncate(9) == 3
+tracker.log(list(StepReader(folder, 4).read(complete=True)))
+tracker.close("finished")
+assert count() == 9
+tracker.open(key, 9)
+assert tracker.truncate(8) == 8
+tracker.log(list(StepReader(folder, 9).read(complete=True)))
+wait_until(lambda: count() == 9, "the last row")
+path.unlink()
+path.mkdir()  # nobody can say what is there
+try:
+    tracker.close("finished")
+except RowsLost as error:
+    assert error.step == 8, error
+else:
+    raise AssertionError("nothing was said")
+"""
+
+
+@pytest.mark.slow
+def test_rows_that_the_client_dropped_are_found_at_the_end_and_brought(tmp_path: Path) -> None:
+    write_log(tmp_path / "run", range(1, 10))
+    paths = f"{REPOSITORY}:{REPOSITORY / 'tests'}"
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"TRACKIO_DIR": str(tmp_path / "db"), "PYTHONPATH": paths, "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
