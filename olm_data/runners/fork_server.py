@@ -13,14 +13,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
-from multiprocessing.util import get_temp_dir
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
 
-MOST_TEMPORARY = 60
-"""Bytes of TMPDIR with which a socket's path fits: `/pymp-XXXXXXXX/listener-XXXXXXXX` follow."""
+SOCKETS = "olm-sockets-"
+MOST_TEMPORARY = 50
+"""Bytes of TMPDIR with which a socket's path fits: `/olm-sockets-PID-XXXXXXXX/listener-XXXXXXXX`
+follow."""
 
 # A forked process starts a server of its own: it cannot wait for its parent's, as CPython tries to.
 os.register_at_fork(after_in_child=forkserver._forkserver.__init__)  # type: ignore[misc]
@@ -40,7 +45,7 @@ def start(modules: Sequence[str]) -> None:
 
     A module that is not installed is left out.
     """
-    short_sockets()
+    own_sockets()
     # "__main__" is what the server loads unless told otherwise; each worker would load it again
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["__main__", "olm_data.runners.server_end", *modules]
@@ -67,24 +72,40 @@ def take_environment(values: Mapping[str, str]) -> None:
     os.environ.update({n: value for n, value in values.items() if n not in ONE_THREAD})
 
 
-def short_sockets() -> None:
-    """See to it that this process's workers can be reached, however long the name of TMPDIR is.
+def own_sockets() -> None:
+    """Give the sockets of this process and its workers a folder that `doctor --clean` knows.
 
-    A socket's path has at most 108 bytes. Where those of TMPDIR would be longer, the sockets go to
-    the first of the system's own temporary folders; all other files stay below TMPDIR.
+    A socket's path has at most 108 bytes. Where those of TMPDIR would be longer, the folder is made
+    in the first of the system's own temporary folders; all other files stay below TMPDIR.
     """
-    if len(os.fsencode(tempfile.gettempdir())) <= MOST_TEMPORARY:
+    config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir"):
         return
-    before = tempfile.tempdir
-    for folder in SHORT:
-        try:
-            tempfile.tempdir = folder
-            get_temp_dir()  # made once a process, and kept
+    for place in places():
+        with suppress(OSError):
+            folder = tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-", dir=place)
+            Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
+            config["tempdir"] = folder  # as `multiprocessing` itself notes its own
             return
-        except OSError:
-            continue
-        finally:
-            tempfile.tempdir = before
+
+
+def places() -> list[str]:
+    """Return the folders that sockets may be in."""
+    own = tempfile.gettempdir()
+    return [own, *SHORT] if len(os.fsencode(own)) <= MOST_TEMPORARY else list(SHORT)
+
+
+def abandoned_sockets() -> list[Path]:
+    """Return this user's folders of sockets whose processes are gone."""
+    found = []
+    for place in dict.fromkeys(places()):
+        for folder in sorted(Path(place).glob(f"{SOCKETS}*")):
+            with suppress(OSError, ValueError):
+                if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
+                    process = int(folder.name.removeprefix(SOCKETS).partition("-")[0])
+                    if not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
+                        found.append(folder)
+    return found
 
 
 @contextmanager

@@ -35,7 +35,7 @@ import numpy as np
 
 from olm_data.errors import ResourceError
 from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Rest, Runner, Watch
-from olm_data.runners.fork_server import one_thread, short_sockets, take_environment
+from olm_data.runners.fork_server import one_thread, own_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
 
@@ -120,7 +120,7 @@ class _Crew:
     def __init__(self, job: Job, total: int) -> None:
         self.job, self.total = job, total
         self.idle: list[_Worker] = []
-        short_sockets()
+        own_sockets()
         self._shared = multiprocessing.RawArray(ctypes.c_int64, total * len(Count))
         shape = total, len(Count)
         self.counts = np.frombuffer(memoryview(self._shared), np.int64).reshape(shape)

@@ -114,9 +114,12 @@ def refuse_other_bytes(head: bytes, input: InputFile) -> None:
             )
     wide = len(head) > 3 and not (any(head[1:64:2]) and any(head[:64:2]))
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or wide:
-        encoding = "UTF-16" if head[:1] >= b"\xfe" else "UTF-16BE" if not head[0] else "UTF-16LE"
+        marked = head.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+        double = head[:4] == b"\xff\xfe\0\0" or head[:2] == b"\0\0" or head[2:4] == b"\0\0"
+        encoding = "UTF-32" if double else "UTF-16"
+        order = "" if marked else "LE" if head[0] else "BE"
         raise InputError(
-            "this is text in UTF-16, not in UTF-8",
+            f"this is text in {encoding}, not in UTF-8",
             where=input.path,
-            fix=f"write it as UTF-8: iconv -f {encoding} -t UTF-8 OLD > NEW",
+            fix=f"write it as UTF-8: iconv -f {encoding}{order} -t UTF-8 OLD > NEW",
         )

@@ -21,11 +21,12 @@ SETS = {
     "all": ("", "ALL", ""),  # also instructions for bfloat16
 }
 PROMISES = (
-    "callbacks/test_model_merge.py::"
+    "extensions/averaging/test_model_merge.py::"
     "test_merges_at_steps_and_intervals_with_windows_that_overlap",  # within a rounding
     "optim/test_averaging.py::test_the_mean_is_that_of_float64_rounded_once",
     "model/test_attention.py",
     "model/test_loss.py",
+    "model/test_rms_norm.py",
     "model/test_normal.py",  # drawn weights: the same bits everywhere
     "test_train_module.py::test_resume_is_bit_identical",
 )

@@ -22,6 +22,7 @@ import msgspec
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
 from olm_data.kinds import require
+from olm_data.runners.fork_server import abandoned_sockets
 from olm_data.runners.heartbeat import RUN
 from olm_data.storage.exclusive import HIDDEN_PREFIX
 from olm_data.storage.lease import LONGEST_TAKEOVER
@@ -155,11 +156,15 @@ def _local(store: Store) -> Iterator[Deletable]:
 
 
 def _scratch() -> Iterator[Deletable]:
-    """Folders whose writers are dead, which the kernel tells: their age does not matter."""
+    """Folders whose writers are dead. Where a lock of the kernel tells, age does not matter."""
     for path in abandoned():
         size, _ = _size_and_age(path)
         item = Leftover(kind="scratch", name=str(path), bytes=size, seconds=None)
         yield item, partial(abandoned, remove=True)
+    for path in abandoned_sockets():
+        size, last = _size_and_age(path)
+        item = Leftover(kind="scratch", name=str(path), bytes=size, seconds=time.time() - last)
+        yield item, partial(shutil.rmtree, path, ignore_errors=True)
 
 
 def _kind(name: str, there: Callable[[str], bool]) -> str | None:

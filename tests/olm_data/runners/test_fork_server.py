@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import pytest
 from support.command import olm_data, python
 from support.tokenizing import texts, write_jsonl
+
+from olm_data.runners.fork_server import abandoned_sockets, own_sockets
 
 FORKS = """
 import os, sys, traceback
@@ -134,9 +138,9 @@ def test_a_long_name_of_tmpdir_does_not_matter(tmp_path: Path, tiny_tokenizer: P
 def test_a_short_tmpdir_keeps_its_sockets(tmp_path: Path) -> None:
     code = (
         "import tempfile; tempfile.tempdir = {0!r}\n"
-        "from olm_data.runners.fork_server import short_sockets\n"
+        "from olm_data.runners.fork_server import own_sockets\n"
         "from multiprocessing.util import get_temp_dir\n"
-        "short_sockets(); print(get_temp_dir(), tempfile.gettempdir())"
+        "own_sockets(); print(get_temp_dir(), tempfile.gettempdir())"
     )
     for folder, there in ((Path("/tmp"), True), (tmp_path / ("t" * 80), False)):
         folder.mkdir(exist_ok=True)
@@ -144,6 +148,21 @@ def test_a_short_tmpdir_keeps_its_sockets(tmp_path: Path) -> None:
         sockets, files = subprocess.check_output(words, text=True).split()
         assert (sockets.startswith(f"{folder}/"), files) == (there, str(folder))
         assert len(sockets) < 70
+
+
+def test_sockets_that_a_killed_process_left_are_found(tmp_path: Path) -> None:
+    code = (
+        "import tempfile, os, signal; tempfile.tempdir = {0!r}\n"
+        "from olm_data.runners.fork_server import own_sockets\n"
+        "own_sockets(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        subprocess.run([sys.executable, "-c", code.format(folder)], check=False)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", folder)
+            own_sockets()
+            (left,) = (path for path in abandoned_sockets() if str(path).startswith(folder))
+            assert left.name.startswith("olm-sockets-")
 
 
 def test_a_process_forked_beside_the_server_can_be_reached_by_a_socket_of_its_own(

@@ -24,6 +24,9 @@ WRITTEN = {
     "UTF-16": (lambda data: data.encode("utf-16"), "-f UTF-16 "),
     "UTF-16, little-endian": (lambda data: data.encode("utf-16-le"), "-f UTF-16LE "),
     "UTF-16, big-endian": (lambda data: data.encode("utf-16-be"), "-f UTF-16BE "),
+    "UTF-32": (lambda data: data.encode("utf-32"), "-f UTF-32 "),
+    "UTF-32, little-endian": (lambda data: data.encode("utf-32-le"), "-f UTF-32LE "),
+    "UTF-32, big-endian": (lambda data: data.encode("utf-32-be"), "-f UTF-32BE "),
 }
 
 
