@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import UsageError
 from olm_data.extras import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 
 @cache
 def ours(group: str) -> dict[str, str]:
     """Return the import paths, `module:name`, that this distribution gives in a group, by name."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
     try:
         found = distribution(DISTRIBUTION).entry_points.select(group=group)
     except PackageNotFoundError:  # a checkout that was never installed
@@ -31,14 +35,20 @@ def ours(group: str) -> dict[str, str]:
 
 def names(group: str) -> list[str]:
     """Return the names that packages give in a group: ours in their order, then others'."""
-    return list(dict.fromkeys([*ours(group), *sorted(entry_points(group=group).names)]))
+    return list(dict.fromkeys([*ours(group), *sorted(_installed(group).names)]))
 
 
 def path_of(group: str, name: str) -> str | None:
     """Return the import path that a package gives as `name` in `group`; None: none does."""
     if name in ours(group):
         return ours(group)[name]
-    return next((e.value for e in entry_points(group=group) if e.name == name), None)
+    return next((e.value for e in _installed(group) if e.name == name), None)
+
+
+def _installed(group: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # it takes a tenth of a start
+
+    return entry_points(group=group)
 
 
 def load(group: str, name: str) -> Any:

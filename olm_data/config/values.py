@@ -14,18 +14,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Meta
 
-from olm_data.config import strict_yaml
 from olm_data.config.hints import bounds, choices, describe, example_of, mapping_of, reason_of
 from olm_data.config.path import KeyPath, PlainMapping, dotted, parse_path, put
-from olm_data.config.strict_yaml import Numbers
 from olm_data.counts import parse_count
 from olm_data.errors import UsageError, nearest_of, printable, quoted, suggest
 from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_CONFIG, read_regular
+
+if TYPE_CHECKING:
+    from olm_data.config.strict_yaml import Numbers
 
 _MOST_PLACES = 3
 
@@ -90,6 +91,8 @@ class Values:
                 why=error.strerror,
                 fix=nearest(name, f"give the path of a {example}"),
             ) from error
+        from olm_data.config import strict_yaml  # arguments in Python need no YAML
+
         document = strict_yaml.load(text, name, numbers=numbers)
         if not isinstance(document.value, dict):
             raise UsageError("a configuration is a mapping of names to values", where=name)
@@ -126,6 +129,8 @@ class Values:
                 where=shown,
                 fix=f"give {shown} before it, or leave one of them out",
             )
+        from olm_data.config import strict_yaml
+
         self.give(path, strict_yaml.parse_value(text, where=shown, numbers=self.numbers), shown)
 
     def give(self, path: KeyPath, value: Any, shown: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -21,7 +22,6 @@ from support.own_parts import (
 )
 from support.runs import config_values
 
-from olm_data import plugins
 from olm_data.config.schema import check_names
 from olm_data.config.values import Values
 from olm_data.errors import UsageError
@@ -224,7 +224,7 @@ def test_a_package_gives_its_parts_short_names(
     def entry_points(*, group: str) -> EntryPoints:
         return EntryPoints([entry] if group == entry.group else [])
 
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     file = write(tiny_mixture, tmp_path, trainer__callbacks__counting__name="counting")
     config = read(file)
     assert config.trainer.callbacks.own == {"counting": CountingCallback(by=3)}
