@@ -30,11 +30,11 @@ def ours(group: str) -> dict[str, str]:
         found = distribution(DISTRIBUTION).entry_points.select(group=group)
     except PackageNotFoundError:  # a checkout that was never installed
         return {}
-    return {entry.name: entry.value for entry in found}
+    return {entry.name: entry.value for entry in sorted(found)}
 
 
 def names(group: str) -> list[str]:
-    """Return the names that packages give in a group: ours in their order, then others'."""
+    """Return the names that packages give in a group, ours first."""
     return list(dict.fromkeys([*ours(group), *sorted(_installed(group).names)]))
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from olm_train.estimate.device_defaults import Capability, resolve
+from olm_train.estimate.device_defaults import AUTO, Capability, resolve
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
@@ -197,6 +197,7 @@ def memory_of_step(
     Raises:
         UsageError: the parallel degrees do not fit the world.
     """
+    on_cpu = model.attention == AUTO
     model, module, _ = resolve(model, module, Capability())
     dp, microbatch = module.dp_config, module.rank_microbatch_size
     compiling = module.compile_model is True
@@ -205,7 +206,7 @@ def memory_of_step(
     return counted.memory(
         microbatch=microbatch,
         sequence_length=sequence_length,
-        loss_tokens=loss.chunk_size,
+        loss_tokens=loss.tokens_at_once(on_cpu=on_cpu),
         kept=_kept(model, module, sequence_length),
         shards=dp.degrees(world_size, nodes)[1] if world_size > 1 else 1,
         param_dtype=dp.param_dtype,

@@ -42,7 +42,7 @@ class LossChoice:
     Attributes:
         name: of the implementation, never "auto".
         why: what it was chosen by, for the log.
-        chunk_size: tokens whose logits exist at once; None: those of the whole micro-batch.
+        chunk_size: see `tokens_at_once`, on any device.
         z_loss_multiplier: of the z-loss, None: there is none.
         compiled: whether the part after the logits is compiled.
         own: a loss of the user's own, which takes the place of all that.
@@ -75,11 +75,16 @@ class LossChoice:
         )
 
         def loss(head: Head, x: Tensor, labels: Tensor) -> LossSums:
-            if self.chunk_size is not None or (x.is_cpu and not self.compiled):
+            if self.tokens_at_once(on_cpu=x.is_cpu) is not None:
                 return in_chunks(head, x, labels)
             return sums(head.logits(x), labels, multiplier)
 
         return loss
+
+    def tokens_at_once(self, *, on_cpu: bool) -> int | None:
+        """Return how many tokens' logits exist at once, None: those of the whole micro-batch."""
+        plain = self.own is None and self.name == "plain"
+        return self.chunk_size or (CPU_CHUNK if on_cpu and plain else None)
 
 
 class OwnLoss(Config, ABC):

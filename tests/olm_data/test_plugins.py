@@ -17,7 +17,7 @@ def test_entry_points_of_installed_packages_are_found() -> None:
     assert plugins.path_of("console_scripts", "no-such-command") is None
 
 
-def test_our_own_stand_in_the_order_of_the_file_and_are_loaded_by_name() -> None:
+def test_our_own_come_first_and_are_loaded_by_name() -> None:
     ours = list(plugins.ours("olm_train.commands"))
     assert plugins.names("olm_train.commands")[: len(ours)] == ours
     assert plugins.load("olm_data.services", "gs").__name__ == "Google"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 
 import pytest
@@ -52,15 +51,3 @@ def test_without_a_command_help_is_shown(
     code, lines = answered([], monkeypatch, capsys)
     assert code == 2
     assert any("lm-eval" in line for line in lines)
-
-
-@pytest.mark.parametrize("command", ["track", "merge"])
-def test_a_command_is_also_a_module(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", [command, "--help"])
-    monkeypatch.delitem(sys.modules, f"olm_train.{command}", raising=False)
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module(f"olm_train.{command}", run_name="__main__")
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"Usage: olm-train {command} ")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.service_checks import check_service
 
 from olm_data.errors import UsageError
-from olm_data.storage.plain import Memory, Web
+from olm_data.extensions.http.service import Web
+from olm_data.storage.plain import Memory
 from olm_data.storage.service import Refusal, base64_md5
 
 
