@@ -213,8 +213,8 @@ class RunConfig(Config):
     Attributes:
         seed: with each parameter's name decides its initial value; the order of the data has its
             own seed, in the lock.
-        initial_values: name of the rule by which they follow. A release with another rule has
-            another name for it: a file that names one begins with the same weights, or is refused.
+        initial_values: version of the initialisation. A configuration that pins it gets
+            bit-identical initial weights, or an error.
         model: shape of the decoder; `vocab_size` comes from the lock unless given. `preset` names
             a shape, `depth` derives one from the number of blocks; fields beside it override it.
         data_loader: rows.
