@@ -62,7 +62,7 @@ FLOORS = {
         ("stability", "duration", "stop"),
         ("evaluation", "optim", "parallel"),
         ("train_module_base", "train_module_config", "loss_context"),
-        ("estimate",),
+        ("estimate", "gradient_step"),
         ("train_module", "basic_train_module", "checkpoint"),
         ("generate", "text_file"),
         ("callbacks",),
