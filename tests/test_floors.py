@@ -66,7 +66,6 @@ FLOORS = {
         ("train_module", "basic_train_module", "checkpoint"),
         ("generate", "text_file"),
         ("callbacks",),
-        ("run_services",),
         ("trainer",),
         ("run",),
         ("presets",),
