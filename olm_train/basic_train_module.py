@@ -1,8 +1,5 @@
 """A step for any model: any `nn.Module`, any loss, any torch optimiser.
 
-    micro-batches -> count instances (all ranks) -> [forward, loss * its share, backward] * n
-                  -> gradient norm -> finite? -> clip -> schedule -> optimiser step -> metrics
-
 The loss of a step is the mean over the global batch, however it is cut into ranks and
 micro-batches. Random numbers of the forward pass (dropout) begin anew at each step, from seed,
 rank and step, so a resumed run draws those of an undisturbed one. Never: a loop, a file, a clock.
@@ -13,33 +10,32 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from olm_data.config.arguments import checked
 from olm_data.config.hints import NonNegativeInt, PositiveFloat
 from olm_data.errors import UsageError
-from olm_data.run_log.metric_names import CE_LOSS, GRAD_NORM, INSTANCES, LR, NON_FINITE, TOKENS
+from olm_data.run_log.metric_names import CE_LOSS, INSTANCES, TOKENS
 from olm_train.data.batch import Batch, batch_words
 from olm_train.distributed.world import World
-from olm_train.loss_context import LossContext, LossTerms, takes_context
+from olm_train.gradient_step import Counted, GradientStep, MicroLoss
+from olm_train.loss_context import LossTerms
 from olm_train.model.loss import count_valid
-from olm_train.optim.clip import as_scalar, clip_gradients, total_norm
 from olm_train.optim.given import Given, built, names_of
 from olm_train.optim.schedule import Constant
-from olm_train.optim.schedule_base import Position, Schedule
-from olm_train.optim.state import class_name, make_room, set_values, state_of
-from olm_train.parallel.apply import gradient_sync, reshard, spread
+from olm_train.optim.schedule_base import Schedule
+from olm_train.optim.state import class_name, make_room, state_of
+from olm_train.parallel.apply import reshard, spread
 from olm_train.parallel.config import DTYPES, DataParallelConfig, DataParallelType
 from olm_train.parallel.wrapping import units
-from olm_train.stability.gate import FiniteGate, NonFinite, take_step
-from olm_train.train_module_base import TrainModule
+from olm_train.stability.gate import FiniteGate, NonFinite
 
 Loss = Callable[..., Tensor]
 """(what the model returned, labels) -> mean loss of the micro-batch, or a loss for each label. One
@@ -47,7 +43,7 @@ with an argument `context` is also given the model and a place for its terms: `L
 DDP = DataParallelConfig(name=DataParallelType.ddp)
 
 
-class BasicTrainModule(TrainModule):
+class BasicTrainModule(GradientStep):
     """Any model with its optimiser.
 
     A batch is (inputs, ..., labels), a mapping with "labels", a `Batch` of a mixture lock, or one
@@ -101,7 +97,7 @@ class BasicTrainModule(TrainModule):
         refuse_unfit(model, loss)
         self.world, self.model, self.loss = world or World(), model, loss
         self._scheduler, self._max_grad_norm = scheduler or Constant(), max_grad_norm
-        self._seed, self._policy = seed, non_finite
+        self._seed = seed
         before = names_of(model)
         inner = units(model, wrap_classes, min_num_params)
         self._forward = spread(model, dp_config, self.world, inner)
@@ -115,7 +111,7 @@ class BasicTrainModule(TrainModule):
         self.config = {
             "optim": {
                 "class": class_name(self.optimizer),
-                "peak_lr": self._peaks(),
+                "peak_lr": [group["peak_lr"] for group in self.optimizer.param_groups],
                 **(optim or {}),
             },
             "scheduler": self._scheduler,
@@ -158,75 +154,35 @@ class BasicTrainModule(TrainModule):
             )
         return tensors[0].shape[0]
 
-    @property
-    def non_finite(self) -> NonFinite:
-        """What happens where loss or gradient norm is NaN or infinite."""
-        return self._policy
-
-    def check_length(self, steps: int, tokens: int) -> None:
-        """Refuse a run that the schedule does not fit; raises UsageError."""
-        self._scheduler.factor(
-            Position(step=steps, max_steps=steps, tokens=tokens, max_tokens=tokens)
-        )
-
-    def train_step(
-        self,
-        batches: Sequence[Any],
-        step: int,
-        max_steps: int,
-        *,
-        tokens: tuple[int, int] | None = None,
-        batch_growth: float = 1.0,
-    ) -> dict[str, Tensor | float]:
-        """Take one optimiser step, see `TrainModule`; where it is not taken, nothing changes."""
-        if not batches or not 1 <= step <= max_steps:
-            raise ValueError(f"step {step} of {max_steps} with {len(batches)} micro-batches")
+    def _counted(self, batches: Sequence[Any]) -> Counted:
         self.model.train()
         own = [int(self.count(batch)) for batch in batches]  # before: most are on the host still
-        batches = [_to(batch, self.world.device) for batch in batches]
-        total = self.world.sum(torch.tensor(sum(own), device=self.world.device))
-        divisor = total.clamp(min=1).to(torch.float32)
-        reshard(self.model)
-        self.model.zero_grad(set_to_none=True)
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
-        loss = torch.zeros((), device=self.world.device)
-        terms = LossTerms(self.model, self.world)
-        with self._random(step):
-            for i, (batch, count) in enumerate(zip(batches, own, strict=True)):
-                with gradient_sync(self._forward, last=i == len(batches) - 1):
-                    share = count / divisor
-                    part = self._mean_loss(batch, count, terms.context(share)) * share
-                    if not part.requires_grad:
-                        raise UsageError(
-                            "the loss has no gradient: it does not depend on a trained parameter",
-                            where="loss",
-                            fix="compute it from what the model returned, without detach() or "
-                            "no_grad()",
-                        )
-                    part.backward()
-                loss += part.detach().to(torch.float32)
-        loss = self.world.sum(loss)
-        self.gradients_ready()
-        norm = total_norm(self.model.parameters())
-        grad_norm = as_scalar(norm).to(self.world.device)
-        bad, blocked = self._gate.judge(loss, grad_norm)
-        self._settle_buffers(buffers, blocked)
-        clip_gradients(self.optimizer, norm, self._max_grad_norm)
-        lr = self._set_lr(step, max_steps, tokens)
-        with self._sharded_step():
-            take_step(self.optimizer, blocked)
-        seen = TOKENS if isinstance(batches[0], Batch) else self.counted
-        metrics: dict[str, Tensor | float] = {CE_LOSS: loss, GRAD_NORM: grad_norm, LR: lr}
-        metrics |= {seen: total, NON_FINITE: bad}
-        return terms.summed(metrics) if takes_context(self.loss) else metrics
+        here = [_to(batch, self.world.device) for batch in batches]
+        return Counted(
+            [*zip(here, own, strict=True)],
+            torch.tensor([sum(own)], device=self.world.device),
+            names=[TOKENS if isinstance(batches[0], Batch) else self.counted],
+        )
+
+    def _loss_of(self, batch: tuple[Any, int], divisor: Tensor, terms: LossTerms) -> MicroLoss:
+        given, count = batch
+        share = count / divisor
+        part = self._mean_loss(given, count, terms, share) * share
+        if not part.requires_grad:
+            raise UsageError(
+                "the loss has no gradient: it does not depend on a trained parameter",
+                where="loss",
+                fix="compute it from what the model returned, without detach() or no_grad()",
+            )
+        return MicroLoss(part, {CE_LOSS: part.detach().to(torch.float32)})
 
     @torch.no_grad()
     def eval_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses of a batch, float64, and what it is a sum over, int64."""
         count = int(self.count(batch))
         self.model.eval()
-        context = LossTerms(self.model, self.world).context(None)
-        mean = self._mean_loss(_to(batch, self.world.device), count, context)
+        terms = LossTerms(self.model, self.world)
+        mean = self._mean_loss(_to(batch, self.world.device), count, terms, None)
         return mean.to(torch.float64) * count, torch.tensor(count, device=self.world.device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,28 +193,19 @@ class BasicTrainModule(TrainModule):
             "optim": state_of(self.model, self.optimizer),
         }
 
-    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state, tensors in place; without "optim" the optimiser is left alone."""
         self.model.load_state_dict(state["model"])
-        if "optim" in state:
-            make_room(self.model, self.optimizer, state["optim"])
-            own = state_of(self.model, self.optimizer)
-            values = {}
-            for name, value in state["optim"].items():
-                target = own[name]
-                if not isinstance(target, Tensor):
-                    values[name] = value
-                elif target is not value:
-                    target.copy_(value)
-            set_values(self.model, self.optimizer, values)
-        self._gate.open()
+        given = state.get("optim", {})
+        make_room(self.model, self.optimizer, given)
+        own = state_of(self.model, self.optimizer)
+        self._put((name, own[name], value) for name, value in given.items())
 
-    def _mean_loss(self, batch: Any, count: int, context: LossContext) -> Tensor:
+    def _mean_loss(self, batch: Any, count: int, terms: LossTerms, share: Tensor | None) -> Tensor:
         """Return the mean loss of a micro-batch; of one without labels 0, not 0 / 0."""
         arguments, named, labels = self.parts(batch)
         device, dtype = self.world.device.type, self._autocast
-        given = {"context": context} if takes_context(self.loss) else {}
+        given = terms.given(self.loss, share)
         with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
             output = self._forward(*arguments, **named)
             value = self.loss(output, labels, **given) if count else _nothing(output)
@@ -281,43 +228,13 @@ class BasicTrainModule(TrainModule):
             buffer.copy_(torch.where(blocked.to(buffer.device) > 0, old, buffer))
 
     @contextmanager
-    def _random(self, step: int) -> Iterator[None]:
-        """Around the forward and backward passes of a step."""
+    def _passes(self, step: int) -> Iterator[Callable[[Tensor], None]]:
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
         device = self.world.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             words = np.random.SeedSequence((self._seed, self.world.rank, step))
             torch.manual_seed(int(words.generate_state(1, np.uint64)[0]))
-            yield
-
-    @contextmanager
-    def _sharded_step(self) -> Iterator[None]:
-        """Around the optimiser's step: some of torch's compute what no DTensor can."""
-        try:
-            yield
-        except (RuntimeError, NotImplementedError) as error:
-            sharded = any(isinstance(p, DTensor) for p in self.model.parameters())
-            if not sharded or not any(word in str(error) for word in ("harding", "DTensor")):
-                raise
-            name = class_name(self.optimizer)
-            raise UsageError(
-                f"{name} cannot take a step on sharded weights",
-                where="dp_config",
-                why=str(error).strip().partition("\n")[0],
-                fix="share the weights by ddp, or choose another optimiser",
-            ) from error
-
-    def _set_lr(self, step: int, max_steps: int, tokens: tuple[int, int] | None) -> float:
-        seen, total = tokens or (0, 0)
-        at = Position(step=step, max_steps=max_steps, tokens=seen, max_tokens=total)
-        factor = self._scheduler.factor(at)
-        for group in self.optimizer.param_groups:
-            rate = group["peak_lr"] * factor
-            old = group["lr"]
-            group["lr"] = torch.full_like(old, rate) if isinstance(old, Tensor) else rate
-        return max(self._peaks()) * factor
-
-    def _peaks(self) -> list[float]:
-        return [group["peak_lr"] for group in self.optimizer.param_groups]
+            yield partial(self._settle_buffers, buffers)
 
 
 def refuse_unfit(model: nn.Module, loss: Loss) -> None:

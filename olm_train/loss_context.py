@@ -34,15 +34,6 @@ class LossContext:
     log: Callable[[str, Tensor | float], None]
 
 
-def takes_context(loss: Callable[..., object]) -> bool:
-    """Whether a loss, a function or a module, has an argument `context`."""
-    call = loss.forward if isinstance(loss, nn.Module) else loss
-    try:
-        return "context" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # written in C
-        return False
-
-
 class LossTerms:
     """What a loss has logged in one step.
 
@@ -53,13 +44,18 @@ class LossTerms:
     def __init__(self, model: nn.Module, world: World) -> None:
         self._model, self._world = model, world
         self._sums: dict[str, Tensor] = {}
+        self._asked = False  # the same on each rank, whatever its loss logs
 
-    def context(self, share: Tensor | float | None) -> LossContext:
-        """Return what the loss of one micro-batch is given.
+    def given(self, loss: Callable[..., object], share: Tensor | None) -> dict[str, LossContext]:
+        """Return the context of one micro-batch by its name, if the loss has that argument.
 
         Args:
+            loss: a function or a module.
             share: what its terms are multiplied by; None: they are not logged.
         """
+        if not _takes_context(loss):
+            return {}
+        self._asked = True
 
         def log(name: str, value: Tensor | float) -> None:
             if not isinstance(name, str) or not (name.isprintable() and name.strip()):
@@ -75,14 +71,18 @@ class LossTerms:
                 whole = as_scalar(found.detach()).to(self._world.device, torch.float32).reshape(())
                 self._sums[name] = self._sums.get(name, 0.0) + whole * share
 
-        return LossContext(self._model, log)
+        return {"context": LossContext(self._model, log)}
 
     def summed(self, metrics: dict[str, Tensor | float]) -> dict[str, Tensor | float]:
         """Return the metrics of a step with the terms, fp32 scalars; every rank calls it.
 
+        Those of a loss that was given no context come back as they are.
+
         Raises:
             UsageError: a term has the name of a metric that is there.
         """
+        if not self._asked:
+            return metrics
         names = sorted({name for each in self._world.gather([*self._sums]) for name in each})
         if taken := [name for name in names if f"train/{name}" in metrics]:
             raise UsageError(
@@ -95,3 +95,11 @@ class LossTerms:
         none = torch.zeros((), device=self._world.device)
         total = self._world.sum(torch.stack([self._sums.get(name, none) for name in names]))
         return metrics | {f"train/{n}": value for n, value in zip(names, total, strict=True)}
+
+
+def _takes_context(loss: Callable[..., object]) -> bool:
+    call = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        return "context" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # written in C
+        return False

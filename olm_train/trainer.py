@@ -22,11 +22,11 @@ from olm_data.bounded_json import JsonObject
 from olm_data.config.arguments import checked
 from olm_data.config.convert import as_dict
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from olm_data.errors import OlmError
+from olm_data.errors import OlmError, UsageError
 from olm_data.order.skip import Range
 from olm_data.run_log.metric_names import NON_FINITE
 from olm_data.storage.store import absolute
-from olm_train.callbacks.base import Callback
+from olm_train.callbacks.base import Callback, TrainingRun
 from olm_train.callbacks.group import Callbacks
 from olm_train.callbacks.notice import Event
 from olm_train.callbacks.trace_table import DATA_WAIT
@@ -34,7 +34,6 @@ from olm_train.checkpoint.manager import (
     Checkpoint,
     CheckpointManager,
     Kind,
-    Origin,
     StartingPoint,
     default_work_dir,
 )
@@ -43,12 +42,11 @@ from olm_train.checkpoint.unsaved import Unsaved
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.draw import draw
 from olm_train.distributed.holding import Holding, LeasePolicy
-from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption, StopRequest
+from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption
 from olm_train.distributed.waiting import CommConfig, Waiting
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
-from olm_train.run_services import RunServices
 from olm_train.stability.report import BadSteps, NonFiniteError
 from olm_train.train_module_base import TrainModule, require_parts
 
@@ -56,7 +54,7 @@ DATA_POLL_SECONDS = 0.2
 """How often a rank that waits for data looks whether it was asked to stop."""
 
 
-class Trainer(RunServices):
+class Trainer(TrainingRun):
     """Trains a train module on the steps of a data loader.
 
     Args:
@@ -80,6 +78,8 @@ class Trainer(RunServices):
     Raises:
         UsageError: the data have fewer steps than `max_duration` asks for.
     """
+
+    callbacks: Callbacks
 
     @checked("train_module", "data_loader", "max_duration", "hard_stop")
     def __init__(
@@ -105,33 +105,26 @@ class Trainer(RunServices):
         on_cancel: Literal["finish", "requeue"] = "finish",
     ) -> None:
         require_parts(train_module, data_loader, max_duration, hard_stop)
-        self.train_module, self.world = train_module, train_module.world
-        self.data_loader = data_loader
+        self.train_module, self.data_loader = train_module, data_loader
         self.save_folder = absolute(str(save_folder))
-        super().__init__(self.world, Path(work_dir or default_work_dir(self.save_folder)))
+        super().__init__(train_module.world, Path(work_dir or default_work_dir(self.save_folder)))
         self.metrics_collect_interval = metrics_collect_interval
         self.load_policy = load or LoadPolicy()
         known = as_dict({"model": train_module.model_config, "train_module": train_module.config})
         self.config = {**json.loads(json.dumps(known, default=str)), **as_dict(config or {})}
-        self.config_changes: tuple[str, ...] = ()
-        self.step, self.resumed = 0, False
-        self.left: list[str] = []
-        self.chosen = list(chosen)
-        self.origin: Origin | None = None
+        self.left, self.chosen = [], list(chosen)
         self.bad_steps = BadSteps(data_loader, self.work_dir, self.world, max_rewinds, self.say)
-        saving = checkpointer or CheckpointerConfig()
-        self.checkpoints = CheckpointManager(self, saving)
+        self.checkpoints = CheckpointManager(self, checkpointer or CheckpointerConfig())
         self._holding = Holding(
             self.save_folder, self.work_dir, self.world, lease or LeasePolicy(), self.say
         )
         self.optimizer_state = OptimizerState(train_module.model, train_module.optimizer)
         self._on_cancel = on_cancel
-        self.cancelled: StopRequest | None = None
         self._epoch = 0  # the pass over the data loader that was begun; 0: none
         self._time_limit = (time_limit, time_margin)
         self._asked: list[tuple[Kind, bool]] | None = None
         self._unsaved: Unsaved | None = None
-        self._recordable = False
+        self._recordable = self._fitting = False
         self._waiting = Waiting(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
         )
@@ -227,7 +220,7 @@ class Trainer(RunServices):
             self._buffer.record(self.step, metrics)
             self._preemption.at_once = False  # there is something to save
             due = self.checkpoints.config.kind_at(self.step, self.stop_step)
-            blocked = due is Kind.ephemeral and self._blocking
+            blocked = due is Kind.ephemeral and self.blocking
             self._around_step("post_step", None if blocked else due)
         self.flush_metrics()
         self._enter_epoch(0)
@@ -309,9 +302,22 @@ class Trainer(RunServices):
 
     # ---- what callbacks use --------------------------------------------------------------------
 
-    def tokens_at(self, step: int) -> int:
-        """Return the tokens trained on after `step` steps; instances if the loader counts those."""
-        return self.data_loader.tokens_before(step)
+    def add_callback(self, name: str, callback: Callback) -> None:
+        """Attach a callback, before `fit`.
+
+        Raises:
+            UsageError: there is one of that name, or the run has begun.
+        """
+        if self._fitting:
+            raise UsageError(
+                f"the callback {name!r} comes too late: the run has begun",
+                fix="add it before fit()",
+            )
+        self.callbacks.add(name, callback)
+
+    def tell(self, event: Event, step: int, text: str) -> None:
+        """Hand an event of the run to the callbacks, see `Callback.on_event`; from any thread."""
+        self.callbacks.call("on_event", event, step, text)
 
     def take_step(self, batches: Sequence[Any]) -> Mapping[str, Tensor | float]:
         """Train on the batches of the next step; return its metrics, still on the device."""

@@ -19,39 +19,39 @@ A checkpoint that is due, or asked for in `pre_train` or `post_step`, is written
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.convert import Config
-from olm_data.errors import printable
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from olm_train.callbacks.notice import Event
-    from olm_train.checkpoint.manager import Checkpoint, CheckpointManager, Kind
-    from olm_train.data.base import DataLoaderBase
-    from olm_train.distributed.preempt import StopRequest
-    from olm_train.distributed.world import World
-    from olm_train.metrics import Reduce
-    from olm_train.stability.report import BadSteps
-    from olm_train.train_module_base import TrainModule
+from olm_data.errors import printable, shown
+from olm_train.callbacks.notice import Event
+from olm_train.checkpoint.manager import Checkpoint, CheckpointManager, Kind
+from olm_train.checkpoint.resume import Run
+from olm_train.distributed.preempt import Preemption, StopRequest
+from olm_train.distributed.stop_file import StopFile
+from olm_train.distributed.world import World
+from olm_train.metrics import MetricsBuffer, Reduce
+from olm_train.stability.report import BadSteps
 
 
-class TrainingRun(Protocol):
-    """What a callback may use of the `Trainer`, which alone changes it.
+class TrainingRun(Run, Protocol):
+    """What a callback may use of the `Trainer`, which alone changes it, and is derived from it.
 
-    Attributes:
-        train_module, data_loader, world: of this rank.
-        save_folder, work_dir: the run's folder, local or remote; the local one of its logs.
-        config: resolved configuration, plain values.
+    Args:
+        world: the ranks of the run.
+        work_dir: local folder of its logs, and of its stop file.
+
+    Attributes, besides those of `checkpoint.resume.Run`:
+        world: the ranks.
         config_changes: fields that differ from the checkpoint it went on from, `a.b: old -> new`.
         chosen: lines that say what was chosen for this device, and why; printed at the start.
-        step: optimiser steps done.
-        stop_step: step at which this run ends.
         resumed: whether it went on from a checkpoint.
         left: what callbacks still have to do for a run that has ended.
         cancelled: who ended the run before its last step, and why; None: nobody.
@@ -59,39 +59,80 @@ class TrainingRun(Protocol):
         checkpoints: what saves them, and knows which ones there are.
         paused_seconds: time that was not spent on training.
         callbacks: all of them by name.
+        blocking: ids of the callbacks that let no ephemeral checkpoint be saved.
     """
 
-    train_module: TrainModule
-    data_loader: DataLoaderBase
     world: World
-    save_folder: str
-    work_dir: Path
-    config: JsonObject
-    config_changes: tuple[str, ...]
+    config_changes: tuple[str, ...] = ()
     chosen: list[str]
-    step: int
-    max_steps: int
-    stop_step: int
-    resumed: bool
+    resumed: bool = False
     left: list[str]
-    cancelled: StopRequest | None
+    cancelled: StopRequest | None = None
     bad_steps: BadSteps
     checkpoints: CheckpointManager
-    paused_seconds: float
+    paused_seconds: float = 0.0
+    callbacks: Mapping[str, Callback]
+    blocking: set[int]
+    _preemption: Preemption
+    _stop_file: StopFile
+    _buffer: MetricsBuffer
+    _metrics_step: int = 1  # that of what callbacks record
 
-    @property
-    def callbacks(self) -> Mapping[str, Callback]: ...
-    def tokens_at(self, step: int) -> int: ...
-    def say(self, message: str) -> None: ...
-    def tell(self, event: Event, step: int, text: str) -> None: ...
-    def pause(self) -> AbstractContextManager[None]: ...
-    def ask_to_stop(self) -> bool: ...
-    def cancel_run(self, reason: str, *, by: str = "cancel_run") -> None: ...
+    def __init__(self, world: World, work_dir: Path) -> None:
+        self.world, self.work_dir, self.blocking = world, work_dir, set()
+        self._preemption, self._stop_file = Preemption(), StopFile(work_dir)
+        self._buffer = MetricsBuffer(world)
+
+    def tokens_at(self, step: int) -> int:
+        """Return the tokens trained on after `step` steps; instances if the loader counts those."""
+        return self.data_loader.tokens_before(step)
+
+    def ask_to_stop(self) -> bool:
+        """Agree with all ranks whether to stop; for long work outside the steps."""
+        if self.world.main and (why := self._stop_file.found()) is not None:
+            self._preemption.cancel("stop file", why)
+        return self._preemption.ask() is not None
+
+    def cancel_run(self, reason: str, *, by: str = "cancel_run") -> None:
+        """End the run before its next step, on all ranks, with a checkpoint; any rank may ask.
+
+        Args:
+            reason: why, for the log.
+            by: who asks, such as a callback's name.
+        """
+        self._preemption.cancel(by, reason)
+
     def record_metric(
         self, name: str, value: Tensor | float, *, reduce: Reduce | None = None
-    ) -> None: ...
-    def block_ephemeral_checkpoints(self, by: object) -> None: ...
-    def unblock_ephemeral_checkpoints(self, by: object) -> None: ...
+    ) -> None:
+        """Add a metric to those of a step, to be logged with them.
+
+        That is the step being taken, in `post_step` the one just taken, and the next one where
+        those were logged already.
+
+        Args:
+            name: in the log; that of a metric of the step itself replaces it.
+            value: a number, or a tensor of one element, which is not read before the others are. A
+                DTensor, such as the norm of a sharded gradient, is recorded on every rank.
+            reduce: over the ranks that recorded it; None: what rank 0 recorded.
+        """
+        self._buffer.record_one(self._metrics_step, name, value, reduce)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Around work that is no training, so that throughput leaves it out."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.paused_seconds += time.monotonic() - start
+
+    def say(self, message: str) -> None:
+        """Print a line to stderr, on rank 0; names in it act on no terminal."""
+        if self.world.main:
+            print(shown(message), file=sys.stderr, flush=True)
+
+    def tell(self, event: Event, step: int, text: str) -> None: ...
     def save_checkpoint(self, kind: Kind, *, wait: bool = False) -> None: ...
     def finish_save(self, *, must: bool = False) -> None: ...
     def load_checkpoint(self, checkpoint: Checkpoint) -> None: ...
@@ -164,11 +205,11 @@ class Callback(Config):
 
         On every rank alike. One that a preemption asks for is saved all the same.
         """
-        self.trainer.block_ephemeral_checkpoints(self)
+        self.trainer.blocking.add(id(self))
 
     def unblock_ephemeral_checkpoints(self) -> None:
         """Take that back; others may still block them."""
-        self.trainer.unblock_ephemeral_checkpoints(self)
+        self.trainer.blocking.discard(id(self))
 
     def post_attach(self) -> None:
         """Runs when it has got its trainer, before anything is loaded.

@@ -79,13 +79,12 @@ class Run(Protocol):
     save_folder: str
     work_dir: Path
     config: JsonObject
-    step: int
+    step: int = 0
     max_steps: int
     stop_step: int
-    origin: Origin | None
+    origin: Origin | None = None
+    callbacks: Mapping[str, Stateful]
 
-    @property
-    def callbacks(self) -> Mapping[str, Stateful]: ...
     def say(self, message: str) -> None: ...
 
 

@@ -59,6 +59,10 @@ class Muon(Optimizer):
                     state["step"] = torch.zeros((), device=parameter.device)
                 self.state[parameter] = state
 
+    def join(self, world: World, *, reduced: bool) -> None:
+        """Share the work with the ranks that hold the parameters, see the attributes."""
+        self.world, self.reduced = world, reduced
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take a step; with several ranks, all of them together."""

@@ -5,9 +5,10 @@ Values -> lock -> model.vocab_size, model.preset filled in -> RunConfig -> build
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -196,14 +197,8 @@ class TrainerConfig(Config):
 
     def load_policy(self) -> LoadPolicy:
         """Return where the run begins."""
-        return LoadPolicy(
-            strategy=self.load_strategy,
-            strict=self.load_strict,
-            path=self.load_path,
-            trainer_state=self.load_trainer_state,
-            optim_state=self.load_optim_state,
-            vocabulary=self.load_vocabulary,
-        )
+        given = {each.name: getattr(self, f"load_{each.name}") for each in fields(LoadPolicy)}
+        return LoadPolicy(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,25 +313,19 @@ class RunConfig(Config):
             config.train_module, config.model, seed=config.seed, world=world, draw=False
         )
         trainer = config.trainer
+        # An option of one name with an argument is that argument; callbacks are built first.
+        taken = inspect.signature(Trainer).parameters.keys() - {"callbacks"}
         return Trainer(
+            **{name: value for name, value in vars(trainer).items() if name in taken},
             train_module=module,
             data_loader=loader,
-            save_folder=trainer.save_folder,
-            work_dir=trainer.work_dir,
-            max_duration=trainer.max_duration,
-            hard_stop=trainer.hard_stop,
-            metrics_collect_interval=trainer.metrics_collect_interval,
             load=trainer.load_policy(),
-            max_rewinds=trainer.max_rewinds,
-            time_limit=trainer.time_limit,
-            time_margin=trainer.time_margin,
             checkpointer=trainer.callbacks.checkpointer,
             callbacks=trainer.callbacks.build(),
             config=saved_config(config, trainer.save_folder),
             comm=config.comm,
             lease=trainer.lease_policy(),
             chosen=chosen,
-            on_cancel=trainer.on_cancel,
         )
 
     def lock_digest(self) -> str:
