@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 import torch
-from msgspec import Meta
 
+from olm_data.config.hints import NonNegativeInt, OneOf
 from olm_data.counts import counted
 from olm_data.errors import UsageError
 from olm_train.distributed.world import World
@@ -39,6 +39,10 @@ class TrainerStrategy(StrEnum):
         return cls.__members__.get(str(value))
 
 
+Named = Annotated[
+    TrainerStrategy | str, OneOf(lambda: [*TrainerStrategy, *TrainerStrategy.__members__])
+]
+"""A strategy, its value such as "ddp", or its name."""
 Preset = Literal["balanced", "memory_efficient", "speed"]
 """What a choice is made for. With `memory_efficient` a decoder also computes activations twice
 instead of keeping them, and its loss a part of the logits at a time."""
@@ -61,7 +65,7 @@ class DeviceConfig(Machine):
 
     device: Literal["cpu", "cuda"] = "cpu"
     name: str = "CPU"
-    gpus: Annotated[int, Meta(ge=0)] = 0
+    gpus: NonNegativeInt = 0
 
     @classmethod
     def here(cls, world: World | None = None) -> DeviceConfig:

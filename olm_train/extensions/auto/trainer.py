@@ -49,6 +49,7 @@ from olm_train.extensions.auto.options import (
 from olm_train.extensions.auto.strategy import (
     Choice,
     DeviceConfig,
+    Named,
     Preset,
     TrainerStrategy,
     choose_strategy,
@@ -130,7 +131,7 @@ class AutoTrainer:
         grad_accum_steps: PositiveInt | None = None,
         grad_clip_norm: PositiveFloat | None = None,
         preset: Preset = "balanced",
-        force_strategy: TrainerStrategy | None = None,
+        force_strategy: Named | None = None,
         dp_config: DataParallelConfig | None = None,
         device_config: DeviceConfig | None = None,
         wrap_classes: Sequence[type[nn.Module]] = (),
@@ -165,7 +166,7 @@ class AutoTrainer:
                 need,
                 given,
                 preset=preset,
-                force=force_strategy,
+                force=None if force_strategy is None else TrainerStrategy(force_strategy),
                 fixed=dp_config is not None,
             )
             for line in choice.why:

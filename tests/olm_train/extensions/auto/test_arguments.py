@@ -12,7 +12,7 @@ from support.auto_runs import LENGTH, decoder, loader
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train import AutoTrainer, Callback
+from olm_train import AutoTrainer, Callback, TrainerStrategy
 
 OTHERS = {"self", "dataloader", "device"}  # these have checks of their own
 ARGUMENTS = sorted(inspect.signature(AutoTrainer.__init__).parameters.keys() - OTHERS)
@@ -75,3 +75,8 @@ def test_lengths_of_another_type_are_refused(tmp_path: Path, given: dict[str, An
     run = auto(save_folder=tmp_path, min_lr=0, weight_decay=0)
     with pytest.raises(UsageError, match=next(iter(given))):
         run.train(**given)
+
+
+@pytest.mark.parametrize("given", [TrainerStrategy.SINGLE, "single", "SINGLE"])
+def test_a_strategy_is_a_member_its_value_or_its_name(given: Any, tmp_path: Path) -> None:
+    assert auto(force_strategy=given, save_folder=tmp_path).strategy is TrainerStrategy.SINGLE

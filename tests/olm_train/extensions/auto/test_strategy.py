@@ -141,10 +141,6 @@ def test_hsdp_on_one_machine_has_two_copies() -> None:
     assert choice.dp_config.degrees(4) == (2, 2)
 
 
-def test_a_strategy_is_known_by_its_name_too() -> None:
-    assert TrainerStrategy("MULTI_GPU_DDP") is TrainerStrategy("ddp")
-
-
 def test_given_options_are_taken_and_must_agree_with_what_is_forced() -> None:
     devices, config = devices_of(8), DataParallelConfig(reshard_after_forward=False)
     choice = chosen(80 * GB, devices, given=config, fixed=True)
