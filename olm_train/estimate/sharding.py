@@ -18,10 +18,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Self
 
 import torch
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveInt
+from olm_data.counts import counted
 from olm_train.distributed.world import World
 from olm_train.estimate.memory import TrainingTensors, memory_of_step
 from olm_train.model.config import DecoderConfig
@@ -57,7 +60,7 @@ more than they need, and the system and the programs are there too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Config):
     """What a run has.
 
     Attributes:
@@ -66,12 +69,12 @@ class Machine:
         memory: bytes of each rank's device; on CPUs `HOST` of the machine's, shared by its ranks.
     """
 
-    world_size: int
-    nodes: int
-    memory: int
+    world_size: PositiveInt = 1
+    nodes: PositiveInt = 1
+    memory: PositiveInt
 
     @classmethod
-    def of(cls, world: World) -> Machine:
+    def of(cls, world: World) -> Self:
         """Return that of a run."""
         if world.device.type == "cuda":
             memory = torch.cuda.get_device_properties(world.device).total_memory
@@ -111,20 +114,10 @@ Need = Callable[[DataParallelConfig], int]
 """Bytes of a rank with these options."""
 
 
-class Ranks(Protocol):
-    """How many there are, and on how many machines."""
-
-    @property
-    def world_size(self) -> int: ...
-
-    @property
-    def nodes(self) -> int: ...
-
-
 def need_of_decoder(
     model: DecoderConfig,
     module: TransformerTrainModuleConfig,
-    ranks: Ranks,
+    machine: Machine,
     *,
     sequence_length: int,
     micro_batches: int,
@@ -135,17 +128,17 @@ def need_of_decoder(
     Args:
         optim: whose state is counted; None: that of `module`.
     """
-    counted = TrainingTensors.count(model, optim or module.optim)
+    tensors = TrainingTensors.count(model, optim or module.optim)
 
     def need(config: DataParallelConfig) -> int:
         return memory_of_step(
             model,
             replace(module, dp_config=config),
             sequence_length=sequence_length,
-            world_size=ranks.world_size,
-            nodes=ranks.nodes,
+            world_size=machine.world_size,
+            nodes=machine.nodes,
             micro_batches=micro_batches,
-            counted=counted,
+            counted=tensors,
         ).total
 
     return need
@@ -166,8 +159,8 @@ def cheapest(
     """
     room = round(ROOM[goal] * machine.memory)
     lines = [
-        f"{machine.world_size} ranks on {machine.nodes} "
-        f"machine{'s' if machine.nodes > 1 else ''}, {machine.memory / 1e9:.4g} GB each, "
+        f"{counted(machine.world_size, 'rank')} on {counted(machine.nodes, 'machine')}, "
+        f"{machine.memory / 1e9:.4g} GB each, "
         f"{room / 1e9:.4g} GB to plan with"
     ]
     tried = [(need(config), what, config) for what, config in ways]
@@ -198,9 +191,9 @@ def candidates(machine: Machine, given: DataParallelConfig) -> Ways:
         found.append(("ddp: whole on each rank", {"name": "ddp"}))
     if 1 < machine.nodes < machine.world_size:
         found += [
-            ("hsdp: cut over a machine, kept from forward to backward",
+            (f"hsdp: {machine.nodes} copies, kept from forward to backward",
              {"name": "hsdp", "num_replicas": machine.nodes, "reshard_after_forward": False}),
-            ("hsdp: cut over a machine",
+            (f"hsdp: {machine.nodes} copies",
              {"name": "hsdp", "num_replicas": machine.nodes, "prefetch_factor": 1}),
         ]  # fmt: skip
     else:

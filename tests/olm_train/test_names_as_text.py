@@ -42,7 +42,6 @@ pytestmark = together
 
 MADE_OF_MEMBERS = {
     "olm_data.extensions.eval_sets.tasks.Task",
-    "olm_train.extensions.auto.module.Parts",
     "olm_train.extensions.auto.strategy.Choice",
     "olm_train.checkpoint.save.Contents",
 }

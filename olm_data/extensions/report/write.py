@@ -2,7 +2,7 @@
 
     lock + datasets -> mixture.py, documents.py, rows.py --+--> sections -> one page
     run folders     -> training.py ------------------------+
-                    -> frozen.py: what `olm-train watch` shows, at one moment
+                    -> frozen: what `olm-train watch` shows, at one moment
 
 Reads JSON, arrays and the run's logs; never torch, never the network but for data that lies there.
 """
@@ -10,13 +10,18 @@ Reads JSON, arrays and the run's logs; never torch, never the network but for da
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from olm_data.errors import OlmError
 from olm_data.extensions.report.documents import length_section
-from olm_data.extensions.report.frozen import frozen
 from olm_data.extensions.report.ledger import ledger_section
 from olm_data.extensions.report.mixture import epochs_section, stages_section, tree_section
 from olm_data.extensions.report.rows import packing_section, rows_section
+from olm_data.extensions.report.run_view import Update, encoded, open_views
+from olm_data.extensions.report.step_documents import StepDocuments
 from olm_data.extensions.report.training import (
     TrainedRun,
     headline,
@@ -30,6 +35,16 @@ from olm_data.extensions.report.training import (
 from olm_data.mixture.lock import Lock
 from olm_data.page import note, run_script, write_page
 from olm_data.storage.places import refuse_no_file
+
+MOST_STEPS, MOST_ROWS, MOST_TEXT = 48, 4, 240
+"""Steps whose documents are in the page, rows of each, characters of each piece."""
+
+
+class Frozen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a page without a server holds: for each run what is shown, and documents by step."""
+
+    runs: list[Update]
+    documents: list[dict[int, StepDocuments]]
 
 
 def write_report(
@@ -112,3 +127,22 @@ def _facts(lock: Lock) -> list[tuple[str, str]]:
         ("packing", lock.packing.name),
         ("lock", lock.digest[:12]),
     ]
+
+
+def frozen(folders: Sequence[Path], lock: str | None) -> str:
+    """Return the JSON of the page of some runs; no character of it begins a tag.
+
+    Raises:
+        InputError, ValidationError: a folder is no run's, or its log is malformed.
+    """
+    views = open_views(folders, lock)
+    runs, documents = [], []
+    for view in views:
+        view.read_all()
+        found = {}
+        for step in view.frozen_steps(MOST_STEPS):
+            with suppress(OlmError):  # the page then says what to type, and that says why
+                found[step] = view.documents(step, most_rows=MOST_ROWS, most_text=MOST_TEXT)
+        runs.append(view.update())
+        documents.append(found)
+    return encoded(Frozen(runs=runs, documents=documents))

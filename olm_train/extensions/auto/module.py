@@ -23,7 +23,6 @@ from olm_train.distributed.world import World
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import Need, need_of_decoder
 from olm_train.extensions.auto.loader import micro_batches
-from olm_train.extensions.auto.size import need_of_any, unit_size
 from olm_train.extensions.auto.strategy import Choice, DeviceConfig, Preset
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
@@ -38,6 +37,15 @@ from olm_train.parallel.wrapping import units
 from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_base import TrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
+
+UNIT = 10**8
+"""Parameters that are gathered as a whole, at most, if nothing is said."""
+LEAST_UNITS = 32
+"""A model is cut into about so many, at least."""
+MOMENTS = 2
+"""Tensors that an optimiser is counted to keep of each weight: those of AdamW."""
+KNOWN = 0.5
+"""Share of a device that is planned with where activations are not known."""
 
 Chosen = Callable[[Need, DataParallelConfig], Choice]
 """(bytes of each way, dtypes) -> how ranks share the weights."""
@@ -88,7 +96,7 @@ def train_module_of(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[Tra
 def _decoder(model: Decoder, parts: Parts, choose: Chosen) -> tuple[TrainModule, Choice]:
     _refuse_for_decoder(parts)
     row = _row_length(model.config, parts.loader, parts.context_length)
-    saving = parts.preset is Preset.memory_efficient
+    saving = parts.preset == "memory_efficient"
     config = TransformerTrainModuleConfig(
         rank_microbatch_size=_tokens(parts.loader, row, parts.world),
         optim=given_optim(parts.optimizer, model, parts.options),  # type: ignore[arg-type]
@@ -135,6 +143,42 @@ def _any(model: nn.Module, parts: Parts, choose: Chosen) -> tuple[TrainModule, C
         seed=parts.seed,
     )
     return module, choice
+
+
+def need_of_any(
+    model: nn.Module, units: Sequence[nn.Module], devices: DeviceConfig, *, micro_batches: int
+) -> Need:
+    """Return the need of any model but for activations, divided by `KNOWN`.
+
+    Args:
+        units: what is gathered as a whole, see `parallel.wrapping.units`.
+    """
+    weights = _bytes(model)
+    trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    inside = [_bytes(unit) for unit in units]
+    largest = max(inside, default=0)
+
+    def need(config: DataParallelConfig) -> int:
+        alone = devices.world_size == 1
+        shards = 1 if alone else config.degrees(devices.world_size, devices.nodes)[1]
+        own = 0 if config.cpu_offload and not alone else (weights + MOMENTS * trained) / shards
+        gradients = trained if micro_batches > 1 else trained / shards
+        gathered = 0
+        if shards > 1:
+            rest = max(weights - sum(inside), 0)
+            gathered = weights if config.reshard_after_forward is False else rest + 2 * largest
+        return round((own + gradients + gathered) / KNOWN)
+
+    return need
+
+
+def unit_size(model: nn.Module) -> int:
+    """Return the parameters from which on a module is gathered as a whole, if nothing is said."""
+    return min(UNIT, max(1, sum(p.numel() for p in model.parameters()) // LEAST_UNITS))
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 class NextTokenModule(BasicTrainModule):

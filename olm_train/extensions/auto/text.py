@@ -24,8 +24,10 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from olm_data.bounded_json import JsonObject
 from olm_data.canonical import digest
+from olm_data.config.arguments import checked
+from olm_data.config.hints import NonNegativeInt, PositiveInt
 from olm_data.decoding import convert
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import ValidationError
 from olm_data.extensions.text_stream.corpus import Corpus
 from olm_data.extensions.text_stream.documents import Order, Slot
 from olm_data.extensions.text_stream.open import (
@@ -69,23 +71,18 @@ class TextDataset(IterableDataset[Batch]):
         UsageError: sizes that are none.
     """
 
+    @checked()
     def __init__(
         self,
         corpus: Corpus,
         *,
-        context_length: int,
+        context_length: PositiveInt,
         shuffle: bool = False,
-        shuffle_buffer_size: int = 10_000,
-        seed: int = 0,
-        skip_batches: int = 0,
+        shuffle_buffer_size: PositiveInt = 10_000,
+        seed: NonNegativeInt = 0,
+        skip_batches: NonNegativeInt = 0,
         world: World | None = None,
     ) -> None:
-        sizes = {"context_length": context_length, "shuffle_buffer_size": shuffle_buffer_size}
-        wrong = [f"{name} {size}" for name, size in sizes.items() if size < 1]
-        rest = {"seed": seed, "skip_batches": skip_batches}
-        wrong += [f"{name} {size}" for name, size in rest.items() if size < 0]
-        if wrong:
-            raise UsageError(f"{', '.join(wrong)}: too small", where=type(self).__name__)
         self.corpus, self.context_length = corpus, context_length
         self.order = Order(seed=seed if shuffle else None, buffer=shuffle_buffer_size)
         self.skip_batches = skip_batches

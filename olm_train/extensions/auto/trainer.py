@@ -23,8 +23,10 @@ from torch import nn
 
 from olm_data.bounded_json import JsonObject
 from olm_data.config.arguments import checked
-from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveInt
+from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from olm_data.errors import UsageError, shown
+from olm_data.run_log.log import Step, read_metrics
+from olm_data.run_log.metric_names import CE_LOSS
 from olm_train.basic_train_module import Loss
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
@@ -35,7 +37,6 @@ from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability
 from olm_train.estimate.sharding import Need
 from olm_train.extensions.auto.loader import AnyLoader, RowLength, loader_of
-from olm_train.extensions.auto.losses import Losses
 from olm_train.extensions.auto.module import Parts, train_module_of
 from olm_train.extensions.auto.options import (
     callbacks_by_name,
@@ -48,12 +49,10 @@ from olm_train.extensions.auto.options import (
 from olm_train.extensions.auto.strategy import (
     Choice,
     DeviceConfig,
+    Named,
     Preset,
     TrainerStrategy,
-    as_given,
     choose_strategy,
-    preset_named,
-    strategy_named,
 )
 from olm_train.optim.given import Given
 from olm_train.optim.schedule_base import Schedule
@@ -110,7 +109,7 @@ class AutoTrainer:
         UsageError: options that contradict each other or what is found.
     """
 
-    @checked("optimizer", "dataloader")
+    @checked("dataloader")
     def __init__(
         self,
         model: nn.Module,
@@ -125,14 +124,14 @@ class AutoTrainer:
         optim: JsonObject | None = None,
         scheduler: Schedule | None = None,
         use_warmup_cosine: bool = True,
-        warmup_steps: int | None = None,
-        total_steps: int | None = None,
-        min_lr: float | None = None,
+        warmup_steps: NonNegativeInt | None = None,
+        total_steps: PositiveInt | None = None,
+        min_lr: NonNegativeFloat | None = None,
         use_amp: bool = True,
         grad_accum_steps: PositiveInt | None = None,
-        grad_clip_norm: float | None = None,
-        preset: Preset | str = Preset.balanced,
-        force_strategy: TrainerStrategy | str | None = None,
+        grad_clip_norm: PositiveFloat | None = None,
+        preset: Preset = "balanced",
+        force_strategy: Named | None = None,
         dp_config: DataParallelConfig | None = None,
         device_config: DeviceConfig | None = None,
         wrap_classes: Sequence[type[nn.Module]] = (),
@@ -154,20 +153,22 @@ class AutoTrainer:
         if save_folder is not None and not str(save_folder).strip():
             raise UsageError("save_folder is empty", where="save_folder", fix="leave it out")
         self._total_steps, self._checkpointer = total_steps, checkpointer or CheckpointerConfig()
-        self._callbacks, self._losses = callbacks_by_name(callbacks), Losses()
+        self._callbacks, self._losses = callbacks_by_name(callbacks), _Losses()
         self._context_length = context_length
-        force = None if force_strategy is None else strategy_named(force_strategy)
-        wanted = preset_named(preset)
         self._met = world is None
         self.world = _started(device) if world is None else _of(world, device)
         self.loader = loader_of(dataloader, self.world, accumulate=grad_accum_steps, seed=seed)
         devices = _agreed(device_config, self.world)
 
         def choose(need: Need, given: DataParallelConfig) -> Choice:
-            if dp_config is not None:
-                choice = as_given(devices, need, given, force)
-            else:
-                choice = choose_strategy(devices, need, preset=wanted, force=force, given=given)
+            choice = choose_strategy(
+                devices,
+                need,
+                given,
+                preset=preset,
+                force=None if force_strategy is None else TrainerStrategy(force_strategy),
+                fixed=dp_config is not None,
+            )
             for line in choice.why:
                 self._say(line)
             return choice
@@ -180,7 +181,7 @@ class AutoTrainer:
             loss=loss,
             wrap_classes=wrap_classes,
             min_num_params=min_num_params,
-            preset=wanted,
+            preset=preset,
             given=_with_dtype(dp_config, self.world, use_amp=use_amp),
             loader=self.loader,
             context_length=context_length,
@@ -222,10 +223,10 @@ class AutoTrainer:
     @checked()
     def train(
         self,
-        epochs: int | None = None,
+        epochs: PositiveInt | None = None,
         *,
-        max_steps: int | None = None,
-        log_interval: int | None = None,
+        max_steps: PositiveInt | None = None,
+        log_interval: PositiveInt | None = None,
     ) -> list[float]:
         """Train to the end of `epochs` passes or to step `max_steps`, whichever comes first.
 
@@ -294,6 +295,31 @@ class AutoTrainer:
     def _say(self, line: str) -> None:
         if self.world.main:
             print(shown(line), file=sys.stderr, flush=True)
+
+
+class _Losses(Callback):
+    """Keeps the loss of each step, on every rank.
+
+    Attributes:
+        by_step: in nats, by step.
+    """
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, float] = {}
+
+    def pre_train(self) -> None:
+        run = self.trainer
+        if run.resumed:
+            self.by_step |= run.world.on_main(self._logged)
+        self.by_step = {step: loss for step, loss in self.by_step.items() if step <= run.step}
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.by_step[step] = metrics[CE_LOSS]
+
+    def _logged(self) -> dict[int, float]:
+        lines = read_metrics(self.trainer.work_dir, metrics=(CE_LOSS,))
+        losses = {line.step: line.metrics.get(CE_LOSS) for line in lines if isinstance(line, Step)}
+        return {step: loss for step, loss in losses.items() if loss is not None}
 
 
 def _started(device: str | torch.device) -> World:

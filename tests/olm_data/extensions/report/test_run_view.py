@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from olm_data.errors import InputError, ValidationError, printable
-from olm_data.extensions.report.frozen import MOST_STEPS, frozen
 from olm_data.extensions.report.run_view import RunView, encoded, open_views
+from olm_data.extensions.report.write import MOST_STEPS, frozen
 from olm_data.mixture.lock import Lock
 from olm_data.order.steps import order_digest
 from olm_data.rows.views import LockRows

@@ -12,9 +12,9 @@ from support.auto_runs import LENGTH, decoder, loader
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train import AutoTrainer, Callback
+from olm_train import AutoTrainer, Callback, TrainerStrategy
 
-OTHERS = {"self", "optimizer", "dataloader", "device"}  # these have checks of their own
+OTHERS = {"self", "dataloader", "device"}  # these have checks of their own
 ARGUMENTS = sorted(inspect.signature(AutoTrainer.__init__).parameters.keys() - OTHERS)
 
 
@@ -32,6 +32,7 @@ def test_each_argument_of_another_type_is_refused_by_name(argument: str) -> None
 @pytest.mark.parametrize(
     "given",
     [
+        {"optimizer": "adamw"},
         {"learning_rate": "3e-4"},
         {"learning_rate": -1.0},
         {"learning_rate": float("nan")},
@@ -41,6 +42,9 @@ def test_each_argument_of_another_type_is_refused_by_name(argument: str) -> None
         {"context_length": 0},
         {"seed": -1},
         {"total_steps": "9"},
+        {"warmup_steps": -1},
+        {"min_lr": -1.0},
+        {"grad_clip_norm": 0.0},
         {"use_amp": "no"},
         {"save_folder": ""},
         {"callbacks": [Callback]},
@@ -49,6 +53,8 @@ def test_each_argument_of_another_type_is_refused_by_name(argument: str) -> None
         {"scheduler": "cosine"},
         {"dp_config": "fsdp"},
         {"preset": 3},
+        {"preset": "fast"},
+        {"force_strategy": "dpp"},
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(given: dict[str, Any]) -> None:
@@ -62,8 +68,15 @@ def test_what_is_no_data_loader_is_refused(given: Any) -> None:
         auto(dataloader=given)
 
 
-@pytest.mark.parametrize("given", [{"epochs": "2"}, {"epochs": 1.5}, {"max_steps": True}])
+@pytest.mark.parametrize(
+    "given", [{"epochs": "2"}, {"epochs": 1.5}, {"max_steps": True}, {"max_steps": 0}]
+)
 def test_lengths_of_another_type_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
     run = auto(save_folder=tmp_path, min_lr=0, weight_decay=0)
     with pytest.raises(UsageError, match=next(iter(given))):
         run.train(**given)
+
+
+@pytest.mark.parametrize("given", [TrainerStrategy.SINGLE, "single", "SINGLE"])
+def test_a_strategy_is_a_member_its_value_or_its_name(given: Any, tmp_path: Path) -> None:
+    assert auto(force_strategy=given, save_folder=tmp_path).strategy is TrainerStrategy.SINGLE

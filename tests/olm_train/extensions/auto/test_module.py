@@ -18,7 +18,17 @@ from torch.utils.data import DataLoader
 import olm_train
 from olm_data.errors import UsageError
 from olm_train.basic_train_module import BasicTrainModule
-from olm_train.extensions.auto.module import NextTokenModule, next_token_loss
+from olm_train.extensions.auto.module import (
+    KNOWN,
+    UNIT,
+    NextTokenModule,
+    need_of_any,
+    next_token_loss,
+    unit_size,
+)
+from olm_train.extensions.auto.strategy import DeviceConfig
+from olm_train.parallel.config import DataParallelConfig, DataParallelType
+from olm_train.parallel.wrapping import units
 from olm_train.train_module import TransformerTrainModule
 
 
@@ -72,9 +82,15 @@ def test_memory_efficient_recomputes_blocks_and_cuts_the_loss(tmp_path: Path) ->
         ({"loss": nn.CrossEntropyLoss()}, "loss has no effect with a Decoder"),
         ({"min_num_params": 9}, "min_num_params has no effect with a Decoder"),
         ({"context_length": None}, "how long the rows are is not known"),
+        (
+            {"optimizer": torch.optim.Rprop, "weight_decay": 0.1},
+            "torch.optim.Rprop does not take these options",
+        ),
     ],
 )
-def test_what_a_decoder_has_no_use_for_is_refused(options: Any, what: str, tmp_path: Path) -> None:
+def test_what_a_decoder_or_its_optimiser_has_no_use_for_is_refused(
+    options: Any, what: str, tmp_path: Path
+) -> None:
     with pytest.raises(UsageError, match=what):
         trainer(tmp_path, **options)
 
@@ -110,3 +126,29 @@ def test_batches_without_next_tokens_are_refused(batch: Any) -> None:
     module = NextTokenModule(model, torch.optim.SGD, next_token_loss, optim={"lr": 0.1})
     with pytest.raises(UsageError, match="labels"):
         module.train_step([batch], 1, 1)
+
+
+def test_of_any_model_weights_gradients_and_two_moments_are_counted() -> None:
+    model = nn.Sequential(nn.Linear(10, 10, bias=False), nn.Linear(10, 10, bias=False))
+    model[1].requires_grad_(False)
+    inner = units(model, (nn.Linear,))
+
+    def config(name: str = "fsdp", **options: Any) -> DataParallelConfig:
+        return DataParallelConfig(name=DataParallelType(name), **options)
+
+    def need(ranks: int, how: DataParallelConfig, micro: int = 1) -> float:
+        devices = DeviceConfig(memory=10**9, world_size=ranks)
+        return need_of_any(model, inner, devices, micro_batches=micro)(how) * KNOWN
+
+    assert need(1, config("ddp")) == need(2, config("ddp")) == 800 + 400 + 800
+    assert need(4, config(reshard_after_forward=False)) == 500 + 800
+    assert need(4, config()) == 500 + 2 * 400
+    assert need(4, config(), micro=2) == 400 + 400 + 2 * 400  # gradients whole
+    assert need(4, config(cpu_offload=True)) == 100 + 2 * 400
+    assert need(4, config("hsdp", num_replicas=2)) == 1000 + 2 * 400
+
+
+def test_models_are_cut_into_some_dozens_of_units() -> None:
+    assert unit_size(tied()) == sum(p.numel() for p in tied().parameters()) // 32
+    assert unit_size(nn.Linear(1, 1)) == 1
+    assert unit_size(nn.Linear(10**5, 10**5, device="meta")) == UNIT

@@ -46,11 +46,9 @@ def test_options_of_a_class_and_of_an_instance() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "arguments", "what"),
     [
-        (instance(), (1e-3, None, None), "learning_rate is for an optimiser given as a class"),
-        (instance(), (None, 0.1, None), "weight_decay is for an optimiser given as a class"),
-        (AdamW, (1e-3, None, {"lr": 1e-2}), "learning_rate is given, and optim has lr"),
-        (torch.optim.Rprop, (None, 0.1, None), "torch.optim.Rprop has no weight decay"),
-        ("adamw", (None, None, None), "the optimiser is a str"),
+        (instance(), (1e-3, None, None), "are for an optimiser given as a class"),
+        (instance(), (None, None, {"nesterov": True}), "are for an optimiser given as a class"),
+        (AdamW, (1e-3, None, {"lr": 1e-2}), "lr in optim is given as an argument, too"),
     ],
 )
 def test_options_that_have_no_effect_are_refused(optimizer: Any, arguments: Any, what: str) -> None:
@@ -72,7 +70,7 @@ def test_the_default_schedule_warms_up_over_a_tenth_and_ends_at_a_tenth() -> Non
     [
         (Linear(), {"warmup_steps": 3}, "warmup_steps has no effect with scheduler"),
         (None, {"min_lr": 0.0, "use_warmup_cosine": False}, "min_lr has no effect with use_warmup"),
-        (None, {"min_lr": 1.0}, "min_lr 1 is not from 0 to the peak rate 0.001"),
+        (None, {"min_lr": 1.0}, "min_lr 1 is above the peak rate 0.001"),
     ],
 )
 def test_schedules_that_contradict_are_refused(scheduler: Any, options: Any, what: str) -> None:
@@ -103,8 +101,6 @@ def test_the_sooner_of_epochs_and_steps_ends_the_training() -> None:
         steps_of(stream, 2, None, None)
     with pytest.raises(UsageError, match="total_steps 5 is less than the 6 steps to train"):
         steps_of(data, 1, None, 5)
-    with pytest.raises(UsageError, match="max_steps is 0"):
-        steps_of(data, None, 0, None)
 
 
 @dataclass(kw_only=True)
@@ -119,8 +115,6 @@ def test_callbacks_of_a_list_have_the_names_of_train_yaml() -> None:
     assert callbacks_by_name({"mine": own}) == {"mine": own}
     with pytest.raises(UsageError, match="two callbacks are called 'step_logger'"):
         callbacks_by_name([own, StepLogger()])
-    with pytest.raises(UsageError, match="a str is no callback"):
-        callbacks_by_name(["early_stopping"])  # type: ignore[list-item]
     assert [snake_case(name) for name in ("GPUMemory", "MyCallback2", "A")] == [
         "gpu_memory",
         "my_callback2",

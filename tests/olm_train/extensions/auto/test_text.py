@@ -229,7 +229,7 @@ def test_sizes_that_are_none_are_refused(
     options: dict[str, int], folder: Path, tiny_tokenizer: Path
 ) -> None:
     given = {"context_length": 8} | options
-    with pytest.raises(UsageError, match="too small"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} is at least"):
         LocalTextDataset(folder, tokenizer=tiny_tokenizer, **given)
 
 

@@ -62,7 +62,7 @@ def test_the_guides_first_example(
         learning_rate=1e-2,
     )
     said = capsys.readouterr().err
-    assert "AutoTrainer: single: chosen for balanced: CPU, one rank, " in said
+    assert "AutoTrainer: single: chosen for balanced: CPU, 1 rank on 1 machine, " in said
     assert "<- chosen" in said
     losses = run.train(epochs=1)
     assert len(losses) == 6 == run.global_step
@@ -80,7 +80,7 @@ def test_the_guides_first_example(
 
 
 def test_the_guides_second_example_is_refused_for_one_rank() -> None:
-    with pytest.raises(UsageError, match="force_strategy ddp needs several ranks; there is one"):
+    with pytest.raises(UsageError, match="force_strategy ddp does not fit 1 rank"):
         AutoTrainer(
             decoder(),
             torch.optim.AdamW,
@@ -301,7 +301,7 @@ def test_the_console_logger_prints_when_it_is_asked_to(
 def test_a_world_a_device_and_hardware_must_agree(tmp_path: Path) -> None:
     here = DeviceConfig.here()
     run = trainer(tmp_path, device_config=replace(here, memory=1000), world=World(), device="cpu")
-    assert "does not fit by this estimate" in "\n".join(run.choice.why)
+    assert "nothing fits by this estimate" in "\n".join(run.choice.why)
     with pytest.raises(UsageError, match="device_config is for 8 ranks on cpu; there are 1 on cpu"):
         trainer(tmp_path, device_config=replace(here, world_size=8))
     with pytest.raises(UsageError, match="device is cpu; the world that is given computes on meta"):
