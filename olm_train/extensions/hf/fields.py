@@ -127,29 +127,38 @@ class Given:
 
 
 class Row(ABC):
-    """Some fields of theirs and of ours that say the same."""
+    """Some fields of theirs and of ours that say the same.
+
+    Attributes:
+        name: the field of a config.json, where it is one.
+        field: the field of `DecoderConfig`, where it is one.
+    """
+
+    name: str
+    field: str
 
     @property
     def theirs(self) -> tuple[str, ...]:
         """Fields of a config.json that it reads."""
-        return ()
+        return (self.name,)
 
     @property
     def ours(self) -> tuple[str, ...]:
         """Fields of `DecoderConfig` that it answers for."""
-        return ()
+        return (self.field,)
 
-    @abstractmethod
+    @property
+    def says(self) -> str:
+        """What a reader of the reference page needs to know of it."""
+        return ", ".join(f"`{name}`" for name in self.ours)
+
     def read(self, given: Given) -> Ours:
         """Return fields of ours; what cannot be expressed is refused through `given`."""
+        return {}
 
     @abstractmethod
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         """Return fields of theirs; what cannot be expressed is added to `problems`."""
-
-    @abstractmethod
-    def says(self) -> str:
-        """Return what a reader of the reference page needs to know of it."""
 
 
 @dataclass(frozen=True)
@@ -172,14 +181,6 @@ class Number(Row):
     most: float | None = None
     nullable: bool = False
 
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return (self.field,)
-
     def read(self, given: Given) -> Ours:
         null = None if self.nullable else REQUIRED
         return {self.field: given.take(self.name, self.kind, self.default, null)}
@@ -189,9 +190,6 @@ class Number(Row):
         if self.most is not None and value > self.most:
             problems.refuse(self.field, f"is {value}; it is at most {self.most}", self.most)
         return {self.name: value}
-
-    def says(self) -> str:
-        return f"`{self.field}`"
 
 
 @dataclass(frozen=True)
@@ -211,10 +209,7 @@ class Constant(Row):
     default: object
     why: str
     written: bool = True
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return (self.name,)
+    ours = ()
 
     def read(self, given: Given) -> Ours:
         value = given.take(self.name, Any, self.default, null=None)
@@ -225,6 +220,7 @@ class Constant(Row):
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         return {self.name: self.values[0]} if self.written else {}
 
+    @property
     def says(self) -> str:
         return f"must be {' or '.join(f'`{shown(each)}`' for each in self.values)}: {self.why}"
 
@@ -235,15 +231,10 @@ class Written(Row):
 
     name: str
     value: object
-
-    def read(self, given: Given) -> Ours:
-        return {}
+    theirs = ours = ()
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         return {self.name: self.value}
-
-    def says(self) -> str:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -252,10 +243,7 @@ class Always(Row):
 
     field: str
     value: object
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return (self.field,)
+    theirs = ()
 
     def read(self, given: Given) -> Ours:
         return {self.field: self.value}
@@ -266,64 +254,9 @@ class Always(Row):
             problems.refuse(self.field, f"is {shown(value)}", shown(self.value))
         return {}
 
+    @property
     def says(self) -> str:
         return f"`{self.field}` is `{shown(self.value)}`"
-
-
-@dataclass(frozen=True)
-class KeyValueHeads(Row):
-    """`num_key_value_heads`; absent, it is the default of the class, None: as many as queries."""
-
-    default: int | None = None
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("num_key_value_heads",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("n_kv_heads",)
-
-    def read(self, given: Given) -> Ours:
-        return {"n_kv_heads": given.take("num_key_value_heads", int, self.default, null=None)}
-
-    def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        return {"num_key_value_heads": config.kv_heads}
-
-    def says(self) -> str:
-        return "`n_kv_heads`"
-
-
-@dataclass(frozen=True)
-class HeadDim(Row):
-    """`head_dim`; absent, it is the default of the class, None: hidden_size / heads.
-
-    Attributes:
-        default: of the class.
-        divides: they refuse a `hidden_size` that the number of heads does not divide.
-    """
-
-    default: int | None = None
-    divides: bool = False
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("head_dim",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("head_dim",)
-
-    def read(self, given: Given) -> Ours:
-        return {"head_dim": given.take("head_dim", int, self.default)}
-
-    def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        if self.divides and config.d_model % config.n_heads:
-            problems.refuse("n_heads", f"is {config.n_heads}, which does not divide d_model")
-        return {"head_dim": config.head_size}
-
-    def says(self) -> str:
-        return "`head_dim`"
 
 
 def shown(value: object) -> str:

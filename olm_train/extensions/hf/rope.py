@@ -62,14 +62,9 @@ class Rope(Row):
 
     theta: float
     positions: int
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ROPE_FIELDS
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("rope_theta", "rope_scaling", "positions")
+    theirs = ROPE_FIELDS
+    ours = ("rope_theta", "rope_scaling", "positions")
+    says = "`rope_theta`, `rope_scaling`; both forms are written"
 
     def read(self, given: Given) -> Ours:
         refuse_partial(given)
@@ -105,9 +100,6 @@ class Rope(Row):
             "rope_theta": theta,
             "rope_scaling": old_form(scaling),
         }
-
-    def says(self) -> str:
-        return "`rope_theta`, `rope_scaling`; both forms are written"
 
 
 @dataclass(frozen=True)
@@ -200,6 +192,7 @@ class LayerRope(Row):
             **({self.local: windowed} if self.local else {}),
         }
 
+    @property
     def says(self) -> str:
         second = ", `rope_theta_windowed`" if self.local else ""
         scaling = "`rope_scaling` with `rope_scaling_windowed: false`"

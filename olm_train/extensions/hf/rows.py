@@ -19,14 +19,11 @@ class Bias(Row):
     """
 
     mlp: bool
+    field = "bias"
 
     @property
     def theirs(self) -> tuple[str, ...]:
         return ("attention_bias", "mlp_bias") if self.mlp else ("attention_bias",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("bias",)
 
     def read(self, given: Given) -> Ours:
         attention = given.take("attention_bias", bool, False)
@@ -44,6 +41,7 @@ class Bias(Row):
         written: dict[str, object] = {"attention_bias": config.bias is not None}
         return written | ({"mlp_bias": config.bias == "all"} if self.mlp else {})
 
+    @property
     def says(self) -> str:
         return "`bias`: null, `attention`" + (" or `all`" if self.mlp else "")
 
@@ -53,14 +51,8 @@ class NoRope(Row):
     """`no_rope_layers`: 0 for a layer without positions; such a layer comes every so many."""
 
     interval: int
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("no_rope_layers", "no_rope_layer_interval")
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("no_rope_layer_interval",)
+    theirs = ("no_rope_layers", "no_rope_layer_interval")
+    field = "no_rope_layer_interval"
 
     def read(self, given: Given) -> Ours:
         layers = given.layers()
@@ -87,17 +79,14 @@ class NoRope(Row):
             "no_rope_layer_interval": every,
         }
 
-    def says(self) -> str:
-        return "`no_rope_layer_interval`"
-
 
 @dataclass(frozen=True)
 class EmbedScale(Row):
     """Embeddings are multiplied by the square root of the width: no field of theirs says it."""
 
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("embed_scale",)
+    theirs = ()
+    field = "embed_scale"
+    says = "`embed_scale` is the square root of `d_model`"
 
     def read(self, given: Given) -> Ours:
         return {"embed_scale": max(given.take("hidden_size", int, 1), 1) ** 0.5}
@@ -108,23 +97,14 @@ class EmbedScale(Row):
             problems.refuse("embed_scale", f"is {config.embed_scale}", f"{wanted}, sqrt(d_model)")
         return {}
 
-    def says(self) -> str:
-        return "`embed_scale` is the square root of `d_model`"
-
 
 @dataclass(frozen=True)
 class QueryScale(Row):
     """`query_pre_attn_scalar`, a whole number."""
 
     default: int
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("query_pre_attn_scalar",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("query_pre_attn_scalar",)
+    name = field = "query_pre_attn_scalar"
+    says = "`query_pre_attn_scalar`, a whole number"
 
     def read(self, given: Given) -> Ours:
         return {"query_pre_attn_scalar": given.take("query_pre_attn_scalar", float, self.default)}
@@ -135,42 +115,26 @@ class QueryScale(Row):
             problems.refuse("query_pre_attn_scalar", f"is {value}", max(round(value), 1))
         return {"query_pre_attn_scalar": int(value)}
 
-    def says(self) -> str:
-        return "`query_pre_attn_scalar`, a whole number"
-
 
 @dataclass(frozen=True)
-class Inner(Row):
-    """`n_inner`; null: four times the width."""
+class DivisibleWidth(Row):
+    """They refuse a `hidden_size` that the number of heads does not divide."""
 
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("n_inner",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("hidden_size",)
-
-    def read(self, given: Given) -> Ours:
-        return {"hidden_size": given.take("n_inner", int)}
+    theirs = ours = ()
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        return {"n_inner": config.ffn_size}
-
-    def says(self) -> str:
-        return "`hidden_size`"
+        if config.d_model % config.n_heads:
+            problems.refuse("n_heads", f"is {config.n_heads}, which does not divide d_model")
+        return {}
 
 
 @dataclass(frozen=True)
 class EqualHeads(Row):
     """As many keys and values as queries, which together are as wide as the model."""
 
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("n_kv_heads", "head_dim")
-
-    def read(self, given: Given) -> Ours:
-        return {}
+    theirs = ()
+    ours = ("n_kv_heads", "head_dim")
+    says = "`n_kv_heads` is `n_heads`, `head_dim` is `d_model` / `n_heads`"
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         if config.kv_heads != config.n_heads:
@@ -179,23 +143,15 @@ class EqualHeads(Row):
             problems.refuse("head_dim", f"is {config.head_size}", "d_model / n_heads")
         return {}
 
-    def says(self) -> str:
-        return "`n_kv_heads` is `n_heads`, `head_dim` is `d_model` / `n_heads`"
-
 
 @dataclass(frozen=True)
 class TableSize(Row):
     """`n_positions`: entries of the table of positions."""
 
     default: int
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("n_positions",)
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("max_positions", "positions")
+    name = "n_positions"
+    ours = ("max_positions", "positions")
+    says = "`max_positions`; `positions` is `learned`"
 
     def read(self, given: Given) -> Ours:
         size = given.take("n_positions", int, self.default)
@@ -206,9 +162,6 @@ class TableSize(Row):
             problems.refuse("positions", f"is {config.positions}", "learned")
         size = config.max_positions
         return {"n_positions": size, "n_ctx": size}  # the old name, which mlx-lm needs
-
-    def says(self) -> str:
-        return "`max_positions`; `positions` is `learned`"
 
 
 def is_root(scale: float, width: int) -> bool:

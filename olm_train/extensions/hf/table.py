@@ -12,8 +12,6 @@ from olm_train.extensions.hf.fields import (
     REQUIRED,
     Always,
     Constant,
-    HeadDim,
-    KeyValueHeads,
     Number,
     Row,
     Written,
@@ -21,9 +19,9 @@ from olm_train.extensions.hf.fields import (
 from olm_train.extensions.hf.rope import LayerRope, Rope
 from olm_train.extensions.hf.rows import (
     Bias,
+    DivisibleWidth,
     EmbedScale,
     EqualHeads,
-    Inner,
     NoRope,
     QueryScale,
     TableSize,
@@ -40,8 +38,16 @@ from olm_train.extensions.hf.windows import (
 _ACTIVATION = Constant("hidden_act", ("silu", "swish"), "silu", "the activation is SiLU")
 
 
-def _sizes(tied: bool, norm_eps: float) -> tuple[Row, ...]:
-    """Rows of the names that nearly all families share."""
+def _sizes(
+    tied: bool, norm_eps: float, kv_heads: int | None = None, head_dim: int | None = None
+) -> tuple[Row, ...]:
+    """Rows of the names that nearly all families share.
+
+    Args:
+        tied, norm_eps: defaults of their fields, as are the others.
+        kv_heads: None: as many as queries.
+        head_dim: None: the width by the number of heads.
+    """
     return (
         Number("vocab_size", "vocab_size", int, REQUIRED),
         Number("hidden_size", "d_model", int, REQUIRED),
@@ -51,6 +57,8 @@ def _sizes(tied: bool, norm_eps: float) -> tuple[Row, ...]:
         Number("rms_norm_eps", "norm_eps", float, norm_eps),
         Number("initializer_range", "init_std", float, 0.02, most=1.0),
         Number("tie_word_embeddings", "tie_embeddings", bool, tied),
+        Number("num_key_value_heads", "n_kv_heads", int, kv_heads, nullable=True),
+        Number("head_dim", "head_dim", int, head_dim),
     )
 
 
@@ -95,8 +103,7 @@ LLAMA = Family(
     model_type="llama",
     rows=(
         *_sizes(tied=False, norm_eps=1e-6),
-        KeyValueHeads(),
-        HeadDim(divides=True),
+        DivisibleWidth(),
         Rope(theta=10_000.0, positions=2048),
         *_SWIGLU,
         Bias(mlp=True),
@@ -110,9 +117,7 @@ QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
     rows=(
-        *_sizes(tied=False, norm_eps=1e-6),
-        KeyValueHeads(32),
-        HeadDim(),
+        *_sizes(tied=False, norm_eps=1e-6, kv_heads=32),
         Rope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
         Always("bias", "qkv"),
@@ -127,9 +132,7 @@ QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
     rows=(
-        *_sizes(tied=False, norm_eps=1e-6),
-        KeyValueHeads(32),
-        HeadDim(128),
+        *_sizes(tied=False, norm_eps=1e-6, kv_heads=32, head_dim=128),
         Rope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
         Always("qk_norm", "head"),
@@ -145,9 +148,7 @@ MISTRAL = Family(
     architecture="MistralForCausalLM",
     model_type="mistral",
     rows=(
-        *_sizes(tied=False, norm_eps=1e-6),
-        KeyValueHeads(8),
-        HeadDim(),
+        *_sizes(tied=False, norm_eps=1e-6, kv_heads=8),
         Rope(theta=10_000.0, positions=131_072),
         *_SWIGLU,
         OneWindow(4096),
@@ -161,9 +162,7 @@ SMOLLM3 = Family(
     architecture="SmolLM3ForCausalLM",
     model_type="smollm3",
     rows=(
-        *_sizes(tied=True, norm_eps=1e-6),
-        KeyValueHeads(4),
-        HeadDim(),
+        *_sizes(tied=True, norm_eps=1e-6, kv_heads=4),
         Rope(theta=2_000_000.0, positions=32_768),
         NoRope(4),
         *_SWIGLU,
@@ -180,8 +179,6 @@ OLMO2 = Family(
     model_type="olmo2",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
-        KeyValueHeads(),
-        HeadDim(),
         Rope(theta=10_000.0, positions=2048),
         *_SWIGLU,
         Always("block", "reordered_norm"),
@@ -198,8 +195,6 @@ OLMO3 = Family(
     model_type="olmo3",
     rows=(
         *_sizes(tied=False, norm_eps=1e-5),
-        KeyValueHeads(),
-        HeadDim(),
         LayerRope(theta=500_000.0, windowed=500_000.0, local=None, positions=2048),
         *_SWIGLU,
         Always("block", "reordered_norm"),
@@ -215,9 +210,8 @@ OLMO3 = Family(
 def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
     """Rows of both Gemmas; with the defaults of two fields."""
     return (
-        *_sizes(tied=True, norm_eps=1e-6),
-        KeyValueHeads(4),
-        HeadDim(256, divides=True),
+        *_sizes(tied=True, norm_eps=1e-6, kv_heads=4, head_dim=256),
+        DivisibleWidth(),
         Always("feed_forward", "geglu"),
         Constant(
             "hidden_activation",
@@ -279,7 +273,7 @@ GPT2 = Family(
         Number("n_embd", "d_model", int, REQUIRED),
         Number("n_layer", "n_layers", int, REQUIRED),
         Number("n_head", "n_heads", int, REQUIRED),
-        Inner(),
+        Number("n_inner", "hidden_size", int, None),
         EqualHeads(),
         TableSize(1024),
         Number("layer_norm_epsilon", "norm_eps", float, 1e-5),

@@ -13,6 +13,8 @@ from olm_train.extensions.hf.fields import Given, Json, Ours, Problems, Row
 from olm_train.model.config import DecoderConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+_SWITCH, _PATTERN = "use_sliding_window", "sliding_window_pattern"
+_FIRST = "max_window_layers"
 
 Rule = Callable[[Given, int], list[bool]]
 """(config.json, layers) -> which layers have a window, where `layer_types` is absent."""
@@ -24,12 +26,12 @@ def one_full_in(interval: int) -> Rule:
 
 
 def _by_pattern(given: Given, layers: int) -> list[bool]:
-    every = given.take("sliding_window_pattern", int, 6)
+    every = given.take(_PATTERN, int, 6)
     return one_full_in(max(every, 1))(given, layers)
 
 
 def _from_layer(given: Given, layers: int) -> list[bool]:
-    first = given.take("max_window_layers", int, 28)
+    first = given.take(_FIRST, int, 28)
     return [layer >= first for layer in range(layers)]
 
 
@@ -48,38 +50,29 @@ class Windows(Row):
     Attributes:
         rule: of files without the list.
         default: `sliding_window` where it is absent.
-        switch: there is `use_sliding_window`, without which no layer has a window.
-        pattern: there is `sliding_window_pattern`, which other readers follow.
-        from_layer: there is `max_window_layers`: later layers have a window.
+        more: fields that there are beside them: `use_sliding_window`, without which no layer has a
+            window; `sliding_window_pattern`, which other readers follow; `max_window_layers`:
+            later layers have a window.
     """
 
     rule: Rule
     default: int | None
-    switch: bool = False
-    pattern: bool = False
-    from_layer: bool = False
+    more: tuple[str, ...] = ()
+    field = "sliding_window"
+    says = "`sliding_window`: one size, any layers"
 
     @property
     def theirs(self) -> tuple[str, ...]:
-        more = {
-            "use_sliding_window": self.switch,
-            "sliding_window_pattern": self.pattern,
-            "max_window_layers": self.from_layer,
-        }
-        return ("layer_types", "sliding_window", *(name for name, has in more.items() if has))
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("sliding_window",)
+        return ("layer_types", "sliding_window", *self.more)
 
     def read(self, given: Given) -> Ours:
         layers = given.layers()
         types = given.take("layer_types", list[str])
         size = given.take("sliding_window", int, self.default, null=None)
-        used = given.take("use_sliding_window", bool, False) if self.switch else True
+        used = given.take(_SWITCH, bool, False) if _SWITCH in self.more else True
         ruled = self.rule(given, layers)
-        if self.from_layer:
-            given.take("max_window_layers", int, 28)
+        if _FIRST in self.more:
+            given.take(_FIRST, int, 28)
         if types is None:
             sliding = ruled if used and size is not None else [False] * layers
         elif len(types) != layers or not set(types) <= {SLIDING, FULL}:
@@ -87,10 +80,10 @@ class Windows(Row):
             return {}
         else:
             sliding = [each == SLIDING for each in types]
-            if self.pattern and "sliding_window_pattern" in given and sliding != ruled:
-                given.refuse("sliding_window_pattern", "says another thing than layer_types")
+            if _PATTERN in self.more and _PATTERN in given and sliding != ruled:
+                given.refuse(_PATTERN, "says another thing than layer_types")
         if any(sliding) and not used:
-            given.refuse("use_sliding_window", f"is false, and layer_types has {SLIDING}")
+            given.refuse(_SWITCH, f"is false, and layer_types has {SLIDING}")
         elif any(sliding) and (size is None or size < 1):
             given.refuse("sliding_window", "is not a number of tokens of at least 1")
         else:
@@ -103,19 +96,16 @@ class Windows(Row):
         written: dict[str, object] = {
             "layer_types": [SLIDING if each else FULL for each in sliding],
             # where there is no switch, their code asks for a size even if no layer has a window
-            "sliding_window": size if size is not None or self.switch else self.default,
+            "sliding_window": size if size is not None or _SWITCH in self.more else self.default,
         }
-        if self.switch:
-            written["use_sliding_window"] = any(sliding)
-        if self.from_layer:
+        if _SWITCH in self.more:
+            written[_SWITCH] = any(sliding)
+        if _FIRST in self.more:
             first = sliding.index(True) if any(sliding) else len(sliding)
-            written["max_window_layers"] = first if all(sliding[first:]) else len(sliding)
-        if self.pattern and (every := interval_of([not each for each in sliding])):
-            written["sliding_window_pattern"] = every
+            written[_FIRST] = first if all(sliding[first:]) else len(sliding)
+        if _PATTERN in self.more and (every := interval_of([not each for each in sliding])):
+            written[_PATTERN] = every
         return written
-
-    def says(self) -> str:
-        return "`sliding_window`: one size, any layers"
 
 
 @dataclass(frozen=True)
@@ -123,14 +113,9 @@ class OneWindow(Row):
     """`sliding_window` for all layers (Mistral)."""
 
     default: int | None
-
-    @property
-    def theirs(self) -> tuple[str, ...]:
-        return ("sliding_window", "layer_types")
-
-    @property
-    def ours(self) -> tuple[str, ...]:
-        return ("sliding_window",)
+    theirs = ("sliding_window", "layer_types")
+    field = "sliding_window"
+    says = "`sliding_window`: the same in all layers"
 
     def read(self, given: Given) -> Ours:
         size = given.take("sliding_window", int, self.default, null=None)
@@ -148,13 +133,10 @@ class OneWindow(Row):
             problems.refuse("sliding_window", "is not of all layers", f"[{size}]")
         return {"sliding_window": size}
 
-    def says(self) -> str:
-        return "`sliding_window`: the same in all layers"
 
-
-WINDOWS_FROM_LAYER = Windows(_from_layer, 4096, switch=True, from_layer=True)
-WINDOWS_WITHOUT_ROPE = Windows(_without_rope, None, switch=True)
-WINDOWS_BY_PATTERN = Windows(_by_pattern, 4096, pattern=True)
+WINDOWS_FROM_LAYER = Windows(_from_layer, 4096, (_SWITCH, _FIRST))
+WINDOWS_WITHOUT_ROPE = Windows(_without_rope, None, (_SWITCH,))
+WINDOWS_BY_PATTERN = Windows(_by_pattern, 4096, (_PATTERN,))
 
 
 def windows_of(sliding: list[bool], size: int | None) -> tuple[int, ...] | None:

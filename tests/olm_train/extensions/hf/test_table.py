@@ -9,7 +9,7 @@ import transformers
 from support.hf_models import OLD
 
 from olm_train.extensions.hf.family import Family
-from olm_train.extensions.hf.fields import REQUIRED, Constant, HeadDim, KeyValueHeads, Number
+from olm_train.extensions.hf.fields import REQUIRED, Constant, Number
 from olm_train.extensions.hf.rope import LayerRope, Rope
 from olm_train.extensions.hf.rows import NoRope, QueryScale, TableSize
 from olm_train.extensions.hf.table import FAMILIES
@@ -33,10 +33,10 @@ def test_absent_fields_mean_what_they_mean_to_transformers(family: Family) -> No
     }
     for row in family.rows:
         match row:
-            case KeyValueHeads():
-                said["num_key_value_heads"] = row.default or default.num_attention_heads
-            case HeadDim() if row.default is not None:
-                said["head_dim"] = row.default
+            case Number("num_key_value_heads", default=None):
+                said[row.name] = default.num_attention_heads
+            case Number("head_dim", default=None):
+                del said[row.name]  # some classes fill it in
             case NoRope():
                 said["no_rope_layer_interval"] = row.interval
             case QueryScale():
