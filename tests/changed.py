@@ -112,14 +112,16 @@ class Graph:
         if ours:
             return {each for each in found if each.startswith(PACKAGES)}
         folders = PurePath(name).parents
-        return found | {f"{each}/conftest.py::{word}" for each in folders for word in words | ids}
+        return found | {
+            f"{each}/conftest.py::{word}" for each in folders for word in (words | ids) - {""}
+        }
 
     def _named_in(self, texts: Iterable[str], whole: bool = False) -> set[str]:
         found = set[str]()
         for text in texts:
             for word in WORDS.findall(text) + re.findall(r"callbacks\.([\w-]+)", text):
                 modules = self._module(word)
-                parts = () if modules or whole else {word, PurePath(word).name}
+                parts = () if modules or whole else {word, *re.findall(r"[^/]+\.\w+$", word)}
                 found |= modules.union(*(self._named.get(part, ()) for part in parts))
             found |= self._named.get(text, set())
         return found
