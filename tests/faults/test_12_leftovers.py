@@ -33,6 +33,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr("olm_data.runners.fork_server.SHORT", (str(folder),))
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
 
