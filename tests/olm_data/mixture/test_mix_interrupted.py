@@ -42,7 +42,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("olm_data.runners.fork_server.SHORT", ())
+    monkeypatch.setattr("olm_data.extensions.doctor.clean.abandoned_sockets", list)
     write_dataset(tmp_path / "data", [[[1] * 40, [2] * 50]])
     path = tmp_path / "run" / "mix.yaml"
     path.write_text(
