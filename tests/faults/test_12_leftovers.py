@@ -91,7 +91,8 @@ def test_12_a_dry_run_lists_and_deletes_nothing(output: str, scratch: Path) -> N
     )
     assert store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
     done = olm_data("doctor", output, "--clean", "--older-than", "0s", "--json")
-    assert [item["kind"] for item in json.loads(done.stdout)["found"]] == ["probe"]
+    kinds = [item["kind"] for item in json.loads(done.stdout)["found"]]
+    assert [kind for kind in kinds if kind != "scratch"] == ["probe"]  # of other tests' processes
     assert not store.exists(".olm-probe-0123456789abcdef0123456789abcdef")
 
 

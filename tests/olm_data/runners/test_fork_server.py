@@ -12,7 +12,7 @@ import pytest
 from support.command import olm_data, python
 from support.tokenizing import texts, write_jsonl
 
-from olm_data.runners.fork_server import abandoned_sockets, own_sockets
+from olm_data.runners.fork_server import abandoned_sockets
 
 FORKS = """
 import os, sys, traceback
@@ -160,7 +160,6 @@ def test_sockets_that_a_killed_process_left_are_found(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code.format(folder)], check=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", folder)
-            own_sockets()
             (left,) = (path for path in abandoned_sockets() if str(path).startswith(folder))
             assert left.name.startswith("olm-sockets-")
 
