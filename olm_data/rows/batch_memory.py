@@ -31,7 +31,7 @@ class Pool:
         """Return uint8 [size] on a page border, to be reused once all views of it are gone."""
         blocks = self._free.setdefault(size, [])
         block = blocks.pop() if blocks else _pages(size)
-        array = np.frombuffer(block, dtype=np.uint8)
+        array = np.frombuffer(block, dtype=np.uint8, count=size)
         self._leases[id(block)] = weakref.ref(array, partial(_give_back, blocks, block))
         return array
 
@@ -40,9 +40,13 @@ def _give_back(blocks: list[mmap.mmap], block: mmap.mmap, _: object) -> None:
     blocks.append(block)
 
 
+HUGE = 2 << 20
+
+
 def _pages(size: int) -> mmap.mmap:
     """Return private memory that starts on a page border: NumPy's own often splits cache lines."""
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = -(-size // HUGE) * HUGE  # the kernel gives huge pages for whole ones alone
+    block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
