@@ -28,7 +28,7 @@ from olm_train.distributed.world import World
 from olm_train.gradient_step import Counted, GradientStep, MicroLoss
 from olm_train.loss_context import LossTerms
 from olm_train.model.loss import count_valid
-from olm_train.optim.given import Given, built, names_of
+from olm_train.optim.given import OptimizerLike, built, names_of
 from olm_train.optim.schedule import Constant
 from olm_train.optim.schedule_base import Schedule
 from olm_train.optim.state import class_name, make_room, state_of
@@ -81,7 +81,7 @@ class BasicTrainModule(GradientStep):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Given,
+        optimizer: OptimizerLike,
         loss: Loss,
         *,
         optim: Mapping[str, Any] | None = None,

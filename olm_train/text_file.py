@@ -13,7 +13,7 @@ import olm_data
 from olm_data.errors import InputError
 from olm_data.kinds import is_text_name
 from olm_train.checkpoint.manifest import TOKENIZER
-from olm_train.checkpoint.portable import Portable
+from olm_train.checkpoint.portable import TrainedModel
 
 
 def is_text_file(place: str) -> bool:
@@ -21,7 +21,7 @@ def is_text_file(place: str) -> bool:
     return Path(place).is_file() or ("://" in place and is_text_name(place))
 
 
-def tokenized(found: Portable, file: str, scratch: Path) -> str:
+def tokenized(found: TrainedModel, file: str, scratch: Path) -> str:
     """Tokenise a file of text with the model's tokenizer; return the folder of the data set.
 
     Args:

@@ -41,9 +41,9 @@ from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStra
 from olm_train.checkpoint.unsaved import Unsaved
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.draw import draw
-from olm_train.distributed.holding import Holding, LeasePolicy
+from olm_train.distributed.holding import LeasePolicy, RunLock
 from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption
-from olm_train.distributed.waiting import CommConfig, Waiting
+from olm_train.distributed.waiting import CommConfig, RankWatchdog
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
@@ -115,7 +115,7 @@ class Trainer(TrainingRun):
         self.left, self.chosen = [], list(chosen)
         self.bad_steps = BadSteps(data_loader, self.work_dir, self.world, max_rewinds, self.say)
         self.checkpoints = CheckpointManager(self, checkpointer or CheckpointerConfig())
-        self._holding = Holding(
+        self._holding = RunLock(
             self.save_folder, self.work_dir, self.world, lease or LeasePolicy(), self.say
         )
         self.optimizer_state = OptimizerState(train_module.model, train_module.optimizer)
@@ -125,7 +125,7 @@ class Trainer(TrainingRun):
         self._asked: list[tuple[Kind, bool]] | None = None
         self._unsaved: Unsaved | None = None
         self._recordable = self._fitting = False
-        self._waiting = Waiting(
+        self._waiting = RankWatchdog(
             self.world, train_module.model, timeout=(comm or CommConfig()).train_timeout_seconds
         )
         self.callbacks = Callbacks(callbacks or {}, self)

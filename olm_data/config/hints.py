@@ -86,7 +86,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rest:
+class ExtraFields:
     """Annotation of the field that takes the names which a section does not know: a mapping."""
 
 
@@ -176,11 +176,13 @@ def parts_of(hint: Any) -> Parts | None:
 
 def rest_of(config: Any) -> str | None:
     """Return the field of a section that takes the names it does not know, None: there is none."""
-    return next((n for n, hint in hints_of(config).items() if Rest() in plain(hint)[1]), None)
+    return next(
+        (n for n, hint in hints_of(config).items() if ExtraFields() in plain(hint)[1]), None
+    )
 
 
 def parts_by_name(hint: Any) -> dict[str, Any]:
-    """Return the classes that this distribution brings for a field of `Rest`, by their names."""
+    """Return the classes that this distribution brings for extra fields, by name."""
     parts = parts_of(get_args(plain(hint)[0])[1])
     return {} if parts is None else {n: load(parts.group, n) for n in ours(parts.group)}
 

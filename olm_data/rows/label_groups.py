@@ -60,7 +60,7 @@ class Segments:
     context: Int64
 
 
-class _Way(NamedTuple):
+class _Grouping(NamedTuple):
     """A way to group: what it is called, its groups, and of a column the group of each document."""
 
     name: str
@@ -102,16 +102,16 @@ class LabelGroups:
         self.text_bytes, self.labels = int(self._bytes.sum()), int(self._labels.sum())
         ends = FIRST_EDGE << np.arange(len(self._edges) + 1)
         named = [f"{a}-{b - 1}" for a, b in zip([0, *self._edges], ends, strict=True)]
-        self._ways = [_Way("", [""], np.zeros(len(lengths), np.int64))]
+        self._ways = [_Grouping("", [""], np.zeros(len(lengths), np.int64))]
         for name in by:
             if name in (POSITION, CONTEXT):
-                self._ways.append(_Way(name, named, None))
+                self._ways.append(_Grouping(name, named, None))
             elif name == LENGTH:
-                self._ways.append(_Way(name, named, self._bucket(lengths)))
+                self._ways.append(_Grouping(name, named, self._bucket(lengths)))
             else:
                 paths = [each.path for each in dataset.manifest.inputs] if name == INPUT else None
                 values = table.column(name)
-                self._ways.append(_Way(name, *_grouped(values, lengths, paths)))
+                self._ways.append(_Grouping(name, *_grouped(values, lengths, paths)))
         self.groups = [(way.name, group) for way in self._ways for group in way.groups]
 
     def sums(self) -> Float64:

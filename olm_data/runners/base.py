@@ -5,7 +5,7 @@
 
 A job's outcome may not depend on the runner: tasks are independent, may run in any order, on any
 number of workers, and more than once. Whatever must survive is on disk when `Job.run` returns, or
-when the `Rest` that it returns is finished.
+when the `Deferred` that it returns is finished.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Rest:
+class Deferred:
     """What is left of a task that waits for the disk more than it works: a runner may finish it
     in another thread while the process begins its next task.
 
@@ -85,7 +85,7 @@ class Rest:
 
 def whole(result: Any) -> Any:
     """Return the result of a task, finished here and now if it is not."""
-    return result.finish() if isinstance(result, Rest) else result
+    return result.finish() if isinstance(result, Deferred) else result
 
 
 class Job(Protocol):
@@ -99,7 +99,7 @@ class Job(Protocol):
         a task would raise: the task that needs it does. There may be nothing to load."""
 
     def run(self, task: int, report: Report) -> Any:
-        """Do task number `task` and return a small picklable result, or the `Rest` of the task."""
+        """Do task number `task` and return a small picklable result, or its `Deferred` rest."""
 
     def describe(self, task: int) -> str:
         """Return words that say which input a task reads, for messages."""

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from olm_data.errors import ResourceError
-from olm_data.runners.base import RETRIES, Count, Done, Job, Note, Rest, Runner, Watch
+from olm_data.runners.base import RETRIES, Count, Deferred, Done, Job, Note, Runner, Watch
 from olm_data.runners.fork_server import one_thread, own_sockets, take_environment
 from olm_data.runners.outcome import Outcome, begin, finish, result_of
 from olm_data.sinks import guard
@@ -294,7 +294,7 @@ def _worker_main(
         with sending:
             pipe.send((task, outcome))
 
-    def rest_of(task: int, rest: Rest) -> None:
+    def rest_of(task: int, rest: Deferred) -> None:
         send(task, finish(job, task, rest))
 
     resting: threading.Thread | None = None
@@ -304,7 +304,7 @@ def _worker_main(
         except EOFError:
             return
         outcome = begin(job, task, Reporter(counts[task]))
-        if not isinstance(outcome[2], Rest):
+        if not isinstance(outcome[2], Deferred):
             send(task, outcome)
             continue
         if resting is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from olm_data.errors import ResourceError
 from olm_data.redaction import redacted
-from olm_data.runners.base import Job, Report, Rest, whole
+from olm_data.runners.base import Deferred, Job, Report, whole
 
 Outcome = tuple[Exception | None, str, Any]
 """(error, its traceback as text, result)."""
@@ -20,7 +20,7 @@ def attempt(job: Job, task: int, report: Report) -> Outcome:
 
 
 def begin(job: Job, task: int, report: Report) -> Outcome:
-    """Run a task, but for its `Rest`, which is the result then: for `finish`.
+    """Run a task, but for its `Deferred`, which is the result then: for `finish`.
 
     At the border of a process all errors must go back, panics of Rust code too. Text is redacted
     here: the parent may not know the credentials of another machine's clients.
@@ -28,7 +28,7 @@ def begin(job: Job, task: int, report: Report) -> Outcome:
     return _tried(job, task, lambda: job.run(task, report))
 
 
-def finish(job: Job, task: int, rest: Rest) -> Outcome:
+def finish(job: Job, task: int, rest: Deferred) -> Outcome:
     """Do what is left of a task that was begun."""
     return _tried(job, task, rest.finish)
 

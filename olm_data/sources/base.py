@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.select.selection import IdSet
-from olm_data.sources.passed import Passed
+from olm_data.sources.passed import SkippedFile
 
 ColumnKinds = dict[str, set[str]]
 """Columns, in order, and the types (of `KEEP_TYPES`) that their values can be kept as."""
@@ -154,7 +154,7 @@ class SourcePlan:
     name: str
     inputs: tuple[InputFile, ...]
     options: ReadOptions
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[SkippedFile, ...] = ()
     excluded: IdSet | None = None
     limit: int | None = None
     text_bytes: int | None = None

@@ -35,7 +35,7 @@ from olm_data.sources import hub_files, remote_files
 from olm_data.sources.files import local_revision
 from olm_data.sources.formats import KNOWN, as_array, describe, format_of, is_json
 from olm_data.sources.json_array import is_array
-from olm_data.sources.passed import Passed
+from olm_data.sources.passed import SkippedFile
 from olm_data.storage.names import is_working
 from olm_data.threads import in_order
 
@@ -60,7 +60,7 @@ class Listing:
     """
 
     files: tuple[InputFile, ...]
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[SkippedFile, ...] = ()
 
 
 @dataclass
@@ -68,7 +68,7 @@ class _Found:
     """The names of one argument: files to read, and what is passed over."""
 
     names: list[str]
-    passed: list[Passed]
+    passed: list[SkippedFile]
 
 
 def list_files(arguments: Sequence[str]) -> Listing:
@@ -82,7 +82,7 @@ def list_files(arguments: Sequence[str]) -> Listing:
         StorageError: remote storage fails.
     """
     found: list[InputFile] = []
-    passed: list[Passed] = []
+    passed: list[SkippedFile] = []
     for argument in arguments:
         scheme = urlsplit(argument).scheme if "://" in argument else ""
         if scheme in ("", "file"):
@@ -98,7 +98,7 @@ def list_files(arguments: Sequence[str]) -> Listing:
             raise InputError("the same file is named twice", where=printable(file.url))
         seen.add(file.url)
     files = _named_from_common_root(_with_arrays(found))
-    passed += [Passed(file.path, "empty") for file in files if file.bytes == 0]
+    passed += [SkippedFile(file.path, "empty") for file in files if file.bytes == 0]
     return Listing(tuple(files), tuple(passed))
 
 
@@ -152,14 +152,14 @@ def _local_pattern(pattern: str) -> _Found:
     hidden = sorted({*glob.glob(pattern, recursive=True, include_hidden=True)} - {*matched})
     hidden = [name for name in hidden if not is_working(name)]
     names = [name for name in matched if os.path.isfile(name)]
-    passed = [Passed(name, "hidden") for name in hidden if not _below_one_of(name, hidden)]
+    passed = [SkippedFile(name, "hidden") for name in hidden if not _below_one_of(name, hidden)]
     for name in matched:
         if os.path.isdir(name):
             inside = posixpath.join(name, "")
             if not any(other.startswith(inside) for other in names):
-                passed.append(Passed(inside, "folder"))
+                passed.append(SkippedFile(inside, "folder"))
         elif not os.path.isfile(name):
-            passed.append(Passed(name, "special"))
+            passed.append(SkippedFile(name, "special"))
     chosen = _with_known_names(names, passed, pattern) if names else []
     if not chosen:
         raise InputError("no file matches", where=printable(pattern), fix="check the pattern")
@@ -190,7 +190,7 @@ def _local_folder(path: str) -> _Found:
         rest = [name for name in names if os.path.abspath(name) not in set(chosen)]
         for name in rest:
             described = os.path.basename(name) in _METADATA
-            passed.append(Passed(name, "metadata" if described else "unlisted"))
+            passed.append(SkippedFile(name, "metadata" if described else "unlisted"))
     else:
         chosen = _data_files(names, passed, path)
     above = os.path.dirname(os.path.abspath(path))
@@ -211,7 +211,7 @@ def _saved_dataset(path: str) -> list[str]:
     return [os.path.abspath(os.path.join(path, os.path.basename(name))) for name in names]
 
 
-def _walk(path: str) -> tuple[list[str], list[Passed]]:
+def _walk(path: str) -> tuple[list[str], list[SkippedFile]]:
     """Return the regular files below a folder, links to files included, and what is no such file.
 
     Raises:
@@ -227,7 +227,7 @@ def _walk(path: str) -> tuple[list[str], list[Passed]]:
         ) from error
 
     found: list[str] = []
-    passed: list[Passed] = []
+    passed: list[SkippedFile] = []
     for folder, folders, files in os.walk(path, onerror=refuse):
         for name in list(folders):
             place = os.path.join(folder, name)
@@ -235,16 +235,16 @@ def _walk(path: str) -> tuple[list[str], list[Passed]]:
                 folders.remove(name)
             elif name.startswith(".") or os.path.islink(place):
                 reason = "hidden" if name.startswith(".") else "link"
-                passed.append(Passed(f"{place}/", reason))
+                passed.append(SkippedFile(f"{place}/", reason))
                 folders.remove(name)
         for name in files:
             place = os.path.join(folder, name)
             if is_working(name):
                 continue
             if name.startswith("."):
-                passed.append(Passed(place, "hidden"))
+                passed.append(SkippedFile(place, "hidden"))
             elif _is_special(place):
-                passed.append(Passed(place, "special"))
+                passed.append(SkippedFile(place, "special"))
             else:
                 found.append(place)
     return found, passed
@@ -258,7 +258,7 @@ def _is_special(path: str) -> bool:
         return False  # a link that leads nowhere: whoever opens it says so
 
 
-def _data_files(names: list[str], passed: list[Passed], where: str) -> list[str]:
+def _data_files(names: list[str], passed: list[SkippedFile], where: str) -> list[str]:
     """Return the files of known formats, sorted by path; add the others to `passed`."""
     records = any(
         format_of(name) not in (None, "txt") and posixpath.basename(name) not in _METADATA
@@ -268,9 +268,9 @@ def _data_files(names: list[str], passed: list[Passed], where: str) -> list[str]
     for name in names:
         last = posixpath.basename(name)
         if last in _METADATA:
-            passed.append(Passed(name, "metadata"))
+            passed.append(SkippedFile(name, "metadata"))
         elif records and format_of(name) in (None, "txt") and _ABOUT.fullmatch(last):
-            passed.append(Passed(name, "about"))
+            passed.append(SkippedFile(name, "about"))
         else:
             kept.append(name)
     chosen = _with_known_names(kept, passed, where)
@@ -283,20 +283,20 @@ def _data_files(names: list[str], passed: list[Passed], where: str) -> list[str]
     return sorted(chosen)
 
 
-def _with_known_names(names: list[str], passed: list[Passed], where: str) -> list[str]:
+def _with_known_names(names: list[str], passed: list[SkippedFile], where: str) -> list[str]:
     """Return the names that tell a format; add the others to `passed`, unless there is no other.
 
     Raises:
         InputError: a pattern matches one file, and its format is not known.
     """
     known = [name for name in names if format_of(name)]
-    passed += [Passed(name, "format") for name in names if not format_of(name)]
+    passed += [SkippedFile(name, "format") for name in names if not format_of(name)]
     if not known and glob.has_magic(where) and names:
         describe(names[0], 0, "")
     return known
 
 
-def _relative(item: Passed, above: str) -> Passed:
+def _relative(item: SkippedFile, above: str) -> SkippedFile:
     slash = "/" * item.path.endswith("/")
     return replace(item, path=os.path.relpath(item.path, above) + slash)
 
@@ -326,7 +326,7 @@ def _remote_files(argument: str) -> Listing:
     found = {item.url: item for item in sorted(listed(argument))}
     chosen = [url for url in found if not url.endswith("/")]
     passed = [
-        Passed(url, "folder")
+        SkippedFile(url, "folder")
         for url in found
         if url.endswith("/") and not any(other.startswith(url) for other in chosen)
     ]
@@ -354,7 +354,7 @@ def _remote_files(argument: str) -> Listing:
     )
 
 
-def _remote_folder(names: list[str], passed: list[Passed], folder: str) -> list[str]:
+def _remote_folder(names: list[str], passed: list[SkippedFile], folder: str) -> list[str]:
     """Return the data files below a remote folder, as `_local_folder` chooses them."""
     shown = []
     for name in names:
@@ -362,7 +362,7 @@ def _remote_folder(names: list[str], passed: list[Passed], folder: str) -> list[
         if is_working(below):
             continue
         if any(part.startswith(".") for part in below.split("/")):
-            passed.append(Passed(name, "hidden"))
+            passed.append(SkippedFile(name, "hidden"))
         else:
             shown.append(name)
     return _data_files(shown, passed, folder)

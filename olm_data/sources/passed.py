@@ -19,7 +19,7 @@ _LONGEST_NAME = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class SkippedFile:
     """A file, or a folder (its name ends with "/"), that is not read.
 
     Attributes:
@@ -31,7 +31,7 @@ class Passed:
     reason: str
 
 
-def tally(passed: Iterable[Passed]) -> dict[str, PassedCount]:
+def tally(passed: Iterable[SkippedFile]) -> dict[str, PassedCount]:
     """Return reason -> how many and which, in the order of `PASSED_REASONS`."""
     names: dict[str, list[str]] = {}
     for item in passed:
@@ -54,7 +54,7 @@ def passed_lines(counted: Mapping[str, PassedCount]) -> list[str]:
     return lines
 
 
-def refuse_passed(passed: Iterable[Passed]) -> None:
+def refuse_passed(passed: Iterable[SkippedFile]) -> None:
     """Refuse inputs among which something is not read.
 
     Raises:

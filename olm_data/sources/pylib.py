@@ -19,7 +19,7 @@ from pathlib import Path
 from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError, suggest
 from olm_data.sources.listing import Listing
-from olm_data.sources.passed import Passed
+from olm_data.sources.passed import SkippedFile
 
 SUBSETS = ("stdlib", "packages")
 MOST_BYTES = 1_000_000  # larger "documents" are data
@@ -53,17 +53,17 @@ def list_inputs(subset: str) -> Listing:
             fix=suggest(subset, SUBSETS),
         )
     inputs: list[InputFile] = []
-    passed: list[Passed] = []
+    passed: list[SkippedFile] = []
     seen: set[bytes] = set()
     for name in _walk(root, chosen):
         path = root / name
         stat = path.stat()
         if not LEAST_BYTES <= stat.st_size <= MOST_BYTES:
-            passed.append(Passed(name, "size"))
+            passed.append(SkippedFile(name, "size"))
             continue
         content = sha256(path.read_bytes()).digest()
         if content in seen:
-            passed.append(Passed(name, "copy"))
+            passed.append(SkippedFile(name, "copy"))
             continue
         seen.add(content)
         inputs.append(

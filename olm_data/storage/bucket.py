@@ -39,7 +39,7 @@ from olm_data.storage.retry import Backoff, retried
 from olm_data.storage.service import (
     Condition,
     CredentialEcho,
-    Got,
+    GetResult,
     OversizedAnswer,
     Refusal,
     Service,
@@ -176,14 +176,14 @@ class Bucket:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def piece(self, key: str, start: int, stop: int, *, etag: str | None = None) -> Got:
+    def piece(self, key: str, start: int, stop: int, *, etag: str | None = None) -> GetResult:
         """Return bytes [start, stop) of an object by one answer, as `get`: with their version.
 
         Raises:
             RemoteFailure: 416 where it has no byte from `start` on.
         """
 
-        def read(here: Service) -> Got:
+        def read(here: Service) -> GetResult:
             got = here.get(self.name, key, start, stop, etag or "")
             _refuse_false(got, start, stop, etag)
             return got
@@ -299,7 +299,7 @@ class Bucket:
         return self.ask("list_objects_v2", "", lambda here: here.now(self.name))[0]
 
 
-def _refuse_false(got: Got, start: int, stop: int, etag: str | None) -> None:
+def _refuse_false(got: GetResult, start: int, stop: int, etag: str | None) -> None:
     """Refuse what a store may answer that does not honour ranges or conditions, or echoes."""
     if etag and got.etag != etag:
         raise Refusal(412, "PreconditionFailed")

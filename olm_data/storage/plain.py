@@ -15,7 +15,7 @@ from typing import Any
 from olm_data.storage.hub import hub_filesystem
 from olm_data.storage.objects import Object
 from olm_data.storage.options import Options
-from olm_data.storage.service import Condition, Got, Refusal, Service, base64_md5
+from olm_data.storage.service import Condition, GetResult, Refusal, Service, base64_md5
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -35,12 +35,12 @@ class Memory(Service):
     def head(self, bucket: str, key: str) -> Object:
         return self._object(bucket, self._fs.info(f"/{bucket}/{key}"))
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         found = self.head(bucket, key)
         if etag and found.etag != etag:
             raise Refusal(412, "PreconditionFailed")
         data = self._fs.cat_file(f"/{bucket}/{key}", start=start, end=stop)
-        return Got(data, found.etag, found.size)
+        return GetResult(data, found.etag, found.size)
 
     def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
         path, create = f"/{bucket}/{key}", condition is not None and not condition.replaces
@@ -102,7 +102,7 @@ class Hub(Service):
         with _refusals(), self._lock:
             return self._object(bucket, self._fs.info(f"{bucket}/{key}"))
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         found = self.head(bucket, key)
         if etag and found.etag != etag:
             raise Refusal(412, "PreconditionFailed")
@@ -111,7 +111,7 @@ class Hub(Service):
                 opened = self._fs.open(f"{bucket}/{key}", "rb", cache_type="none")
             with opened as file:
                 file.seek(start)
-                return Got(file.read(min(stop, found.size) - start), found.etag, found.size)
+                return GetResult(file.read(min(stop, found.size) - start), found.etag, found.size)
 
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
         folder = f"{bucket}/{prefix}".rpartition("/")[0]

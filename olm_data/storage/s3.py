@@ -22,7 +22,7 @@ from olm_data.storage.aws_client import make_client
 from olm_data.storage.file_part import Slice
 from olm_data.storage.objects import Object, RemoteFailure, Upload
 from olm_data.storage.options import Options
-from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
+from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service
 
 _AT_ONCE = 64 << 10
 """Bytes of a body that goes out with its head; before a larger one the client asks to go on."""
@@ -56,12 +56,12 @@ class S3(Service):
     def head(self, bucket: str, key: str) -> Object:
         return _object(key, self._call("head_object", bucket, Key=key), "ContentLength")
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         match = {"IfMatch": f'"{etag}"'} if etag else {}
         span = f"bytes={start}-{stop - 1}"
         answer = self._call("get_object", bucket, Key=key, Range=span, **match)
         data, total = answer["Body"], answer.get("ContentRange", "").rpartition("/")[2]
-        return Got(data, _etag(answer), int(total) if total.isdigit() else len(data))
+        return GetResult(data, _etag(answer), int(total) if total.isdigit() else len(data))
 
     def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
         extra: dict[str, Any] = {}

@@ -26,7 +26,7 @@ WRITER = "olm-writer"
 """Metadata of a created object: tells ours from a rival's of the same bytes."""
 
 
-class Got(NamedTuple):
+class GetResult(NamedTuple):
     """The answer to a ranged read: bytes, version, and size of the whole object."""
 
     data: bytes
@@ -109,7 +109,7 @@ class Service(ABC):
         """Return what is known of an object."""
 
     @abstractmethod
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         """Read a range of any version, or of the one that `etag` names."""
 
     @abstractmethod

@@ -28,7 +28,7 @@ from olm_data.dataset.shard_writer import ShardWriter
 from olm_data.encoders import TextEncoder, make_encoder
 from olm_data.encoders.code_points import Ranges
 from olm_data.errors import InputError, OlmError
-from olm_data.runners.base import Report, Rest
+from olm_data.runners.base import Deferred, Report
 from olm_data.select.selection import IdSet
 from olm_data.sources import current_revision, read_units
 from olm_data.storage.store import STAGING_PREFIX, WORKER_PREFIX, Store
@@ -186,7 +186,7 @@ class TokenizeJob(PlanJob):
         """Return what `run` gave some process that finished the task, or None."""
         return finished_task(self.plan, task, self.splits)
 
-    def run(self, task: int, report: Report) -> Rest:
+    def run(self, task: int, report: Report) -> Deferred:
         """Write the task's shards; the rest makes them durable and returns a `TaskResult`.
 
         Raises:
@@ -240,7 +240,7 @@ class TokenizeJob(PlanJob):
             report(write_us=int((perf_counter() - begun) * 1e6))
             return result
 
-        return Rest(finish)
+        return Deferred(finish)
 
     def _commit(self, writers: list[ShardWriter], accounts: list[InputAccount]) -> TaskResult:
         records = []

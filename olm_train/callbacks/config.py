@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, cast
 
 from olm_data.config.convert import Config
-from olm_data.config.hints import Parts, Rest, hints_of, kinds_of, parts_by_name
+from olm_data.config.hints import ExtraFields, Parts, hints_of, kinds_of, parts_by_name
 from olm_train.callbacks.base import Callback
 from olm_train.callbacks.batch_size_scheduler import BatchSizeSchedulerCallback
 from olm_train.callbacks.console_logger import ConsoleLoggerCallback
@@ -55,7 +55,7 @@ class CallbacksConfig(Config):
     lr_monitor: LRMonitorCallback = field(default_factory=LRMonitorCallback)
     batch_size_scheduler: BatchSizeSchedulerCallback | None = None
     lm_evaluator: LMEvaluatorCallback | None = None
-    own: Annotated[dict[str, OwnCallback], Rest()] = field(default_factory=dict)
+    own: Annotated[dict[str, OwnCallback], ExtraFields()] = field(default_factory=dict)
 
     @classmethod
     def kinds(cls) -> dict[str, Any]:

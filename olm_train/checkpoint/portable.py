@@ -35,7 +35,7 @@ NO_TEXT = "text cannot be made into token ids, nor token ids into text"
 
 
 @dataclass(frozen=True)
-class Portable:
+class TrainedModel:
     """A trained model that needs nothing but its own folder.
 
     Attributes:
@@ -139,7 +139,7 @@ def open_portable(
     on_damage: Callable[[OlmError], None],
     *,
     trust: bool = False,
-) -> Portable:
+) -> TrainedModel:
     """Open the model at `place`.
 
     Args:
@@ -166,13 +166,13 @@ def open_portable(
             )
         if foreign is not None:
             opened = foreign.open(text)
-            return Portable(opened, opened.name, None, None)
+            return TrainedModel(opened, opened.name, None, None)
         exported = load_exported(text)
         step, file = exported.about.step, exported.about.weights.file
         saved = exported.about.lock_digest is None  # by model.save, which knows no mixture
-        return Portable(exported, file, step, None if saved else _lock(exported), trust)
+        return TrainedModel(exported, file, step, None if saved else _lock(exported), trust)
     checkpoint = _find(text, name, on_damage)
-    return Portable(checkpoint, checkpoint.name, checkpoint.step, _lock(checkpoint), trust)
+    return TrainedModel(checkpoint, checkpoint.name, checkpoint.step, _lock(checkpoint), trust)
 
 
 def _lock(source: Checkpoint | Exported) -> Lock:

@@ -72,7 +72,7 @@ def refuse_taken(save_folder: str) -> None:
         )
 
 
-class Holding:
+class RunLock:
     """Context manager: the save folder is ours; every rank enters it.
 
     Args:
@@ -101,7 +101,7 @@ class Holding:
         self._stack = contextlib.ExitStack()
         self._leases: list[Lease] = []
 
-    def __enter__(self) -> Holding:
+    def __enter__(self) -> RunLock:
         self.fence = self._world.on_main(self._take)
         return self
 

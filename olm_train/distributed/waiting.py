@@ -58,7 +58,7 @@ class CommConfig(Config):
     train_timeout_seconds: Seconds = 600.0
 
 
-class Waiting:
+class RankWatchdog:
     """Context manager around the steps of a run: turns a timeout into a message.
 
     Args:
@@ -75,7 +75,7 @@ class Waiting:
         self._timeout, self._grace = timedelta(seconds=timeout), grace
         self._short = world.size == 1
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> RankWatchdog:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -32,7 +32,7 @@ from olm_data.storage.store import Store
 with needs("generating text"):
     from olm_train.checkpoint.model_format import pinned
     from olm_train.distributed.world import World, quiet_alone
-    from olm_train.generate.engine import MAX_ROWS, Request, Writing
+    from olm_train.generate.engine import MAX_ROWS, Generation, Request
     from olm_train.generate.loaded import LoadedModel
     from olm_train.generate.sampling import MAX_SEED, Sampling
 
@@ -119,7 +119,7 @@ def generate(
     return [parts[number % world.size][number // world.size] for number in range(len(wanted))]
 
 
-def checked(writing: Writing) -> Writing:
+def checked(writing: Generation) -> Generation:
     """Return a text that has ended.
 
     Raises:
@@ -134,7 +134,7 @@ def checked(writing: Writing) -> Writing:
     return writing
 
 
-def sample_of(prompt: str, writing: Writing, checkpoint: str) -> Sample:
+def sample_of(prompt: str, writing: Generation, checkpoint: str) -> Sample:
     """Return what is kept of a text.
 
     Raises:

@@ -80,13 +80,13 @@ class WritingError(Exception):
         writings: these, which have ended.
     """
 
-    def __init__(self, writings: Mapping[Writing, str]) -> None:
+    def __init__(self, writings: Mapping[Generation, str]) -> None:
         why = next(iter(writings.values()))
         super().__init__(f"the tokenizer cannot write this text: {why}")
         self.writings = tuple(writings)
 
 
-class Writing:
+class Generation:
     """A text that is being written, or has been.
 
     Attributes:
@@ -160,8 +160,8 @@ class Engine:
         self._runner, self._tokenizer = runner, tokenizer
         self._ends, self._context = frozenset(ends), context
         self._max_rows, self._prefill_tokens = max_rows, prefill_tokens
-        self._waiting: deque[Writing] = deque()
-        self._rows: list[Writing] = []
+        self._waiting: deque[Generation] = deque()
+        self._rows: list[Generation] = []
         self._next: list[int] = []  # the last token of each row, which the model has not seen
 
     @property
@@ -169,7 +169,7 @@ class Engine:
         """Whether `step` would do anything."""
         return bool(self._waiting or self._rows)
 
-    def add(self, request: Request) -> Writing:
+    def add(self, request: Request) -> Generation:
         """Begin a text.
 
         Raises:
@@ -188,11 +188,11 @@ class Engine:
                 fix="give a shorter prompt",
             )
         with library_errors("decode the end of the prompt"):
-            writing = Writing(request, self._tokenizer)
+            writing = Generation(request, self._tokenizer)
         self._waiting.append(writing)
         return writing
 
-    def drop(self, writing: Writing) -> None:
+    def drop(self, writing: Generation) -> None:
         """Give a text up; it may have ended."""
         if writing in self._waiting:
             self._waiting.remove(writing)
@@ -200,7 +200,7 @@ class Engine:
             self._remove(self._rows.index(writing))
         writing.end("length")
 
-    def run(self, requests: Iterable[Request]) -> list[Writing]:
+    def run(self, requests: Iterable[Request]) -> list[Generation]:
         """Write texts to their ends; in the order of the requests."""
         writings = [self.add(request) for request in requests]
         while self.busy:
@@ -208,7 +208,7 @@ class Engine:
         return writings
 
     @torch.no_grad()
-    def step(self, *, idle: bool = False) -> list[Writing]:
+    def step(self, *, idle: bool = False) -> list[Generation]:
         """Call the model once; return the texts that have got a token or have ended.
 
         Args:
@@ -228,8 +228,8 @@ class Engine:
         self._take(logits, 0)
         return writings
 
-    def _admitted(self) -> list[Writing]:
-        found: list[Writing] = []
+    def _admitted(self) -> list[Generation]:
+        found: list[Generation] = []
         tokens = 0
         limit = self._prefill_tokens
         while self._waiting and len(self._rows) + len(found) < self._max_rows:
@@ -240,7 +240,7 @@ class Engine:
             tokens += size
         return found
 
-    def _begin(self, writings: list[Writing]) -> list[Writing]:
+    def _begin(self, writings: list[Generation]) -> list[Generation]:
         requests = [writing.request for writing in writings]
         reads = [
             partial(_score, prompt=each.prompt, count=each.logprobs or 0)
@@ -283,7 +283,7 @@ class Engine:
             if row.request.max_new_tokens and tokens[number] not in self._ends:
                 count = row.request.logprobs or 0
                 row.scores += _scores(known[place : place + 1], [tokens[number]], count)
-        failed = dict[Writing, str]()
+        failed = dict[Generation, str]()
         for number in reversed(range(len(rows))):
             row, token = rows[number], tokens[number]
             if not all_finite and not finite[number]:

@@ -16,7 +16,7 @@ import torch
 from olm_data.errors import OlmError, UsageError, ValidationError
 from olm_data.storage.names import is_unicode
 from olm_data.tokenizer.tokenizer import library_errors
-from olm_train.checkpoint.portable import Portable, open_portable
+from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.checkpoint.text_rules import CHAT_TEMPLATE, TextRules
 from olm_train.generate.engine import MAX_ROWS, Engine
 from olm_train.generate.runner import runner_of
@@ -38,7 +38,7 @@ class LoadedModel:
         rules: how its texts begin and end.
     """
 
-    found: Portable
+    found: TrainedModel
     model: Decoder
     device: torch.device
     tokenizer: Tokenizer

@@ -21,7 +21,7 @@ from olm_train.optim.base import OptimConfig
 from olm_train.optim.groups import ParamGroup, parameter_groups
 from olm_train.optim.state import class_name, name_of_class
 
-Given = Optimizer | type[Optimizer]
+OptimizerLike = Optimizer | type[Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ def _as_tuples(options: JsonObject) -> JsonObject:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
 
 
-def given_optim(given: Given, model: nn.Module, options: JsonObject) -> GivenOptim:
+def given_optim(given: OptimizerLike, model: nn.Module, options: JsonObject) -> GivenOptim:
     """Return the configuration of an optimiser; to be called before the model is spread.
 
     Raises:
@@ -127,7 +127,10 @@ def given_optim(given: Given, model: nn.Module, options: JsonObject) -> GivenOpt
 
 
 def built(
-    given: Given, model: nn.Module, options: Mapping[str, Any], names: Mapping[nn.Parameter, str]
+    given: OptimizerLike,
+    model: nn.Module,
+    options: Mapping[str, Any],
+    names: Mapping[nn.Parameter, str],
 ) -> Optimizer:
     """Return the optimiser over the parameters of a model, which may have been spread.
 

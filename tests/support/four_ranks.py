@@ -16,7 +16,7 @@ from support.parallel_checks import Traffic
 from support.training import MODEL, Run, build, micro_batches, train
 
 from olm_data.errors import UsageError
-from olm_train.distributed.waiting import RanksLostError, Waiting
+from olm_train.distributed.waiting import RanksLostError, RankWatchdog
 from olm_train.distributed.world import World
 from olm_train.train_module import TransformerTrainModule
 
@@ -136,7 +136,7 @@ def _lost(world: World) -> str:
     store = store or dist.TCPStore("127.0.0.1", port)
     world = replace(world, store=store)
     module = build("hsdp", world=world, sharing=STRATEGIES["hsdp"])
-    waiting = Waiting(world, module.model, timeout=10, grace=timedelta(seconds=10))
+    waiting = RankWatchdog(world, module.model, timeout=10, grace=timedelta(seconds=10))
     module.train_step(micro_batches(1, CUT, world), 1, 6)
     waiting.reached(3 if world.rank == 2 else 4)
     world.barrier()

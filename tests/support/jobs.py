@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from olm_data.errors import InputError
-from olm_data.runners.base import Job, Report, Rest
+from olm_data.runners.base import Deferred, Job, Report
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Squares(Job):
 
 @dataclass(frozen=True)
 class Durable(Job):
-    """Leaves a `Rest` that is only finished once the task after it was begun, but for the last.
+    """Leaves a `Deferred` that is only finished once the task after it was begun, but for the last.
 
-    `dies` in that task, once or always, while the one before it waits; or its `Rest` fails.
+    `dies` in that task, once or always, while the one before it waits; or its `Deferred` fails.
     """
 
     folder: str
@@ -66,12 +66,12 @@ class Durable(Job):
     def prepare(self) -> None:
         pass
 
-    def run(self, task: int, report: Report) -> Rest:
+    def run(self, task: int, report: Report) -> Deferred:
         with open(Path(self.folder, f"begun-{task}"), "ab") as file:
             file.write(b"x")
         if task == 2 and len(Path(self.folder, "begun-2").read_bytes()) <= self.dies:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Rest(partial(self._finish, task))
+        return Deferred(partial(self._finish, task))
 
     def _finish(self, task: int) -> int:
         if task == self.fails:

@@ -25,7 +25,7 @@ from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, Upload
 from olm_data.storage.options import Options
-from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service
+from olm_data.storage.service import WRITER, Condition, GetResult, Part, Refusal, Service
 
 BLOCK = 16 << 20  # bytes
 _WRITER = WRITER.replace("-", "_")  # a name of metadata is an identifier
@@ -50,15 +50,15 @@ class Azure(Service):
     def head(self, bucket: str, key: str) -> Object:
         return _object(self._run(self._blob(bucket, key).get_blob_properties()))
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
-        async def read() -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
+        async def read() -> GetResult:
             stream = await self._blob(bucket, key).download_blob(
                 offset=start, length=stop - start, max_concurrency=1, **_same(etag)
             )
             data = await stream.readall()
             found = stream.properties
             size = int(found.size) if found.content_range is None else _total(found)
-            return Got(data, _plain(found.etag), size)
+            return GetResult(data, _plain(found.etag), size)
 
         return self._run(read())
 

@@ -35,7 +35,15 @@ from olm_data.storage.file_part import Slice
 from olm_data.storage.in_clear import warn_in_clear
 from olm_data.storage.objects import Object, RemoteFailure, Upload
 from olm_data.storage.options import Options
-from olm_data.storage.service import WRITER, Condition, Got, Part, Refusal, Service, base64_md5
+from olm_data.storage.service import (
+    WRITER,
+    Condition,
+    GetResult,
+    Part,
+    Refusal,
+    Service,
+    base64_md5,
+)
 
 _OCTETS = "application/octet-stream"
 _ADDRESS = "STORAGE_EMULATOR_HOST"
@@ -84,13 +92,13 @@ class Google(Service):
     def head(self, bucket: str, key: str) -> Object:
         return _object(decode_object(self._call("GET", "b/{}/o/{}", bucket, key)[1]))
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         url = f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}"
         extra = {"ifGenerationMatch": etag} if etag else {}
         head = {"Range": f"bytes={start}-{stop - 1}"}
         found, data = self._call("GET", url, bucket, key, alt="media", headers=head, **extra)
         total = found.get("Content-Range", "").rpartition("/")[2]
-        return Got(data, found["X-Goog-Generation"], int(total) if total else len(data))
+        return GetResult(data, found["X-Goog-Generation"], int(total) if total else len(data))
 
     def put(self, bucket: str, key: str, data: bytes, condition: Condition | None) -> bool:
         head = {"Content-Type": 'multipart/related; boundary="==olm=="'}

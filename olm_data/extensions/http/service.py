@@ -13,7 +13,7 @@ from olm_data.storage import service
 from olm_data.storage.async_http import bounded, event_loop, one_attempt, run
 from olm_data.storage.objects import Object
 from olm_data.storage.options import Options
-from olm_data.storage.service import Got, OversizedAnswer, Refusal, Service
+from olm_data.storage.service import GetResult, OversizedAnswer, Refusal, Service
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -47,7 +47,7 @@ class Web(Service):
         found, _ = self._ask("HEAD", bucket, key, {"Accept-Encoding": "identity"})
         return Object(key, int(found["Content-Length"]), _version(found), _written(found))
 
-    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> Got:
+    def get(self, bucket: str, key: str, start: int, stop: int, etag: str) -> GetResult:
         asked = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         date = etag.removeprefix(_DATE)
         if etag:
@@ -58,7 +58,7 @@ class Web(Service):
             raise OversizedAnswer("the whole file in place of a part")
         if etag and _version(found) != etag:
             raise Refusal(412, "PreconditionFailed")
-        return Got(data, _version(found), int(total) if total else len(data))
+        return GetResult(data, _version(found), int(total) if total else len(data))
 
     def page(self, bucket: str, prefix: str, more: Any) -> tuple[Sequence[Object], Any]:
         raise UsageError(

@@ -17,7 +17,7 @@ from typing import NoReturn
 from olm_data.dataset.container import RAW_TOKENS, TOKENS
 from olm_data.errors import InputError, UsageError, printable
 from olm_data.kinds import kind_of, wrong_kind
-from olm_data.sources.passed import Passed
+from olm_data.sources.passed import SkippedFile
 from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, absolute
 
@@ -68,7 +68,7 @@ def refuse(file: TokenFile, what: str, fix: str = "restore the file, or leave it
     raise InputError(printable(what), where=printable(file.url), fix=fix)
 
 
-def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Passed]]:
+def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[SkippedFile]]:
     """Return the token files that are named, in that order, and what else lies in their folders.
 
     A prefix names the Megatron pair `PREFIX.bin` and `PREFIX.idx`; an `.idx` its `.bin`. Those of a
@@ -82,7 +82,7 @@ def find(inputs: Sequence[str], output: str) -> tuple[list[TokenFile], list[Pass
         UsageError: a file of no known format.
     """
     found: list[TokenFile] = []
-    passed: list[Passed] = []
+    passed: list[SkippedFile] = []
     for text in inputs:
         file = _named(text)
         if file is not None:
@@ -161,7 +161,7 @@ def _named(text: str) -> TokenFile | None:
     )
 
 
-def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]]:
+def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[SkippedFile]]:
     """Return the token files of a folder and below, and the files that do not belong to one."""
     entries = {entry.name: entry for entry in store.entries() if not is_working(entry.name)}
     inside, passed = [], []
@@ -185,7 +185,7 @@ def _in_folder(store: Store, output: str) -> tuple[list[TokenFile], list[Passed]
             reason = "hidden"
         else:
             reason = "sidecar" if name.endswith(sidecars) else "format"
-        passed.append(Passed(name, reason))
+        passed.append(SkippedFile(name, reason))
     return inside, sorted(passed, key=lambda item: item.path)
 
 

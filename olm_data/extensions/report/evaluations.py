@@ -89,7 +89,7 @@ def point(entry: Evaluation) -> EvaluationPoint:
     return EvaluationPoint(entry.step, losses, bits, scores)
 
 
-class Standing:
+class EvaluationTable:
     """The latest evaluation of each set and task.
 
     Args:

@@ -29,8 +29,8 @@ from olm_data.errors import InputError, OlmError, shown
 from olm_data.extensions.report.curves import Curves, Points
 from olm_data.extensions.report.evaluations import (
     EvaluationPoint,
+    EvaluationTable,
     SetRow,
-    Standing,
     TaskRow,
     harmless,
     point,
@@ -67,7 +67,7 @@ READ_SECONDS = 0.5
 _TOKEN = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18}){6}")
 
 
-class Words(msgspec.Struct, frozen=True, kw_only=True):
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a page says of a run beside its curves; sent whole when any of it has changed.
 
     Attributes:
@@ -113,7 +113,7 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     reset: bool
     points: Points
     evaluations: list[EvaluationPoint]
-    words: Words | None
+    words: RunSummary | None
     ledger: LedgerCurves | None
     read: float
 
@@ -163,7 +163,7 @@ class RunView:
 
     def _begin(self) -> None:
         self._curves, self._evaluations = Curves(DRAWN), list[EvaluationPoint]()
-        self._standing, self._watched = Standing(), WatchedTail(self.folder)
+        self._standing, self._watched = EvaluationTable(), WatchedTail(self.folder)
         self._later = list[Evaluation]()  # of steps that the log does not have yet
         self._last: _Last | None = None
         self._last_time = 0.0
@@ -273,7 +273,7 @@ class RunView:
         self._evaluations.append(point(entry))
         self._standing.take(entry)
 
-    def _words(self) -> Words:
+    def _words(self) -> RunSummary:
         gone = "" if self.folder.is_dir() else f"{self.folder} is gone: this is what was read of it"
         said = (gone, self._note(), self._tail.wrong, self._ledger.wrong)
         notes = [text for text in said if text]
@@ -293,7 +293,7 @@ class RunView:
             notes.append(f"mixture and documents are not shown: {error.what}")
         found, more = events(self.folder, starts, ends, notes)
         happened = status(starts, ends, self._last_time, time.time())
-        return Words(
+        return RunSummary(
             status=happened,
             facts=[(name, shown(value)) for name, value in self._facts(starts) if value],
             step=self._last.step if self._last else 0,

@@ -17,7 +17,7 @@ import numpy as np
 
 from olm_data.counts import duration, scaled
 from olm_data.errors import InputError
-from olm_data.extensions.report.evaluations import Standing, plus_minus
+from olm_data.extensions.report.evaluations import EvaluationTable, plus_minus
 from olm_data.kinds import nearest
 from olm_data.page import joined, note, part, section, table
 from olm_data.run_log.log import METRICS, Evaluation, RunLog
@@ -100,9 +100,9 @@ class TrainedRun:
         return found
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> EvaluationTable:
         """The latest evaluation of each held-out set and downstream task."""
-        return Standing(self.evaluations)
+        return EvaluationTable(self.evaluations)
 
     @property
     def evaluations(self) -> list[Evaluation]:

@@ -25,7 +25,7 @@ from olm_data.errors import InputError
 from olm_data.sources import DocumentBatch, SourcePlan, plan_units, read_units
 from olm_data.sources.base import TextOf
 from olm_data.sources.hub import read_texts
-from olm_data.sources.passed import Passed
+from olm_data.sources.passed import SkippedFile
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 
@@ -56,7 +56,7 @@ class Corpus:
     encoder: str
     routed: Ranges = ()
     text_of: TextOf | None = None
-    passed: tuple[Passed, ...] = ()
+    passed: tuple[SkippedFile, ...] = ()
 
     def batches(self, unit: Unit) -> Iterator[DocumentBatch]:
         """Yield the documents of a unit, the same ones each time.

@@ -29,7 +29,7 @@ from olm_train.model.decoder import Decoder
 from olm_train.model.loss import count_valid
 from olm_train.model.loss_config import LossConfig
 from olm_train.optim.adamw import AdamWConfig
-from olm_train.optim.given import Given, given_optim
+from olm_train.optim.given import OptimizerLike, given_optim
 from olm_train.optim.schedule_base import Schedule
 from olm_train.parallel.activation_checkpointing import ActivationCheckpointingConfig
 from olm_train.parallel.config import DataParallelConfig
@@ -66,7 +66,7 @@ class Parts:
         devices, world, seed: where, with whom, and what is drawn.
     """
 
-    optimizer: Given
+    optimizer: OptimizerLike
     options: JsonObject
     schedule: Schedule
     grad_clip_norm: float | None

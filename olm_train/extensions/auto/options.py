@@ -18,7 +18,7 @@ from olm_train.callbacks.base import Callback
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.data.base import DataLoaderBase
 from olm_train.distributed.world import local_device, local_rank
-from olm_train.optim.given import Given
+from olm_train.optim.given import OptimizerLike
 from olm_train.optim.schedule import Constant, CosineWithWarmup
 from olm_train.optim.schedule_base import Schedule
 from olm_train.optim.state import name_of_class
@@ -30,7 +30,7 @@ WARMUP = 0.1
 
 
 def optimizer_options(
-    optimizer: Given,
+    optimizer: OptimizerLike,
     learning_rate: float | None,
     weight_decay: float | None,
     others: JsonObject | None,
@@ -58,7 +58,7 @@ def optimizer_options(
     return {}
 
 
-def peak_rate(optimizer: Given, options: JsonObject) -> float:
+def peak_rate(optimizer: OptimizerLike, options: JsonObject) -> float:
     """Return the largest rate of an optimiser's groups."""
     if isinstance(optimizer, Optimizer):
         return max(float(group["lr"]) for group in optimizer.param_groups)

@@ -54,7 +54,7 @@ from olm_train.extensions.auto.strategy import (
     TrainerStrategy,
     choose_strategy,
 )
-from olm_train.optim.given import Given
+from olm_train.optim.given import OptimizerLike
 from olm_train.optim.schedule_base import Schedule
 from olm_train.parallel.config import DataParallelConfig
 from olm_train.trainer import Trainer
@@ -113,7 +113,7 @@ class AutoTrainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Given,
+        optimizer: OptimizerLike,
         dataloader: AnyLoader,
         *,
         loss: Loss | None = None,

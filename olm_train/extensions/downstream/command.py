@@ -43,7 +43,7 @@ with needs("evaluating a model"):
     import torch
 
     from olm_train.checkpoint.manifest import TOKENIZER
-    from olm_train.checkpoint.portable import Portable, open_portable
+    from olm_train.checkpoint.portable import TrainedModel, open_portable
     from olm_train.data.batch import Batch
     from olm_train.distributed.world import World
     from olm_train.evaluation.held_out import HeldOut, lines_of_groups, open_held_out
@@ -114,7 +114,7 @@ class Evaluation:
 
     def __init__(
         self,
-        found: Portable,
+        found: TrainedModel,
         data: Sequence[str],
         *,
         by: Sequence[str] = (),
@@ -126,7 +126,7 @@ class Evaluation:
         for number, place in enumerate(data):
             self._data[place] = self._open(found, place, scratch and scratch / str(number))
 
-    def require(self, other: Portable) -> None:
+    def require(self, other: TrainedModel) -> None:
         """Refuse another model that the data do not fit; raises as the constructor does.
 
         Raises:
@@ -165,7 +165,7 @@ class Evaluation:
             for name, each in self._data.items()
         }
 
-    def measure(self, found: Portable, against: Portable | None = None) -> Evaluated:
+    def measure(self, found: TrainedModel, against: TrainedModel | None = None) -> Evaluated:
         """Return the results of a model; differences to another one where that is given."""
         other = None if against is None else against.model()
         results = self.results(found.model(), against=other)
@@ -237,7 +237,7 @@ class Evaluation:
         name = scores.primary
         return scores.metrics() | change(scores.values[name], before.values[name]).metrics(name)
 
-    def _open(self, found: Portable, place: str, scratch: Path | None) -> Dataset | EvalSet:
+    def _open(self, found: TrainedModel, place: str, scratch: Path | None) -> Dataset | EvalSet:
         if "://" not in place and not os.path.lexists(place):
             raise InputError(
                 "there is nothing at this path",
@@ -266,7 +266,7 @@ def _rows_of(tokens: int, longest: int) -> tuple[int, int]:
     return length, length * max(1, min(ROWS, -(-tokens // length)))
 
 
-def _length_of(found: Portable) -> int:
+def _length_of(found: TrainedModel) -> int:
     if found.recorded_lock is None:
         raise UsageError(
             "nobody recorded how long the rows were that this model was trained on",
@@ -276,7 +276,7 @@ def _length_of(found: Portable) -> int:
     return found.recorded_lock.sequence_length
 
 
-def _check(found: Portable, rules: TokenizerRules, place: str) -> None:
+def _check(found: TrainedModel, rules: TokenizerRules, place: str) -> None:
     """Refuse data of another tokenizer than that which lies beside weights without a lock."""
     data = found.tokenizer_json()
     if data is None:
@@ -297,7 +297,7 @@ def _check(found: Portable, rules: TokenizerRules, place: str) -> None:
         )
 
 
-def evaluate_all(found: Portable, folders: Sequence[str], by: Sequence[str] = ()) -> Evaluated:
+def evaluate_all(found: TrainedModel, folders: Sequence[str], by: Sequence[str] = ()) -> Evaluated:
     """Return the results of a model on several data sets or tasks; `by`: see `HeldOut`."""
     return Evaluation(found, folders, by=by).measure(found)
 
@@ -355,7 +355,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="evaluate-") as scratch:
         against = None if compare is None else open_portable(compare, "latest", warn, trust=trust)
 
-        def opened(found: Portable) -> Evaluation:
+        def opened(found: TrainedModel) -> Evaluation:
             evaluation = Evaluation(
                 found, data, by=by, sequence_length=sequence_length, scratch=Path(scratch)
             )

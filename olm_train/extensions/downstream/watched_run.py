@@ -28,7 +28,7 @@ from olm_data.storage.store import Store, absolute
 from olm_train.checkpoint.folders import complete_folders
 from olm_train.checkpoint.manifest import MANIFEST, Manifest
 from olm_train.checkpoint.model_format import format_of
-from olm_train.checkpoint.portable import Portable, open_portable
+from olm_train.checkpoint.portable import TrainedModel, open_portable
 from olm_train.model.decoder import Decoder
 from olm_train.model.weights_folder import is_exported
 from olm_train.stop import Stop
@@ -78,7 +78,7 @@ class Watch:
     """
 
     run: str
-    open_data: Callable[[Portable], Data]
+    open_data: Callable[[TrainedModel], Data]
     say: Callable[[str], None]
     stop: Stop
     against: tuple[Decoder, str] | None = None
@@ -172,7 +172,7 @@ class Watch:
         finally:
             lease.release(keep=False)
 
-    def _evaluate(self, name: str, digest: str, found: Portable | None, lease: Lease) -> bool:
+    def _evaluate(self, name: str, digest: str, found: TrainedModel | None, lease: Lease) -> bool:
         missing, began = self._missing(name, digest), time.monotonic()
         if not missing:  # the other process did it
             return True
@@ -201,7 +201,7 @@ class Watch:
         self.say(f"{name} evaluated in {time.monotonic() - began:.1f} s: {EVAL}/{known.file}")
         return True
 
-    def _open(self, name: str, digest: str) -> Portable | None:
+    def _open(self, name: str, digest: str) -> TrainedModel | None:
         """Return a checkpoint after reading all of it; None: damaged, or not there any more."""
         return self._or_damage(
             name, digest, lambda: open_portable(self.run, name, self.say_error, trust=self.trust)

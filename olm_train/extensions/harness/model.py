@@ -42,7 +42,7 @@ ROWS = 8
 MAX_GEN_TOKS = 256
 """Tokens of a text, unless its task says; lm_eval's own number."""
 
-Asked = tuple[tuple[str, str] | None, list[int], list[int]]
+ParsedRequest = tuple[tuple[str, str] | None, list[int], list[int]]
 """Texts of a request, ids of its context, ids of its continuation."""
 
 log = logging.getLogger(f"lm_eval.{__name__}")  # which lm_eval shows as its own
@@ -162,7 +162,7 @@ class OlmLM(TemplateLM):
     # ---- scoring --------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(
-        self, requests: list[Asked], disable_tqdm: bool = False, **kwargs: Any
+        self, requests: list[ParsedRequest], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[Answer]:
         pairs = [self._pair(*request) for request in requests]
 

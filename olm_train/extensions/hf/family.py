@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from olm_data.errors import InputError, OlmError, UsageError, printable
-from olm_train.extensions.hf.fields import Given, Json, Ours, Problem, Problems, Row, shown
+from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problem, Problems, Row, shown
 from olm_train.extensions.hf.rows import is_root
 from olm_train.extensions.hf.tensors import Part, TensorMap
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
@@ -115,7 +115,7 @@ class Family:
         Raises:
             InputError: our decoder is not that model, or a field is not known; names each of them.
         """
-        given, ours = Given(fields), dict[str, object]()
+        given, ours = ConfigReader(fields), dict[str, object]()
         for row in self.rows:
             ours |= row.read(given)
         problems = [*given.problems, *self._unknown(given, ignore)]
@@ -299,7 +299,7 @@ class Family:
         layer = names.prefix + names.layer.format(number)
         return [layer + each for each in names.blocks[inner]], inner in names.transposed
 
-    def _unknown(self, given: Given, ignore: Collection[str]) -> list[Problem]:
+    def _unknown(self, given: ConfigReader, ignore: Collection[str]) -> list[Problem]:
         found = []
         for name, value in given.unread().items():
             if name in IGNORED or name in self.ignored or name in ignore:

@@ -1,6 +1,6 @@
 """Fields of a config.json and of a decoder's shape: one row says how some of them are each other.
 
-    config.json --Given--> Row.read of each row --> fields of DecoderConfig | all that is refused
+    config.json --ConfigReader--> Row.read of each row --> fields of DecoderConfig | all that is refused
     DecoderConfig --------> Row.write of each row -> config.json             | all that is refused
 
 A row knows its fields on both sides and nothing else; a family is a tuple of rows. Nothing is
@@ -63,7 +63,7 @@ class Problems(list[Problem]):
         self.append(Problem(field, why, hint))
 
 
-class Given:
+class ConfigReader:
     """The fields of a config.json, and which of them were looked at.
 
     Attributes:
@@ -152,7 +152,7 @@ class Row(ABC):
         """What a reader of the reference page needs to know of it."""
         return ", ".join(f"`{name}`" for name in self.ours)
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         """Return fields of ours; what cannot be expressed is refused through `given`."""
         return {}
 
@@ -181,7 +181,7 @@ class Number(Row):
     most: float | None = None
     nullable: bool = False
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         null = None if self.nullable else REQUIRED
         return {self.field: given.take(self.name, self.kind, self.default, null)}
 
@@ -211,7 +211,7 @@ class Constant(Row):
     written: bool = True
     ours = ()
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         value = given.take(self.name, Any, self.default, null=None)
         if not any(value == each and type(value) is type(each) for each in self.values):
             given.refuse(self.name, f"is {shown(value)}: {self.why}", self.values[0])
@@ -245,7 +245,7 @@ class Always(Row):
     value: object
     theirs = ()
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         return {self.field: self.value}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import OlmError, printable
-from olm_train.extensions.hf.fields import Given, Json, Ours, Problems, Row, shown
+from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row, shown
 from olm_train.extensions.hf.windows import FULL, SLIDING
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import (
@@ -66,7 +66,7 @@ class Rope(Row):
     ours = ("rope_theta", "rope_scaling", "positions")
     says = "`rope_theta`, `rope_scaling`; both forms are written"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         refuse_partial(given)
         old = old_context(given, self.positions)
         flat = given.take("rope_theta", float)
@@ -127,7 +127,7 @@ class LayerRope(Row):
         fields = ("rope_theta", "rope_scaling", "rope_scaling_windowed", "positions")
         return (*fields, *(("rope_theta_windowed",) if self.local else ()))
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         refuse_partial(given)
         old = old_context(given, self.positions)
         flat = given.take("rope_theta", float)
@@ -246,19 +246,19 @@ def old_form(scaling: RopeScaling | None) -> Json | None:
     }
 
 
-def refuse_partial(given: Given) -> None:
+def refuse_partial(given: ConfigReader) -> None:
     """Refuse heads of which only a part is rotated."""
     if given.take("partial_rotary_factor", float, 1.0, null=1.0) != 1.0:
         given.refuse("partial_rotary_factor", "rotates a part of each head", 1.0)
 
 
-def old_context(given: Given, positions: int) -> int:
+def old_context(given: ConfigReader, positions: int) -> int:
     """Return the old context of a scaling that does not name one."""
     found: int = given.take("max_position_embeddings", int, positions, null=positions)
     return found
 
 
-def agreed(given: Given, field: str, thetas: list[float | None]) -> float | None:
+def agreed(given: ConfigReader, field: str, thetas: list[float | None]) -> float | None:
     """Return the base that all of them say, None: none says one."""
     named = [theta for theta in thetas if theta is not None]
     if len(set(named)) > 1:
@@ -267,14 +267,14 @@ def agreed(given: Given, field: str, thetas: list[float | None]) -> float | None
     return named[0] if named else None
 
 
-def stretch(given: Given, where: str, values: Json, old: int) -> Stretch:
+def stretch(given: ConfigReader, where: str, values: Json, old: int) -> Stretch:
     """Return base (None: not named) and scaling of a mapping; refuse what cannot be expressed.
 
     Args:
         where: name of the mapping.
         old: tokens of the longest documents before, where it does not say.
     """
-    inner = Given({key: value for key, value in values.items() if key != "type"})
+    inner = ConfigReader({key: value for key, value in values.items() if key != "type"})
     kind = inner.take("rope_type", str, values.get("type", "default"))
     if values.get("type", kind) != kind:
         inner.refuse("type", f"is {shown(values['type'])}; readers differ in which counts", kind)
@@ -297,7 +297,7 @@ def stretch(given: Given, where: str, values: Json, old: int) -> Stretch:
     return theta, scaling
 
 
-def _scaling(inner: Given, kind: str, old: int) -> RopeScaling | None:
+def _scaling(inner: ConfigReader, kind: str, old: int) -> RopeScaling | None:
     if kind == "default":
         return None
     factor = inner.take("factor", float)
@@ -337,7 +337,7 @@ def _scaling(inner: Given, kind: str, old: int) -> RopeScaling | None:
     return found
 
 
-def _check_attention_factor(inner: Given, scaling: YaRNScaling) -> None:
+def _check_attention_factor(inner: ConfigReader, scaling: YaRNScaling) -> None:
     """Refuse another sharpening of attention than the one that YaRN's paper gives the factor."""
     said = inner.take("attention_factor", float)
     one, all_dim = inner.take("mscale", float), inner.take("mscale_all_dim", float)

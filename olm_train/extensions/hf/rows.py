@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from olm_train.extensions.hf.fields import Given, Json, Ours, Problems, Row
+from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row
 from olm_train.extensions.hf.windows import interval_of
 from olm_train.model.config import DecoderConfig
 
@@ -25,7 +25,7 @@ class Bias(Row):
     def theirs(self) -> tuple[str, ...]:
         return ("attention_bias", "mlp_bias") if self.mlp else ("attention_bias",)
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         attention = given.take("attention_bias", bool, False)
         mlp = given.take("mlp_bias", bool, False) if self.mlp else False
         if mlp and not attention:
@@ -54,7 +54,7 @@ class NoRope(Row):
     theirs = ("no_rope_layers", "no_rope_layer_interval")
     field = "no_rope_layer_interval"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         layers = given.layers()
         every = given.take("no_rope_layer_interval", int, self.interval)
         listed = given.take("no_rope_layers", list[int])
@@ -88,7 +88,7 @@ class EmbedScale(Row):
     field = "embed_scale"
     says = "`embed_scale` is the square root of `d_model`"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         return {"embed_scale": max(given.take("hidden_size", int, 1), 1) ** 0.5}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
@@ -106,7 +106,7 @@ class QueryScale(Row):
     name = field = "query_pre_attn_scalar"
     says = "`query_pre_attn_scalar`, a whole number"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         return {"query_pre_attn_scalar": given.take("query_pre_attn_scalar", float, self.default)}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
@@ -153,7 +153,7 @@ class TableSize(Row):
     ours = ("max_positions", "positions")
     says = "`max_positions`; `positions` is `learned`"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         size = given.take("n_positions", int, self.default)
         return {"positions": "learned", "max_positions": size}
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from olm_train.extensions.hf.fields import Given, Json, Ours, Problems, Row
+from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row
 from olm_train.model.config import DecoderConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _SWITCH, _PATTERN = "use_sliding_window", "sliding_window_pattern"
 _FIRST = "max_window_layers"
 
-Rule = Callable[[Given, int], list[bool]]
+Rule = Callable[[ConfigReader, int], list[bool]]
 """(config.json, layers) -> which layers have a window, where `layer_types` is absent."""
 
 
@@ -25,17 +25,17 @@ def one_full_in(interval: int) -> Rule:
     return lambda given, layers: [(layer + 1) % interval != 0 for layer in range(layers)]
 
 
-def _by_pattern(given: Given, layers: int) -> list[bool]:
+def _by_pattern(given: ConfigReader, layers: int) -> list[bool]:
     every = given.take(_PATTERN, int, 6)
     return one_full_in(max(every, 1))(given, layers)
 
 
-def _from_layer(given: Given, layers: int) -> list[bool]:
+def _from_layer(given: ConfigReader, layers: int) -> list[bool]:
     first = given.take(_FIRST, int, 28)
     return [layer >= first for layer in range(layers)]
 
 
-def _without_rope(given: Given, layers: int) -> list[bool]:
+def _without_rope(given: ConfigReader, layers: int) -> list[bool]:
     rotated = given.take("no_rope_layers", list[int]) or [
         (layer + 1) % max(given.take("no_rope_layer_interval", int, 4), 1)
         for layer in range(layers)
@@ -65,7 +65,7 @@ class Windows(Row):
     def theirs(self) -> tuple[str, ...]:
         return ("layer_types", "sliding_window", *self.more)
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         layers = given.layers()
         types = given.take("layer_types", list[str])
         size = given.take("sliding_window", int, self.default, null=None)
@@ -117,7 +117,7 @@ class OneWindow(Row):
     field = "sliding_window"
     says = "`sliding_window`: the same in all layers"
 
-    def read(self, given: Given) -> Ours:
+    def read(self, given: ConfigReader) -> Ours:
         size = given.take("sliding_window", int, self.default, null=None)
         types = given.take("layer_types", list[str])
         if types is not None and set(types) != {FULL if size is None else SLIDING}:

@@ -16,12 +16,12 @@ from olm_data.errors import ValidationError
 from olm_data.tokenizer.byte_alphabet import byte_alphabet
 from olm_train.extensions.serve.protocol import (
     Answer,
-    Asked,
     ChatChoice,
     ChatLogprobs,
+    ChatMessageOut,
     CompletionChoice,
     CompletionLogprobs,
-    Said,
+    ParsedRequest,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -51,7 +51,7 @@ class _Answers(ABC):
     event_object: str
 
     def __init__(
-        self, asked: Asked, tokenizer: Tokenizer, id: str, created: int, model: str
+        self, asked: ParsedRequest, tokenizer: Tokenizer, id: str, created: int, model: str
     ) -> None:
         self._asked, self._tokenizer = asked, tokenizer
         self._id, self._created, self._model = id, created, model
@@ -160,7 +160,7 @@ class CompletionAnswer(_Answers):
     whole_object = event_object = "text_completion"
 
     def __init__(
-        self, asked: Asked, tokenizer: Tokenizer, id: str, created: int, model: str
+        self, asked: ParsedRequest, tokenizer: Tokenizer, id: str, created: int, model: str
     ) -> None:
         super().__init__(asked, tokenizer, id, created, model)
         self._streams = [
@@ -219,7 +219,7 @@ class ChatAnswer(_Answers):
             choices.append(
                 ChatChoice(
                     index=piece.number,
-                    message=Said(piece.text, "assistant"),
+                    message=ChatMessageOut(piece.text, "assistant"),
                     finish_reason=piece.finish,
                     logprobs=self._logprobs(piece),
                 )
@@ -228,13 +228,15 @@ class ChatAnswer(_Answers):
 
     def _begin(self) -> Iterator[Answer]:
         for number in range(len(self._pieces)):
-            choice = ChatChoice(index=number, delta=Said("", "assistant"), finish_reason=None)
+            choice = ChatChoice(
+                index=number, delta=ChatMessageOut("", "assistant"), finish_reason=None
+            )
             yield self._say(self.event_object, [choice])
 
     def _event(self, piece: Piece) -> Answer:
         choice = ChatChoice(
             index=piece.number,
-            delta=Said(piece.text),
+            delta=ChatMessageOut(piece.text),
             finish_reason=piece.finish,
             logprobs=self._logprobs(piece),
         )

@@ -37,10 +37,10 @@ with needs("serving a model"):
     from olm_train.distributed.world import local_device
     from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
     from olm_train.extensions.serve.protocol import (
-        Asked,
         Body,
         ChatBody,
         CompletionBody,
+        ParsedRequest,
         chat,
         completion,
     )
@@ -207,7 +207,9 @@ class _Handler(LoopbackHandler):
     def _head(self, kind: str) -> tuple[str, int, str]:
         return f"{kind}-{secrets.token_hex(12)}", int(time.time()), self.server.name
 
-    def _answer(self, body: Body, asked: Asked, answer: CompletionAnswer | ChatAnswer) -> None:
+    def _answer(
+        self, body: Body, asked: ParsedRequest, answer: CompletionAnswer | ChatAnswer
+    ) -> None:
         job = self.server.worker.submit(asked.requests)
         pieces = job.read(self._gone)
         try:

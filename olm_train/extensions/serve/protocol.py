@@ -161,7 +161,7 @@ class ChatBody(Body, frozen=True, kw_only=True, forbid_unknown_fields=True):
     web_search_options: None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ParsedRequest(msgspec.Struct, frozen=True):
     """The texts of a request, those of a prompt one after another.
 
     Attributes:
@@ -179,7 +179,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 def completion(
     body: CompletionBody, ids_of: PromptIds, text_of: Callable[[Sequence[int]], str]
-) -> Asked:
+) -> ParsedRequest:
     """Return what a body asks for.
 
     Args:
@@ -226,7 +226,7 @@ def completion(
             )
             texts.append(text)
             begun.append(added)
-    return Asked(tuple(requests), tuple(texts), tuple(begun), bool(body.echo))
+    return ParsedRequest(tuple(requests), tuple(texts), tuple(begun), bool(body.echo))
 
 
 def chat(
@@ -234,7 +234,7 @@ def chat(
     template: ChatTemplate,
     ids_of: PromptIds,
     room: Callable[[Sequence[int]], int],
-) -> Asked:
+) -> ParsedRequest:
     """Return what a body asks for.
 
     Args:
@@ -265,7 +265,7 @@ def chat(
         for number in range(body.n or 1)
     )
     count = len(requests)
-    return Asked(requests, ("",) * count, (False,) * count, False)
+    return ParsedRequest(requests, ("",) * count, (False,) * count, False)
 
 
 # ---- answers -----------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
 
 
-class Said(msgspec.Struct, frozen=True):
+class ChatMessageOut(msgspec.Struct, frozen=True):
     """An answer, or the next piece of one."""
 
     content: str
@@ -331,8 +331,8 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, or the next piece of one, in `delta`."""
 
     index: int
-    message: Said | UnsetType = UNSET
-    delta: Said | UnsetType = UNSET
+    message: ChatMessageOut | UnsetType = UNSET
+    delta: ChatMessageOut | UnsetType = UNSET
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from olm_data.errors import InputError, OlmError, ResourceError
-from olm_train.generate.engine import Engine, Finish, Request, Scored, Writing, WritingError
+from olm_train.generate.engine import Engine, Finish, Generation, Request, Scored, WritingError
 
 LOOK_SECONDS = 0.5
 """Between two looks whether a client is still there."""
@@ -90,7 +90,7 @@ class Job:
 class _Text:
     """A text of a job, and how much of it was told."""
 
-    def __init__(self, job: Job, number: int, writing: Writing) -> None:
+    def __init__(self, job: Job, number: int, writing: Generation) -> None:
         self.job, self.number, self.writing = job, number, writing
         self._told = self._scored = 0
 

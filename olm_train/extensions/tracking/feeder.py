@@ -29,7 +29,12 @@ from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.storage.flock import locked
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
-from olm_train.extensions.tracking.state import Fed, Tracked, read_tracked, write_tracked
+from olm_train.extensions.tracking.state import (
+    TrackerCursor,
+    TrackerState,
+    read_tracked,
+    write_tracked,
+)
 
 T = TypeVar("T")
 
@@ -94,7 +99,7 @@ class Feeder:
         self._begin = (step, lines_of_step(folder, step))
         self._key, self._lock = key, folder / f"tracking.{tracker.name}.lock"
         self._done = self._abandoned = False
-        self.tracked: Tracked | None = read_tracked(folder, tracker.name)
+        self.tracked: TrackerState | None = read_tracked(folder, tracker.name)
         if self.tracked is not None:
             keep = step if self.tracked.keep is None else min(step, self.tracked.keep)
             self._write(msgspec.structs.replace(self.tracked, keep=keep))
@@ -254,7 +259,9 @@ class Feeder:
         """Keep what was handed over, by file name, and the step of its row."""
         assert self.tracked is not None
         if fed:
-            known = {name: Fed(self._earlier.pop(name).time, at) for name, at in fed.items()}
+            known = {
+                name: TrackerCursor(self._earlier.pop(name).time, at) for name, at in fed.items()
+            }
             both = {**self.tracked.watched, **known}
             self._write(msgspec.structs.replace(self.tracked, watched=both))
 
@@ -274,7 +281,7 @@ class Feeder:
             lines = lines_of_step(self._folder, there)
         watched = tracked.watched if tracked else {}
         watched = {name: fed for name, fed in watched.items() if fed.at <= there}
-        self._write(Tracked(key=key, step=there, lines=lines, watched=watched))
+        self._write(TrackerState(key=key, step=there, lines=lines, watched=watched))
         self._watched, self._earlier = self._tail(), {}
         self._reader = StepReader(self._folder, there, lines) if there <= bound else None
         self._reader = self._reader or StepReader(self._folder, there + 1)
@@ -302,7 +309,7 @@ class Feeder:
         while not self._alerts.empty():
             self._call("alert", self._limits.log, self._tracker.alert, *self._alerts.get())
 
-    def _write(self, tracked: Tracked) -> None:
+    def _write(self, tracked: TrackerState) -> None:
         if not self._abandoned:
             self.tracked = tracked
             write_tracked(self._folder, self._tracker.name, tracked)

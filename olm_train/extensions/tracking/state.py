@@ -24,7 +24,7 @@ _writing = threading.Lock()
 """The trackers of a run have a thread each, and this one file."""
 
 
-class Fed(msgspec.Struct, frozen=True):
+class TrackerCursor(msgspec.Struct, frozen=True):
     """An evaluation made beside the run that a tracker has.
 
     Attributes:
@@ -36,7 +36,7 @@ class Fed(msgspec.Struct, frozen=True):
     at: Size
 
 
-class Tracked(msgspec.Struct, frozen=True, kw_only=True):
+class TrackerState(msgspec.Struct, frozen=True, kw_only=True):
     """A run on a tracker.
 
     Attributes:
@@ -52,15 +52,15 @@ class Tracked(msgspec.Struct, frozen=True, kw_only=True):
     step: Size = 0
     lines: Size = 0
     keep: Size | None = None
-    watched: dict[str, Fed] = {}  # msgspec gives each its own
+    watched: dict[str, TrackerCursor] = {}  # msgspec gives each its own
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    trackers: dict[str, Tracked] = {}
+    trackers: dict[str, TrackerState] = {}
     version: Literal[1] = 1
 
 
-def read_tracked(folder: Path, tracker: str) -> Tracked | None:
+def read_tracked(folder: Path, tracker: str) -> TrackerState | None:
     """Read what a tracker has of the run in a folder; None: nothing.
 
     Raises:
@@ -69,7 +69,7 @@ def read_tracked(folder: Path, tracker: str) -> Tracked | None:
     return _read(folder).trackers.get(tracker)
 
 
-def write_tracked(folder: Path, tracker: str, tracked: Tracked) -> None:
+def write_tracked(folder: Path, tracker: str, tracked: TrackerState) -> None:
     """Write it, durably.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from support.jobs import Durable
 
-from olm_data.runners.base import Count, Rest, whole
+from olm_data.runners.base import Count, Deferred, whole
 from olm_data.runners.local import Reporter
 
 
@@ -31,6 +31,6 @@ def test_a_reporter_adds_to_its_row_and_begins_anew_but_for_the_memory() -> None
 def test_what_is_left_of_a_task_can_be_finished_in_place(tmp_path: Path) -> None:
     job = Durable(str(tmp_path), last=0)
     begun = job.run(0, Reporter(np.zeros(len(Count), np.int64)))
-    assert isinstance(begun, Rest)
+    assert isinstance(begun, Deferred)
     assert whole(begun) == 0
     assert whole(3) == 3

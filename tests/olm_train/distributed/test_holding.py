@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ConflictError, UsageError
-from olm_train.distributed.holding import Holding, LeasePolicy
+from olm_train.distributed.holding import LeasePolicy, RunLock
 from olm_train.distributed.world import World
 
 
-def holding(folder: Path, work_dir: Path | None = None) -> Holding:
-    return Holding(str(folder), work_dir or folder, World(), LeasePolicy(), print)
+def holding(folder: Path, work_dir: Path | None = None) -> RunLock:
+    return RunLock(str(folder), work_dir or folder, World(), LeasePolicy(), print)
 
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:

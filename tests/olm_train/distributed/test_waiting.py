@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from olm_data.errors import UsageError
-from olm_train.distributed.waiting import CommConfig, RanksLostError, Waiting, broke_off, numbers
+from olm_train.distributed.waiting import (
+    CommConfig,
+    RanksLostError,
+    RankWatchdog,
+    broke_off,
+    numbers,
+)
 from olm_train.distributed.world import World
 
 
@@ -27,7 +33,7 @@ def test_only_errors_of_communication_are_taken_for_lost_ranks() -> None:
     assert broke_off(RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer"))
     assert broke_off(RuntimeError("NCCL communicator was aborted"))
     assert not broke_off(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError, match=r"^gloo"), Waiting(World(), nn.Module(), timeout=1):
+    with pytest.raises(RuntimeError, match=r"^gloo"), RankWatchdog(World(), nn.Module(), timeout=1):
         raise RuntimeError("gloo")  # alone nobody can be lost
 
 
@@ -50,7 +56,7 @@ def test_a_connection_that_broke_is_not_called_a_wait(text: str, says: str) -> N
     world = World(rank=1, size=2)
     with (
         pytest.raises(RanksLostError, match=f"rank 1 {says}") as caught,
-        Waiting(world, nn.Linear(1, 1), timeout=1.0),
+        RankWatchdog(world, nn.Linear(1, 1), timeout=1.0),
     ):
         raise RuntimeError(text)
     assert caught.value.exit_code == 5

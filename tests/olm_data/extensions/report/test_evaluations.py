@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from olm_data.extensions.report.evaluations import Score, Standing, plus_minus, point
+from olm_data.extensions.report.evaluations import EvaluationTable, Score, plus_minus, point
 from olm_data.extensions.report.run_view import RunView
 from olm_data.extensions.report.training import TrainedRun, headline, tasks_section
 from olm_data.run_log.log import Evaluation
@@ -32,7 +32,7 @@ def test_a_point_has_losses_bits_and_scores_apart() -> None:
 
 
 def test_what_stands_is_the_latest_by_step_and_not_by_time() -> None:
-    standing = Standing([entry(10, web=dict(SET)), entry(5, web={"CE loss": 9.0})])
+    standing = EvaluationTable([entry(10, web=dict(SET)), entry(5, web={"CE loss": 9.0})])
     assert [(row.group, row.step, row.bits) for row in standing.sets()] == [
         ("", 10, 1.25), ("language de", 10, 1.5),
     ]  # fmt: skip

@@ -24,7 +24,7 @@ from olm_data.run_log.log import Start, append_start
 from olm_data.run_log.watched import read_all_watched
 from olm_data.storage.store import Store
 from olm_train.checkpoint.folders import complete_folders
-from olm_train.checkpoint.portable import Portable
+from olm_train.checkpoint.portable import TrainedModel
 from olm_train.extensions.downstream import watched_run
 from olm_train.extensions.downstream.command import Evaluation, main
 from olm_train.extensions.downstream.watched_run import Watch, names_of
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_goes_while_it_is_read_is_said_and_skipped(
 ) -> None:
     opened = watched_run.open_portable
 
-    def removing(place: Any, name: str, *rest: Any, **options: Any) -> Portable:
+    def removing(place: Any, name: str, *rest: Any, **options: Any) -> TrainedModel:
         if name == "step00000004" and when == "before":
             shutil.rmtree(run / name)
         found = opened(place, name, *rest, **options)
@@ -376,7 +376,7 @@ def test_a_run_that_is_moved_away_while_it_is_read_gets_no_folder_in_its_place(
         if "any more" in text:
             stop.set()
 
-    def moved(found: Portable) -> Evaluation:
+    def moved(found: TrainedModel) -> Evaluation:
         run.rename(run.parent / "elsewhere")
         return Evaluation(found, [str(tiny_mixture.parent / "held")])
 

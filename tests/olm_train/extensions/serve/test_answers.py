@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders
 
 from olm_data.errors import ValidationError
 from olm_train.extensions.serve.answers import ChatAnswer, CompletionAnswer
-from olm_train.extensions.serve.protocol import Answer, Asked, ChatChoice, CompletionChoice
+from olm_train.extensions.serve.protocol import Answer, ChatChoice, CompletionChoice, ParsedRequest
 from olm_train.extensions.serve.worker import Piece
 from olm_train.generate.engine import Request, Scored
 
@@ -34,9 +34,9 @@ def pieces_of(tokenizer: Tokenizer, texts: Sequence[str], number: int = 0) -> li
     return found
 
 
-def asked(*prompts: tuple[int, ...], echo: bool = False) -> Asked:
+def asked(*prompts: tuple[int, ...], echo: bool = False) -> ParsedRequest:
     requests = tuple(Request(prompt=prompt, logprobs=2) for prompt in prompts)
-    return Asked(requests, ("p",) * len(prompts), (False,) * len(prompts), echo)
+    return ParsedRequest(requests, ("p",) * len(prompts), (False,) * len(prompts), echo)
 
 
 def completion_choices(answer: Answer) -> list[CompletionChoice]:

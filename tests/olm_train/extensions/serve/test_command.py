@@ -27,7 +27,7 @@ from support.talking import POSITIONS, save_talker
 from olm_data.errors import ResourceError
 from olm_train.extensions.serve.command import Server
 from olm_train.extensions.serve.worker import Job, Worker
-from olm_train.generate.engine import Engine, Request, Writing
+from olm_train.generate.engine import Engine, Generation, Request
 from olm_train.generate.loaded import LoadedModel
 from olm_train.generate.runner import Read, Runner
 from olm_train.generate.sampling import Sampling
@@ -65,7 +65,7 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def alone(loaded: LoadedModel, prompt: str, **options: Any) -> Writing:
+def alone(loaded: LoadedModel, prompt: str, **options: Any) -> Generation:
     wish = {name: options.pop(name) for name in ("temperature", "top_p", "seed") if name in options}
     asked = Request(prompt=loaded.ids_of(prompt), sampling=Sampling(**wish), **options)
     return loaded.engine().run([asked])[0]

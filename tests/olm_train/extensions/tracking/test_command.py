@@ -27,7 +27,7 @@ from support.tracked import (
 from olm_data.errors import UsageError
 from olm_data.run_log.log import Start, append_start, keep_until
 from olm_train.extensions.tracking.command import configured, main, named
-from olm_train.extensions.tracking.state import Tracked, write_tracked
+from olm_train.extensions.tracking.state import TrackerState, write_tracked
 
 READ: dict[str, Callable[[Path], Sink]] = {
     "comet": of_comet,
@@ -105,7 +105,7 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to_is_an_error_for_people(tmp_path: Path) -> None:
     write_log(tmp_path, range(1, 3))
-    write_tracked(tmp_path, "tensorboard", Tracked(key="tensorboard", step=1))
+    write_tracked(tmp_path, "tensorboard", TrackerState(key="tensorboard", step=1))
     (tmp_path / "tracking.json.tmp").mkdir()  # stands for a mount that is read-only for root too
     done = CliRunner().invoke(main, [str(tmp_path), "--to", "tensorboard"])
     assert isinstance(done.exception, SystemExit)

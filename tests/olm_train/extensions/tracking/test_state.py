@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_train.extensions.tracking.state import TRACKING, Fed, Tracked, read_tracked, write_tracked
+from olm_train.extensions.tracking.state import (
+    TRACKING,
+    TrackerCursor,
+    TrackerState,
+    read_tracked,
+    write_tracked,
+)
 
 GOLDEN = """\
 {
@@ -32,8 +38,8 @@ GOLDEN = """\
 
 
 def test_the_file_is_the_one_of_the_golden_text(tmp_path: Path) -> None:
-    fed = {"step00000010.json": Fed(time=1.5, at=12)}
-    tracked = Tracked(key="a1", step=12, lines=2, keep=7, watched=fed)
+    fed = {"step00000010.json": TrackerCursor(time=1.5, at=12)}
+    tracked = TrackerState(key="a1", step=12, lines=2, keep=7, watched=fed)
     write_tracked(tmp_path, "wandb", tracked)
     assert (tmp_path / TRACKING).read_text() == GOLDEN
     assert read_tracked(tmp_path, "wandb") == tracked
@@ -42,7 +48,7 @@ def test_the_file_is_the_one_of_the_golden_text(tmp_path: Path) -> None:
 
 def test_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     def write(n: int) -> None:
-        write_tracked(tmp_path, f"t{n % 8}", Tracked(key="k", step=n))
+        write_tracked(tmp_path, f"t{n % 8}", TrackerState(key="k", step=n))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(64)))
