@@ -1,7 +1,7 @@
 """Fields of a config.json and of a decoder's shape: one row says how some of them are each other.
 
-    config.json --ConfigReader--> Row.read of each row --> fields of DecoderConfig | all that is refused
-    DecoderConfig --------> Row.write of each row -> config.json             | all that is refused
+    config.json --ConfigReader--> Row.read of each row --> fields of DecoderConfig | all refused
+    DecoderConfig ---------------> Row.write of each row -> config.json             | all refused
 
 A row knows its fields on both sides and nothing else; a family is a tuple of rows. Nothing is
 passed over: a field of a config.json that no row read, and that is not known to be harmless, is

@@ -344,7 +344,7 @@ def test_a_trainer_that_is_killed_at_a_save_leaves_nothing_that_is_evaluated(
         "build_trainer(Path(sys.argv[1]), Path(sys.argv[2]),\n"
         "    '--trainer.callbacks.checkpointer={save_interval: 2}').fit()\n"
     )
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parents[3])
     env = {**environment(), "PYTHONPATH": f"{environment()['PYTHONPATH']}:{tests}"}
     run = tmp_path / "run"
     killed = subprocess.run(

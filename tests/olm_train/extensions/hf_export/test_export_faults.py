@@ -136,6 +136,7 @@ from olm_train.checkpoint.load import open_checkpoint
 from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.export import export
 from olm_train.extensions.hf_export.job import Options
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # which the ids are compared with
 found = open_checkpoint(sys.argv[1], World())
 before = peak()
 export(found, sys.argv[2], Options(dtype="float32", shard_bytes=int(sys.argv[3]), check="files"))
