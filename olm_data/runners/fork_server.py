@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 SOCKETS = "olm-sockets-"
-MOST_TEMPORARY = 50
-"""Bytes of TMPDIR with which a socket's path fits: `/olm-sockets-PID-XXXXXXXX/listener-XXXXXXXX`
-follow."""
+MOST_TEMPORARY = 40
+"""Bytes of TMPDIR with which a path fits: `/olm-sockets-HOST-PID-XXXXXXXX/listener-XXXXXXXX`
+follow; a socket has 108."""
 
 # A forked process starts a server of its own: it cannot wait for its parent's, as CPython tries to.
 os.register_at_fork(after_in_child=forkserver._forkserver.__init__)  # type: ignore[misc]
@@ -83,7 +85,7 @@ def own_sockets() -> None:
         return
     for place in places():
         with suppress(OSError):
-            folder = tempfile.mkdtemp(prefix=f"{SOCKETS}{os.getpid()}-", dir=place)
+            folder = tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-", dir=place)
             Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
             config["tempdir"] = folder  # as `multiprocessing` itself notes its own
             return
@@ -95,14 +97,19 @@ def places() -> list[str]:
     return [own, *SHORT] if len(os.fsencode(own)) <= MOST_TEMPORARY else list(SHORT)
 
 
+def _prefix() -> str:
+    """Return how names of this machine's folders begin: of another container no process is seen."""
+    return SOCKETS + re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())[:12] + "-"
+
+
 def abandoned_sockets() -> list[Path]:
-    """Return this user's folders of sockets whose processes are gone."""
-    found = []
+    """Return this user's folders of sockets on this machine whose processes are gone."""
+    found, prefix = [], _prefix()
     for place in dict.fromkeys(places()):
-        for folder in sorted(Path(place).glob(f"{SOCKETS}*")):
+        for folder in sorted(Path(place).glob(f"{prefix}*")):
             with suppress(OSError, ValueError):
                 if not folder.is_symlink() and folder.stat().st_uid == os.getuid():
-                    process = int(folder.name.removeprefix(SOCKETS).partition("-")[0])
+                    process = int(folder.name.removeprefix(prefix).partition("-")[0])
                     if not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
                         found.append(folder)
     return found

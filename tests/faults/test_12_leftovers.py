@@ -160,7 +160,7 @@ def test_12_in_a_local_folder_staging_folders_probes_and_heartbeats_go_and_data_
     assert verify(str(out)).ok
 
 
-def test_12_a_lease_goes_only_where_nobody_can_hold_it(tmp_path: Path) -> None:
+def test_12_a_lease_goes_only_where_nobody_can_hold_it(tmp_path: Path, scratch: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     for number, age in ((1, 4000), (2, 3000)):
         name = tmp_path / f".lease-00000{number}.json"

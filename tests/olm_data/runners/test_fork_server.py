@@ -162,6 +162,8 @@ def test_sockets_that_a_killed_process_left_are_found(tmp_path: Path) -> None:
             patch.setattr(tempfile, "tempdir", folder)
             (left,) = (path for path in abandoned_sockets() if str(path).startswith(folder))
             assert left.name.startswith("olm-sockets-")
+            patch.setattr("socket.gethostname", lambda: "elsewhere")  # its processes are not seen
+            assert not [path for path in abandoned_sockets() if str(path).startswith(folder)]
 
 
 def test_a_process_forked_beside_the_server_can_be_reached_by_a_socket_of_its_own(
