@@ -14,12 +14,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from support.pages import REPOSITORY, Block, Page
 from support.ports import free_port
 
-BORDER = "\x1e"
-"""Printed before each block; no page prints it."""
+BORDER = f"<{uuid4().hex}>"
+"""Printed before each block; what a page prints holds none, not even a random model's text."""
 
 
 @dataclass(frozen=True)
