@@ -84,6 +84,15 @@ class Lock(LockFile, frozen=True, kw_only=True):
         """Tokens of a row as trained, for each stage: its own sequence length or the lock's."""
         return tuple(stage.sequence_length or self.sequence_length for stage in self.stages)
 
+    def continues(self, digest: str, rows: int) -> bool:
+        """Return whether the first `rows` rows are those of the lock that `digest` names.
+
+        What trained on them may then go on with this lock: the one place that decides it.
+        """
+        shared = {older.digest: older.rows for older in self.extends}
+        shared[self.digest] = self.total_rows
+        return rows <= shared.get(digest, -1)
+
     def rows_drawn(self, source: int) -> int:
         """Return the rows that the run draws of the source of this index."""
         return sum(stage.rows_by_source[source] for stage in self.stages)

@@ -250,8 +250,7 @@ class DataLoader(DataLoaderBase):
             UsageError: `skip` names rows that were trained on, or no step of these batch sizes
                 ends where the state was taken.
         """
-        older = [lock.digest for lock in self.lock.extends]  # their rows are the first of ours
-        if state["lock_digest"] not in (self.lock.digest, *older):
+        if not self.lock.continues(state["lock_digest"], int(state["rows_consumed"])):
             raise ValidationError(
                 "the checkpoint was trained on another mixture",
                 where=lock_difference(state.get("lock", {}), describe_lock(self.lock)),
