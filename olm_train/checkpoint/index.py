@@ -1,7 +1,7 @@
 """`model_and_optim/index.json`: where the bytes of each tensor lie, and what is no tensor.
 
     {"format": "olm-tensors", "version": 1,
-     "files": ["rank00000.bin", ...],
+     "files": ["rank00000.safetensors", ...],
      "tensors": {"model.norm.weight": {"dtype": "float32", "shape": [16],
                                        "chunks": [[0, 4096, [0], [16]]]}},
      "values": {"optim.norm.weight.step": 3}}
@@ -35,16 +35,17 @@ MAX_BYTES = 512 << 20
 MAX_DIMENSIONS = 8
 MAX_NAME = 1024
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
-        *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-        *(torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128),
-    )
-}
-"""By name in the file: the only ones a tensor may have."""
+TAGS = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2, "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+    "BOOL": torch.bool, "C64": torch.complex64, "C128": torch.complex128,
+}  # fmt: skip
+"""By name in the header of a safetensors file; the last one the library does not know."""
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TAGS.values()}
+"""By name in the index: the only ones a tensor may have."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

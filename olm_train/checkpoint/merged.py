@@ -26,7 +26,7 @@ from olm_data.storage.disk import write_durable
 from olm_data.storage.scratch import scratch
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_train.checkpoint.documents import encoded, relative_path
-from olm_train.checkpoint.index import Chunk, Index, TensorEntry
+from olm_train.checkpoint.index import Chunk, Index
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import (
     CONFIG,
@@ -40,7 +40,7 @@ from olm_train.checkpoint.manifest import (
     step_of,
 )
 from olm_train.checkpoint.save import Contents, save_checkpoint
-from olm_train.checkpoint.tensors import TensorsFile, dtype_name, fill, tensors_file
+from olm_train.checkpoint.tensors import Box, TensorsFile, fill, tensors_file
 from olm_train.distributed.world import World
 from olm_train.optim.averaging import Weighting, shares
 
@@ -279,18 +279,22 @@ def _tokenizer(checkpoint: Checkpoint) -> str | None:
 
 def _write(checkpoints: Sequence[Checkpoint], found: Sequence[float], folder: Path) -> None:
     """Write the tensors of the mean and their index, one tensor at a time."""
-    tensors = {}
-    names = [name for name in checkpoints[0].index.tensors if name.startswith("model.")]
-    with TensorsFile(folder / tensors_file(0)) as file:
-        for name in sorted(names):
-            mean = _mean(checkpoints, found, name)
-            shape, at = tuple(mean.shape), (0,) * mean.dim()
-            chunks = (Chunk(0, file.add(mean), at, shape),) if mean.numel() else ()
-            dtype = dtype_name(mean.dtype, name)
-            tensors[name] = TensorEntry(dtype=dtype, shape=shape, chunks=chunks)
+    of = checkpoints[-1].index.tensors
+    tensors = {name: of[name] for name in sorted(of) if name.startswith("model.")}
+    boxes = {
+        name: Box(name, entry.torch_dtype, (0,) * len(entry.shape), entry.shape)
+        for name, entry in tensors.items()
+        if entry.elements
+    }
+    name = tensors_file(0)
+    with TensorsFile(folder / name, list(boxes.values())) as file:
+        for box in boxes.values():
+            start = file.add(_mean(checkpoints, found, box.tensor))
+            chunks = (Chunk(0, start, box.offsets, box.shape),)
+            tensors[box.tensor] = msgspec.structs.replace(tensors[box.tensor], chunks=chunks)
     held = checkpoints[-1].index.values.items()
     values = {name: value for name, value in held if name.startswith("model.")}
-    files = (file.path.name,) if file.path.exists() else ()
+    files = (name,) if boxes else ()
     write_durable(folder / INDEX_NAME, Index(files=files, tensors=tensors, values=values).encode())
 
 

@@ -1,10 +1,13 @@
-"""The tensors of a checkpoint as bare bytes, one file a rank, and an index of them.
+"""The tensors of a checkpoint, one safetensors file a rank, and an index of all.
 
     write: the plan of torch's distributed checkpoint: which rank writes which box of which tensor
-               -> rank00000.bin, rank00001.bin, ...   row by row, little-endian, fsynced
+               -> rank00000.safetensors, rank00001.safetensors, ...   fsynced
                -> index.json, by the coordinator
     read:  index.json, checked -> the boxes that this rank holds a part of
                -> one ranged read a box, of its rows alone -> tensor
+
+The index is what is read: one file instead of a header for each rank. The headers are there so
+that other programs can open the files.
 
 Never: pickle. torch's own storage would put each box and the index into one.
 """
@@ -15,8 +18,9 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import (
@@ -26,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
+    WriteItem,
 )
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
@@ -35,7 +40,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.errors import UsageError, ValidationError
 from olm_data.storage.disk import write_durable
 from olm_data.storage.store import Store
-from olm_train.checkpoint.index import DTYPES, Chunk, Index, TensorEntry
+from olm_train.checkpoint.index import DTYPES, TAGS, Chunk, Index, TensorEntry
 from olm_train.checkpoint.manifest import INDEX_NAME, TENSORS
 
 Piece = tuple[str, int, tuple[int, ...]]
@@ -44,19 +49,37 @@ Piece = tuple[str, int, tuple[int, ...]]
 
 def tensors_file(rank: int) -> str:
     """Return the name of the file with the tensors that a rank writes."""
-    return f"rank{rank:05d}.bin"
+    return f"rank{rank:05d}.safetensors"
+
+
+class Box(NamedTuple):
+    """A part of a tensor: the tensor's name, the dtype, where it begins in it, its shape."""
+
+    tensor: str
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How many."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class TensorsFile:
-    """A file of tensors, one after another; made when the first one comes, durable when it ends.
+    """A safetensors file; made when it gets boxes, durable when it ends.
 
     Args:
         path: of the file.
+        boxes: what will be added, in this order; not empty ones.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, boxes: Sequence[Box]) -> None:
         self._file: BinaryIO | None = None
+        if boxes:
+            header = _header(boxes)
+            self._file = open(path, "wb")  # noqa: SIM115  # closed by __exit__
+            self._file.write(len(header).to_bytes(8, "little") + header)
 
     def __enter__(self) -> TensorsFile:
         return self
@@ -69,13 +92,28 @@ class TensorsFile:
                     os.fsync(file.fileno())
 
     def add(self, tensor: Tensor) -> int:
-        """Write the elements of a dense tensor row by row; return where they begin."""
-        if self._file is None:
-            self._file = open(self.path, "wb")  # noqa: SIM115  # closed by __exit__
+        """Write the elements of the next box row by row; return where they begin."""
+        assert self._file is not None
         start = self._file.tell()
         plain = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1)
         self._file.write(plain.view(torch.uint8).numpy().data)
         return start
+
+
+def _header(boxes: Sequence[Box]) -> bytes:
+    """Return the header of the file; a box that begins a tensor has its name alone."""
+    tags = {dtype: tag for tag, dtype in TAGS.items()}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for box in boxes:
+        place = ",".join(map(str, box.offsets)) if any(box.offsets) else ""
+        entries[f"{box.tensor}@{place}" if place else box.tensor] = {
+            "dtype": tags[box.dtype],
+            "shape": box.shape,
+            "data_offsets": (at, at := at + box.bytes),
+        }
+    data = msgspec.json.encode(entries)
+    return data + b" " * (-len(data) % 8)
 
 
 class IndexedWriter(StorageWriter):
@@ -112,16 +150,14 @@ class IndexedWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's boxes of the tensors; tell the coordinator where each one lies."""
         written = []
-        with TensorsFile(self._folder / self._name) as file:
-            for item in plan.items:
-                assert item.tensor_data is not None  # values were taken out before the plan
+        items = [(item, box) for item in plan.items if (box := _box(item)).bytes]
+        with TensorsFile(self._folder / self._name, [box for _, box in items]) as file:
+            for item, box in items:
                 tensor = planner.resolve_data(item)
                 assert isinstance(tensor, Tensor)
-                if tensor.numel():
-                    sizes = tuple(item.tensor_data.chunk.sizes)
-                    piece: Piece = (self._name, file.add(tensor), sizes)
-                    size = tensor.numel() * tensor.element_size()
-                    written.append(WriteResult(item.index, size, piece))
+                assert tensor.shape == box.shape
+                piece: Piece = (self._name, file.add(tensor), box.shape)
+                written.append(WriteResult(item.index, box.bytes, piece))
         done: Future[list[WriteResult]] = Future()
         done.set_result(written)
         return done
@@ -147,6 +183,15 @@ class IndexedWriter(StorageWriter):
             )
         index = Index(files=tuple(files), tensors=tensors, values=self._values)
         write_durable(self._folder / INDEX_NAME, index.encode())
+
+
+def _box(item: WriteItem) -> Box:
+    """Return what an item of a plan writes."""
+    data = item.tensor_data
+    assert data is not None  # values were taken out before the plan
+    name, dtype = item.index.fqn, data.properties.dtype
+    dtype_name(dtype, name)
+    return Box(name, dtype, tuple(data.chunk.offsets), tuple(data.chunk.sizes))
 
 
 def dtype_name(dtype: torch.dtype, tensor: str) -> str:

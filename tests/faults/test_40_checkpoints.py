@@ -30,9 +30,18 @@ pytestmark = pytest.mark.xdist_group("pickles")  # its fixtures are made once
 
 STEP = "step00000001"
 FILES = (
-    *("model_and_optim/index.json", "model_and_optim/rank00000.bin", "train.json", "config.json"),
+    *(
+        "model_and_optim/index.json",
+        "model_and_optim/rank00000.safetensors",
+        "train.json",
+        "config.json",
+    ),
     *("mixture.lock.json", "tokenizer.json", "manifest.json"),
-    *("model_and_optim/.metadata", "model_and_optim/__0_0.distcp", "model_and_optim/rank00001.bin"),
+    *(
+        "model_and_optim/.metadata",
+        "model_and_optim/__0_0.distcp",
+        "model_and_optim/rank00001.safetensors",
+    ),
 )
 EXPORTED = ("model.safetensors", "config.json", "tokenizer.json", "mixture.lock.json", "run.json")
 

@@ -21,7 +21,7 @@ from olm_train.distributed.world import World
 
 FILES = (
     "model_and_optim/index.json",
-    "model_and_optim/rank00000.bin",
+    "model_and_optim/rank00000.safetensors",
     "train.json",
     "config.json",
     "mixture.lock.json",
@@ -60,7 +60,7 @@ def extend(path: Path) -> None:
 
 
 def add_beside(path: Path) -> None:
-    (path.parent / "rank00009.bin").write_bytes(b"stray")
+    (path.parent / "rank00009.safetensors").write_bytes(b"stray")
 
 
 DAMAGE = [(name, how) for name in FILES for how in (flip, truncate, extend, Path.unlink)] + [
@@ -85,7 +85,7 @@ def test_54_run_falls_back_says_so_and_saves_over_the_damaged_one(
     saved: Path, tiny_mixture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(saved, tmp_path / "run")
-    flip(folder / "step00000004" / "model_and_optim" / "rank00000.bin")
+    flip(folder / "step00000004" / "model_and_optim" / "rank00000.safetensors")
     build_trainer(tiny_mixture, folder, *options(6)).fit()
     said = capsys.readouterr().err
     assert "warning: checkpoint step00000004 is damaged" in said
@@ -134,7 +134,7 @@ def test_54_a_foreign_pickle_is_never_unpickled(
         def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
             return Path.touch, (canary,)
 
-    for name in ("index.json", "rank00000.bin"):
+    for name in ("index.json", "rank00000.safetensors"):
         (folder / "step00000004" / "model_and_optim" / name).write_bytes(pickle.dumps(Payload()))
     build_trainer(tiny_mixture, folder, *options(6)).fit()
     assert "falling back" in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_54_nothing_older_is_removed_while_the_newest_does_not_verify(
 
                 def damaged(*arguments: Any, **options: Any) -> str:
                     folder = real(*arguments, **options)
-                    flip(Path(folder) / "model_and_optim" / "rank00000.bin")
+                    flip(Path(folder) / "model_and_optim" / "rank00000.safetensors")
                     monkeypatch.undo()
                     return folder
 

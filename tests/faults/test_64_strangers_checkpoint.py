@@ -127,8 +127,8 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "a state of other kinds": edit("train.json", lambda value: value.update(step="1")),
     "a lock nested deeply": deep("mixture.lock.json"),
     "a tokenizer that is a link": swap("tokenizer.json", link),
-    "tensors that are a link": swap("model_and_optim/rank00000.bin", link),
-    "tensors that are a pipe": swap("model_and_optim/rank00000.bin", os.mkfifo),
+    "tensors that are a link": swap("model_and_optim/rank00000.safetensors", link),
+    "tensors that are a pipe": swap("model_and_optim/rank00000.safetensors", os.mkfifo),
     "a state that is a pipe": swap("train.json", os.mkfifo),
     "a lock that is a folder": swap("mixture.lock.json", Path.mkdir),
 }
@@ -218,7 +218,7 @@ except ValueError:
 
 def test_64_weights_that_are_no_numbers_are_told(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved / STEP, tmp_path / STEP)
-    path = folder / "model_and_optim" / "rank00000.bin"
+    path = folder / "model_and_optim" / "rank00000.safetensors"
     nan = torch.full((path.stat().st_size // 4,), torch.nan)
     path.write_bytes(nan.numpy().tobytes())
     seal(folder)

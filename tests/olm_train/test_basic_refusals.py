@@ -13,7 +13,7 @@ from torch import nn
 
 from olm_data.errors import UsageError
 from olm_train import BasicTrainModule, Duration, Trainer
-from olm_train.checkpoint.tensors import TensorsFile
+from olm_train.checkpoint.tensors import Box, TensorsFile
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,10 @@ def test_state_that_no_checkpoint_can_hold_is_refused_at_the_first_step(
 
 def test_a_conjugated_state_comes_back(tmp_path: Path) -> None:
     values = torch.tensor([1 + 2j, 3 - 4j]).conj()
-    with TensorsFile(tmp_path / "tensors") as file:
-        file.add(values)
-    assert np.fromfile(tmp_path / "tensors", np.complex64).tolist() == values.tolist()
+    with TensorsFile(tmp_path / "tensors", [Box("x", values.dtype, (0,), (2,))]) as file:
+        start = file.add(values)
+    found = np.fromfile(tmp_path / "tensors", np.complex64, offset=start)
+    assert found.tolist() == values.tolist()
 
 
 def loss_of_images(output: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from olm_data.errors import ValidationError, printable
 from olm_data.storage.store import Store
 from olm_data.storage.version import OneVersion
 from olm_data.threads import READERS, in_order
+from olm_train.checkpoint.index import TAGS
 from olm_train.extensions.hf.tensors import Slices
 
 MOST_HEADER = 100_000_000
@@ -30,12 +31,6 @@ MOST_HEADER = 100_000_000
 PIECE = 8 << 20
 """Bytes of rows that one request reads, if a row is not longer."""
 _METADATA = "__metadata__"
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -97,7 +92,7 @@ class RangedSlice:
 
     def __getitem__(self, where: Slices) -> Tensor:
         """Return the block at slices that lie within the shape."""
-        entry, dtype = self._entry, _DTYPES[self._entry.dtype]
+        entry, dtype = self._entry, TAGS[self._entry.dtype]
         block = torch.empty([s.stop - s.start for s in where], dtype=dtype)
         if block.numel() == 0:
             return block
@@ -146,7 +141,7 @@ def _header(file: OneVersion) -> tuple[int, dict[str, _Entry]]:
         raise damaged(str(error), file.url) from error
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        dtype, (first, last) = _DTYPES.get(entry.dtype), entry.data_offsets
+        dtype, (first, last) = TAGS.get(entry.dtype), entry.data_offsets
         wanted = None if dtype is None else math.prod(entry.shape) * dtype.itemsize
         if first != at or last < first or wanted not in (None, last - first):
             raise damaged(f"the place of the tensor {name[:80]} is wrong", file.url)

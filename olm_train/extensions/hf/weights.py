@@ -17,6 +17,7 @@ from torch import Tensor
 from olm_data.errors import InputError, ValidationError, printable
 from olm_data.regular_files import open_regular
 from olm_data.storage.store import Store, is_remote
+from olm_train.checkpoint.index import TAGS
 from olm_train.extensions.hf.ranged import RangedFile, damaged
 from olm_train.extensions.hf.tensors import Slices
 
@@ -97,7 +98,8 @@ class SafeTensors:
                 )
             block = self._found[name] = file.get_slice(name)
             self._dtypes[block.get_dtype()] += 1
-            self.bytes += torch.Size(block.get_shape()).numel() * _SIZES.get(block.get_dtype(), 4)
+            size = TAGS.get(block.get_dtype(), torch.float32).itemsize
+            self.bytes += torch.Size(block.get_shape()).numel() * size
 
     def read(self, name: str, where: Slices) -> Tensor:
         """Return a block of a tensor.
@@ -125,6 +127,5 @@ class SafeTensors:
         return tuple(self._found[name].get_shape())
 
 
-_SIZES = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1}
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Dtypes whose values are the weights; others are quantised, and need more than a cast."""

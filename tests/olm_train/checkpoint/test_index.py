@@ -67,11 +67,13 @@ FIRST = Chunk(0, 0, (0,), (4,))
 def test_tensors_that_the_bytes_cannot_be_are_refused(
     tensors: dict[str, TensorEntry], why: str
 ) -> None:
-    index = Index(files=("rank00000.bin",), tensors=tensors, values={"v": 1})
+    index = Index(files=("rank0.safetensors",), tensors=tensors, values={"v": 1})
     with pytest.raises(ValidationError) as refused:
-        index.check({"rank00000.bin": 8}, "index.json")
+        index.check({"rank0.safetensors": 8}, "index.json")
     assert why in str(refused.value.why)
-    Index(files=("rank00000.bin",), tensors={"a": entry(FIRST)}).check({"rank00000.bin": 4}, "i")
+    Index(files=("rank0.safetensors",), tensors={"a": entry(FIRST)}).check(
+        {"rank0.safetensors": 4}, "i"
+    )
 
 
 @pytest.mark.parametrize(

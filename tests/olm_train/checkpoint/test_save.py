@@ -73,7 +73,7 @@ def test_a_run_goes_on_from_s3_on_another_machine_as_if_it_had_never_stopped(
 
 
 def cut(store: Store) -> None:
-    name = next(e.name for e in store.entries() if e.name.endswith("/rank00000.bin"))
+    name = next(e.name for e in store.entries() if e.name.endswith("/rank00000.safetensors"))
     store.put(name, store.read(name)[:-1])
 
 

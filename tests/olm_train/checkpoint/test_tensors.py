@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.distributed import run_ranks
 from support.runs import build_trainer, group_world, metrics
 from support.training import build, digest, full, train
 
-from olm_train.checkpoint.index import DTYPES
+from olm_data.storage.store import Store
+from olm_train.checkpoint.index import DTYPES, Chunk, Index, TensorEntry
 from olm_train.checkpoint.load import open_checkpoint
 from olm_train.checkpoint.manifest import Kind
 from olm_train.checkpoint.save import Contents, save_checkpoint
+from olm_train.checkpoint.tensors import Box, TensorsFile, fill, tensors_file
 from olm_train.distributed.world import World
 
 
@@ -43,6 +46,40 @@ def test_tensors_of_every_dtype_and_shape_come_back_bit_for_bit(tmp_path: Path) 
     for name, value in state.items():
         one, other = (t.contiguous().reshape(-1).view(torch.uint8) for t in (value, found[name]))
         assert torch.equal(one, other), name
+
+
+def test_the_library_of_the_container_opens_the_file_of_a_rank(tmp_path: Path) -> None:
+    state = {"w": torch.randn(3, 2), "b": torch.ones(5, dtype=torch.bfloat16), "n": torch.tensor(7)}
+    contents = Contents(
+        step=1, kind=Kind.final, state={"model": state}, documents={}, lock_digest=""
+    )
+    place = save_checkpoint(tmp_path, contents, World(), work_dir=tmp_path)
+    found = load_file(Path(place) / "model_and_optim" / tensors_file(0))
+    assert found.keys() == {f"model.{name}" for name in state}
+    assert all(torch.equal(found[f"model.{name}"], value) for name, value in state.items())
+
+
+def test_boxes_of_one_tensor_have_names_of_their_own(tmp_path: Path) -> None:
+    whole = torch.arange(12).reshape(6, 2)
+    boxes = [Box("w", whole.dtype, (at, 0), (3, 2)) for at in (0, 3)]
+    with TensorsFile(tmp_path / "x.safetensors", boxes) as file:
+        for at in (0, 3):
+            file.add(whole[at : at + 3])
+    found = load_file(tmp_path / "x.safetensors")
+    assert torch.equal(torch.cat([found["w"], found["w@3,0"]]), whole)
+
+
+def test_a_file_of_before_without_a_header_is_read(tmp_path: Path) -> None:
+    values = torch.randn(4, 3)
+    (tmp_path / "model_and_optim").mkdir()
+    (tmp_path / "model_and_optim" / "rank00000.bin").write_bytes(values.numpy().tobytes())
+    chunk = Chunk(0, 0, (0, 0), (4, 3))
+    entry = TensorEntry(dtype="float32", shape=(4, 3), chunks=(chunk,))
+    index = Index(files=("rank00000.bin",), tensors={"model.w": entry})
+    index.check({"rank00000.bin": 48}, "index.json")
+    found = torch.zeros(4, 3)
+    fill({"model.w": found}, Store(str(tmp_path)), index)
+    assert torch.equal(found, values)
 
 
 VALUES = {
