@@ -5,12 +5,13 @@
     names(group) -> ["wandb", ...]        path_of(group, "wandb") -> "module:Class"
     load(group, "wandb") -> the class; nothing is imported before
 
-Our own extensions come in by the same groups as those of others, and the core imports neither.
+Our own parts come in by the same groups as those of others. The core imports no extension.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -70,3 +71,26 @@ def load(group: str, name: str) -> Any:
     for part in attribute.split("."):
         found = getattr(found, part)
     return found
+
+
+class Parts(Mapping[str, Any]):
+    """What has a name in a group, by name, imported when it is looked up.
+
+    Args:
+        group: of entry points.
+        first: the name that comes before the others: the default.
+    """
+
+    def __init__(self, group: str, first: str) -> None:
+        self._group, self._first = group, first
+
+    def __getitem__(self, name: str) -> Any:
+        if path_of(self._group, name) is None:
+            raise KeyError(name)
+        return load(self._group, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([self._first, *names(self._group)]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

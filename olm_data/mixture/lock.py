@@ -32,7 +32,7 @@ from olm_data.mixture.lock_format import (
     take_order,
 )
 from olm_data.order.base import Order
-from olm_data.order.orders import DEFAULT, lock_keys
+from olm_data.order.orders import lock_key
 from olm_data.order.schedule import VERSION as ORDER
 from olm_data.order.schedule import Schedule, Stage
 from olm_data.packing.base import Packing
@@ -240,9 +240,9 @@ class Lock(LockFile, frozen=True, kw_only=True):
         content: JsonObject = msgspec.to_builtins(self)
         del content["folder"]
         content |= {"order": ORDER, "packing": self.packing.name}
-        for key, order in lock_keys().items():
-            if type(self.order) is order is not DEFAULT:
-                content[key] = msgspec.to_builtins(self.order)
+        key = lock_key(self.order)
+        if key is not None:
+            content[key] = msgspec.to_builtins(self.order)
         return content
 
     def write(

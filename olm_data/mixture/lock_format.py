@@ -23,7 +23,7 @@ from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.dataset.view import ViewInfo
 from olm_data.decoding import convert
 from olm_data.order.base import Order
-from olm_data.order.orders import DEFAULT, lock_keys
+from olm_data.order.orders import DEFAULT, orders_at
 from olm_data.order.slots import MAX_BLOCK
 from olm_data.packing.base import Packing
 from olm_data.packing.concat import rows_in, unused_tail
@@ -143,7 +143,7 @@ class LockFile(
     """The keys of `mixture.lock.json`; one with a default is left out where it is not used.
 
     Beside them stand `packing`, its name; `order`, which is the version of the schedule; and the
-    order of the rows under a key of its own (`orders.lock_keys`).
+    order of the rows under a key of its own (`orders.lock_key`).
     """
 
     format: str
@@ -219,14 +219,13 @@ def manifest_stages(lock: LockFile) -> list[ManifestStage]:
 
 def take_order(content: JsonObject) -> Order:
     """Return the order of a lock, and take its key out of the file's content."""
-    kinds = lock_keys()
-    found = [key for key in kinds if key in content]
+    found = orders_at(content.keys() - {"order", "packing", *LockFile.__struct_fields__})
     if len(found) > 1:
-        names = ", ".join(kinds[key].name for key in found)
+        names = ", ".join(sorted(order.name for order in found.values()))
         raise msgspec.ValidationError(f"a lock has one order, not {names}")
-    if not found:
-        return DEFAULT()
-    return convert(content.pop(found[0]), kinds[found[0]])
+    for key, order in found.items():
+        return convert(content.pop(key), order)
+    return DEFAULT()
 
 
 def is_consistent(lock: LockFile, order: Order, packing: Packing) -> bool:

@@ -3,29 +3,21 @@
     manifest `order: NAME` -> ORDERS[NAME]        lock {"windowed": {...}} <-> Windowed
 
 In a lock, an order stands under a key of its own, its name with `_` for `-`; the default order has
-none. Pure.
+none. A name is an entry point of the group `olm_data.orders`. Pure.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from olm_data.order.base import Order, OrderKeys
-from olm_data.order.olmo_core import OlmoCore
 from olm_data.order.shuffled import Shuffled
-from olm_data.order.windowed import Windowed
+from olm_data.plugins import Parts
 
 DEFAULT = Shuffled
 
-ORDERS: dict[str, type[Order]] = {}
-
-
-def register(order: type[Order]) -> type[Order]:
-    """Make an order known by its name; also a decorator."""
-    ORDERS[order.name] = order
-    return order
-
-
-for _order in (Shuffled, Windowed, OlmoCore):
-    register(_order)
+ORDERS: Mapping[str, type[Order]] = Parts("olm_data.orders", DEFAULT.name)
+"""The first one is the default."""
 
 
 def manifest_orders() -> dict[str, type[OrderKeys]]:
@@ -33,6 +25,12 @@ def manifest_orders() -> dict[str, type[OrderKeys]]:
     return {name: order.keys or order for name, order in ORDERS.items()}
 
 
-def lock_keys() -> dict[str, type[Order]]:
-    """Return the orders by the keys under which locks hold them."""
-    return {name.replace("-", "_"): order for name, order in ORDERS.items()}
+def lock_key(order: Order) -> str | None:
+    """Return the key under which a lock holds an order; None: it is the default."""
+    return None if type(order) is DEFAULT else order.name.replace("-", "_")
+
+
+def orders_at(keys: Iterable[str]) -> dict[str, type[Order]]:
+    """Return the orders that locks hold under some of these keys."""
+    names = {key: key.replace("_", "-") for key in keys}
+    return {key: ORDERS[name] for key, name in names.items() if name in ORDERS}

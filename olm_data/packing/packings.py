@@ -1,28 +1,22 @@
-"""The packings there are, by their names in a manifest and a lock."""
+"""The packings there are, by their names in a manifest and a lock.
+
+A name is an entry point of the group `olm_data.packings`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
 from olm_data.order.base import Order, OrderKeys
 from olm_data.packing.base import Packing
-from olm_data.packing.best_fit import BestFit
 from olm_data.packing.concat import Concat
-from olm_data.packing.document import Document
 from olm_data.packing.instances import Instances
+from olm_data.plugins import Parts
 
-PACKINGS: dict[str, type[Packing]] = {}
+PACKINGS: Mapping[str, type[Packing]] = Parts("olm_data.packings", Concat.name)
 """The first one is the default."""
-
-
-def register(packing: type[Packing]) -> type[Packing]:
-    """Make a packing known by its name; also a decorator."""
-    PACKINGS[packing.name] = packing
-    return packing
-
-
-for _packing in (Concat, BestFit, Document):
-    register(_packing)
 
 
 def from_lock(name: object, order: Order) -> Packing:

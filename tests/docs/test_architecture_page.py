@@ -1,12 +1,15 @@
 """The worked examples of docs/explanation/architecture.md: a fourth order, a fourth packing.
 
-Each is run as it stands there, in this process, so that what it registered can be tried further.
+Each is installed as it stands there, for this process, so that it can be tried further.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import re
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from support.pages import REPOSITORY, Block, printed, read_page
 from support.small_datasets import write_dataset
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError
+from olm_data.errors import UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.order.orders import ORDERS
@@ -25,40 +28,55 @@ from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
 
 NAME = "docs/explanation/architecture.md"
-EXAMPLES = [b for b in read_page(NAME, REPOSITORY / NAME).blocks if b.language == "python"]
+BLOCKS = read_page(NAME, REPOSITORY / NAME).blocks
 MANIFEST = next(
-    b.text.split("<<'YAML'\n")[1].split("YAML\n")[0]
-    for b in read_page(NAME, REPOSITORY / NAME).blocks
-    if "mix.yaml" in b.text
+    b.text.split("<<'YAML'\n")[1].split("YAML\n")[0] for b in BLOCKS if "mix.yaml" in b.text
 )
 S = 16
 
 
+def install(text: str, folder: Path) -> str:
+    """What a block that writes a module and its package would install; the module's name."""
+    files = dict(re.findall(r"^cat > (\S+) <<'\w+'\n(.*?)^[A-Z]+$", text, re.MULTILINE | re.DOTALL))
+    project = tomllib.loads(files.pop("pyproject.toml"))["project"]
+    ((module, code),) = files.items()
+    (folder / module).write_text(code)
+    about = folder / f"{project['name']}-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1\n")
+    ((group, names),) = project["entry-points"].items()
+    lines = [f"{name} = {value}" for name, value in names.items()]
+    (about / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    return module.removesuffix(".py")
+
+
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Lock]]:
-    """Run the example whose class has a name; give its lock. What it registers is taken back."""
+    """Install the example whose class has a name, run what tries it, give its lock."""
     rng = np.random.default_rng(1)
     sizes = rng.integers(1, 3 * S, 60)
     shards = [[rng.integers(1, 50_000, n).tolist() for n in part] for part in (sizes[:40], sizes)]
     write_dataset(tmp_path / "tokens" / "stories", [shards[0], shards[1][40:]])
     (tmp_path / "mix.yaml").write_text(MANIFEST)
     monkeypatch.chdir(tmp_path)
-    before = [dict(registry) for registry in (ORDERS, PACKINGS)]
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = []
 
     def run(name: str) -> Lock:
-        block: Block = next(b for b in EXAMPLES if f"class {name}(" in b.text)
+        at = next(n for n, b in enumerate(BLOCKS) if f"class {name}(" in b.text)
+        modules.append(install(BLOCKS[at].text, tmp_path))
+        trial: Block = BLOCKS[at + 1]
         said = io.StringIO()
         scope: dict[str, Any] = {"__name__": "example"}
         with contextlib.redirect_stdout(said):
-            exec(compile(block.text, str(block), "exec", dont_inherit=True), scope)
-        assert printed(block, said.getvalue()) is None
+            exec(compile(trial.text, str(trial), "exec", dont_inherit=True), scope)
+        assert printed(trial, said.getvalue()) is None
         lock: Lock = scope["lock"]
         return lock
 
     yield run
-    for registry, names in zip((ORDERS, PACKINGS), before, strict=True):
-        for name in set(registry) - set(names):
-            del registry[name]  # type: ignore[attr-defined]
+    for module in modules:
+        del sys.modules[module]
 
 
 def test_the_fourth_order_is_read_locked_and_inverted(ran: Callable[[str], Lock]) -> None:
@@ -100,5 +118,16 @@ def test_the_fourth_packing_is_planned_locked_and_read(ran: Callable[[str], Lock
             assert batch.labels[0].tolist() == labels + [-100] * (S - len(labels))
 
 
-def test_what_the_examples_register_is_gone_again() -> None:
-    assert (len(ORDERS), len(PACKINGS)) == (3, 3)
+def test_a_lock_whose_order_is_not_installed_is_refused(
+    ran: Callable[[str], Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran("Sequential")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(Path.cwd())])
+    assert "sequential" not in ORDERS
+    with pytest.raises(ValidationError, match="sequential"):
+        Lock.read("sequential.lock.json")
+
+
+def test_only_ours_are_there_without_a_package() -> None:
+    assert list(ORDERS) == ["global", "olmo-core", "windowed"]
+    assert list(PACKINGS) == ["concat", "best_fit", "document"]

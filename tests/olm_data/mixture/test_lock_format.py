@@ -13,7 +13,7 @@ from olm_data.errors import ValidationError
 from olm_data.mixture.lock import UNDIGESTED, Lock
 from olm_data.mixture.lock_format import take_order
 from olm_data.order.base import SourceSize
-from olm_data.order.orders import lock_keys, manifest_orders
+from olm_data.order.orders import lock_key, manifest_orders
 
 
 def test_a_lock_has_the_keys_that_it_uses() -> None:
@@ -36,12 +36,12 @@ def test_a_lock_gives_back_its_order(name: str, keys: dict[str, int]) -> None:
     lock = msgspec.structs.replace(lock, order=manifest_orders()[name](**keys).compile(sizes))
     content = json.loads(lock.encode())
     assert take_order(content) == lock.order
-    assert not {key for key in content if key in lock_keys()}
+    assert lock_key(lock.order) not in content
 
 
 def test_a_lock_has_one_order() -> None:
     two = {"windowed": {"window_chunks": 1, "chunk_rows": [1]}, "olmo_core": {"batch_rows": 1}}
-    with pytest.raises(msgspec.ValidationError, match="one order, not windowed, olmo-core"):
+    with pytest.raises(msgspec.ValidationError, match="one order, not olmo-core, windowed"):
         take_order(two)
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         take_order({"windowed": {"window_chunks": 1, "chunk_rows": [1], "more": 1}})
