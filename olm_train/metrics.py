@@ -59,7 +59,7 @@ class MetricsBuffer:
         """Keep the metrics of `step`: numbers, or tensors of one element on any device."""
         kept = self._steps.setdefault(step, {})
         for name, value in metrics.items():
-            kept[name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
+            kept[name] = _detached(value) if isinstance(value, torch.Tensor) else float(value)
 
     def record_one(
         self, step: int, name: str, value: torch.Tensor | float, reduce: Reduce | None
@@ -167,6 +167,23 @@ class MetricsBuffer:
                 kinds.setdefault(key, reduce)
                 values.setdefault(key, []).append(value)
         return {key: kinds[key].of(each) for key, each in values.items()}
+
+
+def _detached(value: torch.Tensor) -> torch.Tensor:
+    """Return a value without its graph; its ranks need not do so together.
+
+    From torch 2.15 on, `detach` of a norm that is not yet reduced reduces it.
+    """
+    if not isinstance(value, DTensor):
+        return value.detach()
+    return DTensor.from_local(
+        value.to_local().detach(),
+        value.device_mesh,
+        value.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
 
 
 def _number(value: object) -> float | None:

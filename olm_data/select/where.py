@@ -252,7 +252,7 @@ class _Reader:
     def _column(self, tree: ast.expr) -> str | None:
         if isinstance(tree, ast.Attribute):  # meta.score
             above = self._column(tree.value)
-            return None if above is None else f"{above}.{tree.attr}"
+            return None if above is None else f"{above}.{self._names.get(tree.attr, tree.attr)}"
         if not isinstance(tree, ast.Name) or tree.id in _WORDS:
             return None
         return self._names.get(tree.id, tree.id)

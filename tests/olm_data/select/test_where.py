@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from olm_data.errors import UsageError
@@ -79,6 +79,7 @@ def test_what_is_not_of_the_language_is_refused_with_a_reason(text: str, why: st
 
 
 @settings(max_examples=300)
+@example("A.``")
 @given(st.text(max_size=40) | st.text("ab01<>=!()[],'\"` \nnotinadrs.\\", max_size=40))
 def test_any_text_is_an_expression_or_a_usage_error(text: str) -> None:
     try:
