@@ -35,6 +35,11 @@ class ByteStream(Protocol):
         ...
 
 
+def buffered(stream: ByteStream, size: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
+    """Return a stream as a binary file; `size` bytes are read at a time."""
+    return io.BufferedReader(_Raw(stream), size)
+
+
 class DecompressionError(Exception):
     """A compressed file is truncated or damaged, or asks for too much memory."""
 
@@ -78,11 +83,14 @@ def unpacked(stored: bytes, codec: str, limit: int) -> bytes:
 
 def readable(file: IO[bytes], codec: str) -> io.BufferedReader:
     """Return the content of a compressed file as a file of which lines can be read."""
-    return io.BufferedReader(_Raw(decompressed(file, codec)))
+    return buffered(decompressed(file, codec))
 
 
 class _Raw(io.RawIOBase):
+    """A stream with `read(n)` only, for `io.BufferedReader`."""
+
     def __init__(self, stream: ByteStream) -> None:
+        super().__init__()
         self._stream = stream
 
     def readable(self) -> bool:

@@ -68,7 +68,7 @@ def load(group: str, name: str) -> Any:
         )
     module, _, attribute = path.partition(":")
     found: Any = importlib.import_module(module)
-    for part in attribute.split("."):
+    for part in filter(None, attribute.split(".")):
         found = getattr(found, part)
     return found
 

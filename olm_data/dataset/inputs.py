@@ -18,7 +18,6 @@ from olm_data.select.where import Node, parse
 if TYPE_CHECKING:
     import pyarrow as pa  # training opens manifests and needs no Arrow
 
-Format = Literal["jsonl", "json", "csv", "parquet", "arrow", "txt", "hub", "own"]
 PositionKind = Literal["row", "line", "byte"]
 
 Share = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}(?:/0*[1-9][0-9]{0,17})?$")]
@@ -48,7 +47,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "own").
         revision: opaque string that changes when the content may have changed (mtime and size, or
             ETag); never digested. Compare with `current_revision(input)`.
-        format: how to read it.
+        format: how to read it, a name in `olm_data.formats`.
         position: what `DocumentBatch.positions` counts in this input: "row" (0-based), "line"
             (0-based) or "byte" (offset of the line or document in the decompressed file).
         until: position of the last record to read, or None to read them all (see `--limit`).
@@ -58,7 +57,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     url: str
     bytes: Size
     revision: str
-    format: Format
+    format: Annotated[str, msgspec.Meta(max_length=64)]
     position: PositionKind
     until: Size | None = None
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from olm_data.arrow_values import strings
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
-from olm_data.decompress import ByteStream
+from olm_data.decompress import ByteStream, buffered
 from olm_data.errors import InputError, printable
 from olm_data.select.evaluate import matches
 from olm_data.select.where import leaves, wanted_kinds
@@ -159,9 +159,9 @@ class _Lines:
     """
 
     def __init__(self, stream: ByteStream, input: InputFile) -> None:
-        buffered = io.BufferedReader(_Raw(stream), _PIECE)
+        file = buffered(stream, _PIECE)
         # newline="": a lone carriage return ends a line, too, and none is changed
-        self._text = io.TextIOWrapper(buffered, "utf-8", errors="surrogateescape", newline="")
+        self._text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
         self._input, self._place = input, 0
         self.row, self.size = io.StringIO(newline=""), 0
         self.begin, self.at_end = 0, False
@@ -200,22 +200,6 @@ class _Lines:
         self.row.write(line)
         self.size += size
         return line
-
-
-class _Raw(io.RawIOBase):
-    """A stream with `read(n)` only, for `io.BufferedReader`."""
-
-    def __init__(self, stream: ByteStream) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 @contextmanager

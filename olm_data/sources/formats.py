@@ -8,13 +8,17 @@ Never: opens a file.
 from __future__ import annotations
 
 import posixpath
+from functools import cache
 
 import msgspec
 
-from olm_data.dataset.inputs import Format, InputFile, PositionKind, Unit
+from olm_data import plugins
+from olm_data.dataset.inputs import InputFile, PositionKind, Unit
 from olm_data.errors import InputError, printable
 
-FORMATS: dict[str, Format] = {
+GROUP = "olm_data.formats"
+
+FORMATS: dict[str, str] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
@@ -39,14 +43,11 @@ CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".xz": "xz", ".bz2": "
 KNOWN = f"{', '.join(FORMATS)}, and .gz, .zst, .xz or .bz2 after JSON, CSV and text"
 TEXT_PER_COMPRESSED_BYTE = 3  # for planning only
 _STREAMED = frozenset({"jsonl", "csv", "txt"})
-POSITIONS: dict[Format, PositionKind] = {
+_POSITIONS: dict[str, PositionKind] = {
     "jsonl": "byte",
-    "json": "row",
-    "csv": "row",
-    "parquet": "row",
-    "arrow": "row",
     "txt": "byte",
 }
+"""Of others, rows are counted."""
 
 
 def codec_of(name: str) -> str | None:
@@ -54,13 +55,19 @@ def codec_of(name: str) -> str | None:
     return CODECS.get(posixpath.splitext(name.lower())[1])
 
 
-def format_of(name: str) -> Format | None:
+def format_of(name: str) -> str | None:
     """Return the format that a file's name tells, or None."""
     stem, end = posixpath.splitext(name.lower())
     if end in CODECS:
-        inner = FORMATS.get(posixpath.splitext(stem)[1])
-        return inner if inner in _STREAMED else None
-    return FORMATS.get(end)
+        inner = posixpath.splitext(stem)[1]
+        return FORMATS[inner] if FORMATS.get(inner) in _STREAMED else _others().get(inner)
+    return FORMATS.get(end) or _others().get(end)
+
+
+@cache
+def _others() -> dict[str, str]:
+    """Return the formats that other packages bring, by endings."""
+    return {f".{name}": name for name in plugins.names(GROUP) if name not in plugins.ours(GROUP)}
 
 
 def is_json(name: str) -> bool:
@@ -71,7 +78,7 @@ def is_json(name: str) -> bool:
 
 def as_array(input: InputFile) -> InputFile:
     """Return the input as one JSON array."""
-    return msgspec.structs.replace(input, format="json", position=POSITIONS["json"])
+    return msgspec.structs.replace(input, format="json", position="row")
 
 
 def describe(url: str, size: int, revision: str) -> InputFile:
@@ -87,7 +94,7 @@ def describe(url: str, size: int, revision: str) -> InputFile:
             where=printable(url),
             fix=f"convert it, or name it by what it is: {KNOWN}",
         )
-    position = "line" if kind == "jsonl" and codec_of(url) else POSITIONS[kind]
+    position = "line" if kind == "jsonl" and codec_of(url) else _POSITIONS.get(kind, "row")
     return InputFile(
         path=url, url=url, bytes=size, revision=revision, format=kind, position=position
     )

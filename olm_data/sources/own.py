@@ -12,11 +12,9 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import numpy as np
 import pyarrow as pa
 
 from olm_data.config.convert import parse
@@ -24,25 +22,19 @@ from olm_data.config.hints import fields_of
 from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
-from olm_data.errors import InputError, OlmError, UsageError, printable, said_by
+from olm_data.errors import InputError, UsageError, printable
 from olm_data.plugins import path_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
-from olm_data.sources.columns import kinds_of, table_batches, table_schema
 from olm_data.sources.hub import UNKNOWN_BYTES
+from olm_data.sources.rows import Row, columns_of, documents_of, running, tables_of
 
 GROUP = "olm_data.sources"
 """Entry points of packages that have sources."""
-
-ROWS = 256
-"""Rows taken at a time; batches are cut by bytes afterwards."""
 
 OPTIONS = ("subset", "root", "split")
 """Options of a command that are fields of the class, where it has them."""
 
 _SCHEME = "own:"
-
-Row = str | Mapping[str, Any]
-"""A text, or a record with its text in a column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +79,7 @@ def list_inputs(path: str, options: Mapping[str, str]) -> tuple[InputFile, ...]:
         InputError: it fails, or gives a name twice.
     """
     source = _made(path, options, f"--source {path}")
-    with _running(path, "parts"):
+    with running(f"the source {path}", "parts"):
         parts = list(source.parts())
         sizes = [(source.size(part), source.revision(part)) for part in parts]
     given = "".join(f",{name}={value}" for name, value in sorted(options.items()))
@@ -107,7 +99,7 @@ def list_inputs(path: str, options: Mapping[str, str]) -> tuple[InputFile, ...]:
 def current_revision(input: InputFile) -> str:
     """Return what the revision of a part is now."""
     path, part, options = _place(input)
-    with _running(path, part):
+    with running(f"the source {path}", part):
         return _made(path, options, input.path).revision(part)
 
 
@@ -122,22 +114,12 @@ def read(scan: Scan) -> Iterator[DocumentBatch]:
     Raises:
         InputError: there is no such text column, or the source fails.
     """
-    row = 0
-    for table in _tables(scan.input, scan.options.text_column):
-        if scan.is_past(row):
-            return
-        table_schema(table.schema, scan.input, scan.options)
-        positions = np.arange(row, row + len(table), dtype=np.int64)
-        row += len(table)
-        yield from table_batches(scan, table, positions)
+    yield from documents_of(_tables(scan.input, scan.options), scan)
 
 
 def columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
     """Return the columns of a part's first rows. Raises as `table_schema`."""
-    first = next(_tables(input, options.text_column), None)
-    if first is None:
-        return {options.text_column: {"string"}}
-    return kinds_of(table_schema(first.schema, input, options))
+    return columns_of(_tables(input, options), input, options)
 
 
 def refuse_untrusted(inputs: Iterable[InputFile], where: str) -> None:
@@ -161,45 +143,10 @@ def untrusted(path: str, where: str) -> InputError:
     )
 
 
-def _tables(input: InputFile, text: str) -> Iterator[pa.RecordBatch]:
-    path, part, options = _place(input)
-    source = _made(path, options, input.path)
-    with _running(path, part):
-        rows = iter(source.rows(part))
-    while True:
-        with _running(path, part):
-            some = list(islice(rows, ROWS))
-        if not some:
-            return
-        yield _table([_record(row, text, input) for row in some], text, input)
-
-
-def _record(row: Any, text: str, input: InputFile) -> dict[str, Any]:
-    if isinstance(row, str):
-        return {text: row}
-    if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-        raise InputError(
-            f"a row is of type {type(row).__name__}, neither a text nor a record",
-            where=input.path,
-            fix="let rows yield strings, or mappings with string keys",
-        )
-    return dict(row)
-
-
-def _table(rows: list[dict[str, Any]], text: str, input: InputFile) -> pa.RecordBatch:
-    names = dict.fromkeys(name for row in rows for name in row)
-    found = {name: [row.get(name) for row in rows] for name in names}
-    texts = found.get(text)
-    if texts is not None and all(isinstance(value, str | None) for value in texts):
-        # a lone surrogate is then no UTF-8, and counted as such
-        data = [None if t is None else t.encode(errors="surrogatepass") for t in texts]
-        found[text] = pa.array(data, pa.large_binary())
-    try:
-        return pa.RecordBatch.from_pydict(found)
-    except (pa.ArrowException, UnicodeError, OverflowError) as error:
-        raise InputError(
-            "the values of a column are of several types", where=input.path, why=said_by(error)
-        ) from error
+def _tables(input: InputFile, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    path, part, given = _place(input)
+    source = _made(path, given, input.path)
+    return tables_of(lambda: source.rows(part), f"the source {path}", input, options.text_column)
 
 
 def _place(input: InputFile) -> tuple[str, str, dict[str, str]]:
@@ -227,20 +174,3 @@ def _made(path: str, options: Mapping[str, str], where: str) -> OwnSource:
     values = Values(dict(options), file=where)
     source: OwnSource = parse(kind, values)
     return source
-
-
-class _running:
-    """Turns what goes wrong in code of somebody's own into an error that names it."""
-
-    def __init__(self, path: str, part: str) -> None:
-        self._path, self._part = path, part
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, OlmError):
-            raise InputError(
-                f"the source {self._path} fails: {type(error).__name__}: {said_by(error)}",
-                where=self._part,
-            ) from error

@@ -3,26 +3,28 @@
     plan_units -> [Unit]
     read_units -> reader of the input's format -> --exclude-ids -> --sample -> small batches joined
 
-A format is one module with the functions of `Reader`, named in `READERS`. `where` is for the
-readers themselves, which apply it before they read the text.
+A format is one module with the functions of `Reader`, or a `RowFormat`: an entry point of
+`olm_data.formats`. `where` is for the readers themselves, which apply it before they read the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Protocol
 
-from olm_data.dataset.inputs import Format, InputFile, ReadOptions, Unit
+from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
+from olm_data.errors import InputError, printable
+from olm_data.plugins import Parts
 from olm_data.select.digests import content_hashes, document_digests
 from olm_data.select.selection import IdSet, drawn
-from olm_data.sources import arrow, csv_table, hub, json_array, jsonl, own, parquet, txt
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.buffers import choose, merge
+from olm_data.sources.formats import GROUP
 
 
 class Reader(Protocol):
-    """How one format is read; a module."""
+    """How one format is read; a module, or an object."""
 
     def columns(self, input: InputFile, options: ReadOptions) -> ColumnKinds:
         """Look at the start of an input; refuse it where it has no text."""
@@ -39,16 +41,23 @@ class Reader(Protocol):
         ...
 
 
-READERS: dict[Format, Reader] = {
-    "jsonl": jsonl,
-    "json": json_array,
-    "csv": csv_table,
-    "parquet": parquet,
-    "arrow": arrow,
-    "txt": txt,
-    "hub": hub,
-    "own": own,
-}
+_READERS: Mapping[str, Reader] = Parts(GROUP, "jsonl")
+
+
+def reader_of(input: InputFile) -> Reader:
+    """Return what reads an input.
+
+    Raises:
+        InputError: no installed package does.
+    """
+    reader = _READERS.get(input.format)
+    if reader is None:
+        raise InputError(
+            f"no installed package reads the format {printable(input.format)[:40]}",
+            where=input.path,
+            fix="install the one that brings it, by an entry point of olm_data.formats",
+        )
+    return reader
 
 
 def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes: int) -> list[Unit]:
@@ -64,7 +73,7 @@ def plan_units(index: int, input: InputFile, options: ReadOptions, target_bytes:
         InputError: the file is damaged, or has no such text column (where the format can tell).
         StorageError: remote storage fails.
     """
-    return READERS[input.format].units(index, input, options, target_bytes)
+    return reader_of(input).units(index, input, options, target_bytes)
 
 
 def read_units(
@@ -100,6 +109,6 @@ def read_units(
         for unit in units:
             input = inputs[unit.input]
             # map, as the variable of a loop would keep a batch while the consumer works on it
-            yield from map(select, READERS[input.format].read(Scan(input, unit, options)))
+            yield from map(select, reader_of(input).read(Scan(input, unit, options)))
 
     return merge(each(), options.batch_bytes)

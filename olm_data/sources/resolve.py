@@ -24,7 +24,7 @@ from olm_data.select.where import columns, parse
 from olm_data.sources import hub, named, own, pylib
 from olm_data.sources.base import ColumnKinds, SourcePlan
 from olm_data.sources.listing import Listing, list_files
-from olm_data.sources.readers import READERS
+from olm_data.sources.readers import reader_of
 from olm_data.sources.values import common_kind
 from olm_data.storage.names import is_column_name
 from olm_data.threads import in_order
@@ -302,7 +302,7 @@ def _kinds(files: Sequence[InputFile], options: ReadOptions) -> dict[str, str]:
 
 
 def _columns(input: InputFile, options: ReadOptions) -> ColumnKinds:
-    return READERS[input.format].columns(input, options)
+    return reader_of(input).columns(input, options)
 
 
 def _named_kind(item: str, kinds: Mapping[str, str]) -> tuple[str, str]:

@@ -6,6 +6,7 @@ Each is installed as it stands there, for this process, so that it can be tried 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import re
 import sys
@@ -17,15 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 from support.pages import REPOSITORY, Block, printed, read_page
+from support.reading import read_plan
 from support.small_datasets import write_dataset
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.errors import UsageError, ValidationError
+from olm_data.errors import InputError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.order.orders import ORDERS
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
+from olm_data.sources import formats, resolve_source
 
 NAME = "docs/explanation/architecture.md"
 BLOCKS = read_page(NAME, REPOSITORY / NAME).blocks
@@ -116,6 +119,30 @@ def test_the_fourth_packing_is_planned_locked_and_read(ran: Callable[[str], Lock
             assert batch.input_ids[0, :held].tolist() == tokens[:held].tolist()
             labels = tokens[1 : held + 1].tolist()
             assert batch.labels[0].tolist() == labels + [-100] * (S - len(labels))
+
+
+def test_the_fourth_format_is_tokenised_packed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = next(b.text for b in BLOCKS if "class Fasta(" in b.text)
+    monkeypatch.syspath_prepend(tmp_path)
+    formats._others.cache_clear()
+    install(block, tmp_path)
+    text = block.split("printf '")[1].split("'")[0].replace("\\n", "\n").encode()
+    (tmp_path / "some.fasta").write_bytes(text)
+    (tmp_path / "more.fasta.gz").write_bytes(gzip.compress(text * 200))
+    try:
+        plan = resolve_source([str(tmp_path / name) for name in ("some.fasta", "more.fasta.gz")])
+        assert [(i.format, i.position) for i in plan.inputs] == [("fasta", "row")] * 2
+        found = read_plan(plan)
+        assert found.texts == ["MKVLAAGG", "MPEPTIDE"] * 201
+        assert found.ids == ["one", "two"] * 201
+    finally:
+        formats._others.cache_clear()
+        del sys.modules["fasta"]
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    with pytest.raises(InputError, match="no installed package reads the format fasta"):
+        read_plan(plan)
 
 
 def test_a_lock_whose_order_is_not_installed_is_refused(
