@@ -13,6 +13,7 @@ import pytest
 from support.command import arguments, environment, inside, olm_data
 from support.hub_commits import Answer
 from support.hub_stub import HubStub
+from support.polling import wait_until
 from support.pushed_models import exported_model, receipt
 from support.tokenizing import digests
 
@@ -206,7 +207,6 @@ def test_configuration_and_receipt_come_last_and_a_failed_push_goes_on(
     hub: HubStub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 1)
-    monkeypatch.setattr("olm_data.extensions.hub.push.GROUP_FILES", 1)
     shutil.copy(model / "model.safetensors", model / "second.safetensors")
     with open(model / "second.safetensors", "ab") as file:
         file.write(b" ")  # not the same content
@@ -405,6 +405,7 @@ def test_killed_pushes_and_pulls_are_completed_by_the_same_command(
 
     def stop(method: str, path: str, body: bytes, authorization: str = "") -> object:
         if method == "GET" and "part-2.safetensors" in path and process:
+            wait_until((tmp_path / ".back.pulling/README.md").exists, "a file to keep")
             process[0].send_signal(signal.SIGKILL)
         return real(method, path, body, authorization)
 
