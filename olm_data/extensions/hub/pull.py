@@ -25,7 +25,7 @@ from olm_data.extensions.hub.kinds import KINDS
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.lease import acquire
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
