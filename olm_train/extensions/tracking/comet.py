@@ -121,28 +121,26 @@ class CometTracker(Tracker):
         return min(step, self._logged)
 
     def log(self, steps: list[LoggedStep]) -> None:
-        assert self._sink is not None
-        self._sink.send(
-            [
-                Metric(name, value, step.step, round(1000 * step.time))
-                for step in steps
-                for name, value in step.metrics.items()
-                if step.step > self._last.get(name, 0)
-            ]
-        )
+        self._send(steps, self._last)
         for step in steps:
             self._last |= dict.fromkeys(step.metrics, step.step)
 
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
+        self._send(steps, {})
+        # the archive is cut at a place of the file, a server not at all
+        archive = isinstance(self._sink, Archive)
+        return [last if archive else step.step for step in steps]
+
+    def _send(self, steps: list[LoggedStep], there: dict[str, int]) -> None:
         assert self._sink is not None
         self._sink.send(
             [
                 Metric(name, value, step.step, round(1000 * step.time))
                 for step in steps
                 for name, value in step.metrics.items()
+                if step.step > there.get(name, 0)
             ]
         )
-        return True
 
     def alert(self, title: str, text: str, level: Level) -> None:
         self._error = f"{title}: {text}"
