@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
-from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.extensions.hub.content import Kind, Watch
 from olm_data.extensions.hub.kinds import KINDS
+from olm_data.storage.destination import LocalFolder, in_the_way
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.lease import acquire
@@ -148,7 +149,7 @@ def pull(
                 "nothing was put into the output",
             )
         lease.check()
-        _put_in_place(draft, target, output)
+        _put_in_place(draft, output)
         return done(status="pulled", kept=kept)
     finally:
         lease.release(keep=False)
@@ -194,12 +195,7 @@ def _is_there(kind: Kind, target: Path, digest: str) -> bool:
             return True
     except OlmError:
         pass
-    raise ConflictError(
-        "the output holds something else",
-        where=str(target),
-        why=f"it is no whole copy of {kind.name} {digest[:12]}",
-        fix="choose another output, or remove what is there",
-    )
+    raise in_the_way(str(target), f"it is no whole copy of {kind.name} {digest[:12]}")
 
 
 def _remove_others(draft: Path, names: Set[str]) -> None:
@@ -212,7 +208,7 @@ def _remove_others(draft: Path, names: Set[str]) -> None:
             path.unlink()
 
 
-def _put_in_place(draft: Path, target: Path, output: str) -> None:
+def _put_in_place(draft: Path, output: str) -> None:
     """Make the fetched files durable, and the folder the output."""
     with io_errors(output, writing=True):
         for path in sorted(draft.rglob("*"), reverse=True):
@@ -222,11 +218,4 @@ def _put_in_place(draft: Path, target: Path, output: str) -> None:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
         fsync_directory(draft)
-        if target.is_dir() and any(target.iterdir()):
-            raise ConflictError(
-                "the output was filled while this was running",
-                where=output,
-                fix="choose another output, or remove what is there",
-            )
-        os.rename(draft, target)  # the kernel refuses any folder that is not empty
-        fsync_directory(target.parent)
+        LocalFolder(output).rename(draft)
