@@ -158,6 +158,27 @@ def test_a_model_damaged_on_the_hub_is_not_put_in_place(
     assert not (tmp_path / "back").exists()
 
 
+def test_a_hub_that_names_files_otherwise_the_second_time_is_refused(
+    hub: HubStub, model: Path, tmp_path: Path
+) -> None:
+    push(str(model), FIRST)
+    other = tmp_path / "other.json"
+    other.write_bytes((model / "olm-export.json").read_bytes() + b"\n")
+    real, seen = hub.answer, list[str]()
+
+    def answer(method: str, path: str, body: bytes, authorization: str = "") -> object:
+        if "/resolve/" in path and path.endswith("olm-export.json"):
+            seen.append(method)
+            if "GET" in seen[:-1]:
+                return other
+        return real(method, path, body, authorization)
+
+    hub.answer = answer  # type: ignore[method-assign]
+    with pytest.raises(ValidationError, match="other bytes each time"):
+        pull(FIRST, str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
 def test_another_model_in_the_repository_is_exit_7_and_stays(
     hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
