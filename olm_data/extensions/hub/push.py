@@ -31,8 +31,8 @@ from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
-COMMIT_FILES = 256
-"""Files of one commit; the hub wants no more than some thousands, and progress is shown between."""
+COMMIT_FILES = 1000
+"""Files of one commit; the hub wants no more than some thousands. Progress is shown between two."""
 
 _HUBS_OWN = ".gitattributes"
 _NAMED = 8
