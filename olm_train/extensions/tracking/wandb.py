@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from olm_data.config.hints import PositiveInt
 from olm_data.extras import needs
 from olm_data.regular_files import open_regular
 from olm_data.run_log.follow import LoggedStep
@@ -39,7 +38,7 @@ from olm_train.extensions.tracking.base import (
     with_own_step,
     without_secrets,
 )
-from olm_train.extensions.tracking.callback import CANCEL_TAGS, ConfigValues, TrackerCallback
+from olm_train.extensions.tracking.callback import TaggedCallback
 
 if TYPE_CHECKING:
     import wandb
@@ -51,7 +50,7 @@ WHOLE, LAST = 1, 4
 
 
 @dataclass(kw_only=True)
-class WandBCallback(TrackerCallback):
+class WandBCallback(TaggedCallback):
     """Shows the run on Weights & Biases; the key is in WANDB_API_KEY, or left by `wandb login`.
 
     The Stop button of the run's page ends the run too.
@@ -74,17 +73,7 @@ class WandBCallback(TrackerCallback):
 
     entity: str | None = None
     group: str | None = None
-    tags: tuple[str, ...] | None = None
     notes: str | None = None
-    config: ConfigValues | None = None
-    cancel_tags: tuple[str, ...] | None = CANCEL_TAGS
-    cancel_check_interval: PositiveInt = 25
-
-    def shown_config(self) -> ConfigValues | None:
-        return self.config
-
-    def check_interval(self) -> int | None:
-        return self.cancel_check_interval if self.cancel_tags else None
 
     def tracker(self, run: TrackedRun) -> Tracker:
         return WandBTracker(run, self)
@@ -177,10 +166,8 @@ class WandBTracker(Tracker):
             return None
         import wandb
 
-        wanted = {tag.lower() for tag in self._options.cancel_tags or ()}
         tags = wandb.Api(timeout=ASK_SECONDS).run(self._run.path).tags
-        found = sorted(tag for tag in tags if tag.lower() in wanted)
-        return f"tag {found[0]}" if found else None
+        return self._options.cancelled_by(tags)
 
     def close(self, ending: Ending) -> None:
         if ending == "finished":
