@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from olm_data.errors import printable, shown
 from olm_data.extras import needs
 from olm_data.storage.disk import io_errors
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -121,7 +121,7 @@ def write_page(
         ResourceError: the folder does not exist or may not be written.
         UsageError: the name is empty or is a folder's.
     """
-    refuse_no_file(output, "the page")
+    refuse_output(output, "the page", "local file")
     page = render_page(title, facts, sections, script=script)
     path = Path(output)
     unfinished = path.with_name(path.name + ".unfinished")

@@ -37,8 +37,11 @@ HEADER_BYTES = 1 << 15
 
 _MOST = (1 << 63) - 1  # bytes a file may have
 
+DICTIONARY = 2
+"""Type of the page that holds a dictionary."""
+
 _TYPE, _SIZE, _STORED, _DATA, _DICTIONARY, _DATA_V2 = 1, 2, 3, 5, 7, 8
-_MAX_DEPTH, _MAX_LISTED = 8, 1000  # of a page header
+_MAX_DEPTH = 8  # of a page header
 
 
 class _EndsEarly(ValueError):
@@ -47,7 +50,7 @@ class _EndsEarly(ValueError):
 
 
 class Page(NamedTuple):
-    """One page: its type (2: dictionary), bytes uncompressed and stored, and values."""
+    """One page: its type (see `DICTIONARY`), bytes uncompressed and stored, and values."""
 
     kind: int
     size: int
@@ -120,7 +123,7 @@ class BoundedParquet:
         rows, stored = max(self.rows[number], 1), chunk.total_compressed_size
         for page in pages(self._read_at, start, stored):
             size += page.size
-            values += 0 if page.kind == 2 else page.values
+            values += 0 if page.kind == DICTIONARY else page.values
             if page.values > rows or values > rows:
                 raise ValueError(f"column {name!r} has more values than rows")
             self._past[number, name] = max(0, size - max(ROW_BYTES * rows, MAX_RATIO * stored))
@@ -247,32 +250,20 @@ class _Compact:
         return fields
 
     def _value(self, kind: int, depth: int) -> Any:
-        if kind in (1, 2):  # true, false: the value is the type
-            return kind == 1
-        if kind == 3:
-            return self._byte()
-        if kind in (4, 5, 6):
-            return self._zigzag()
-        if kind == 7:
-            return self._skip(8)
-        if kind == 8:
-            return self._skip(self._varint())
-        if kind in (9, 10):
-            return self._items(depth)
-        if kind == 12:
-            return self.struct(depth + 1)
-        raise ValueError(f"a page header with a field of type {kind}")
-
-    def _items(self, depth: int) -> None:
-        head = self._byte()
-        count = self._varint() if head >> 4 == 15 else head >> 4
-        if count > _MAX_LISTED:
-            raise ValueError("a page header with too long a list")
-        for _ in range(count):
-            if head & 0x0F in (1, 2):
-                self._byte()
-            else:
-                self._value(head & 0x0F, depth + 1)
+        match kind:
+            case 1 | 2:  # true, false: the value is the type
+                return kind == 1
+            case 3:
+                return self._byte()
+            case 4 | 5 | 6:
+                return self._zigzag()
+            case 7:
+                return self._skip(8)
+            case 8:
+                return self._skip(self._varint())
+            case 12:
+                return self.struct(depth + 1)
+        raise ValueError(f"a page header with a field of type {kind}")  # lists too: it has none
 
     def _skip(self, count: int) -> None:
         self.at += count

@@ -3,15 +3,13 @@
     text -> by shape: users in URLs, signed queries, Authorization, Bearer, hf_..., AKIA...
          -> by value: what the environment and the clients in use hold (`hold`)          -> text
 
-A credential is found by value in other case, URL-encoded, in base64 or hex, with other characters
-between its own, and in pieces of eight letters and digits: a server that echoes it can do all that.
-So redact first and cut afterwards; a cut may leave a piece that nothing recognises any more.
+A credential is found by value as it stands, in any case, and as Python and URLs write it. So redact
+first and cut or encode afterwards: nothing recognises what is left of it then.
 Never: a decision about data. A text that is data goes to files and terminal as it is.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,14 +19,11 @@ from typing import Any
 from urllib.parse import quote
 
 MASK = "***"
-PIECE = 8
-"""Letters and digits in a row that are taken for a piece of a credential. A shorter credential
-would blot out ordinary words, so that it is not looked for."""
+SHORTEST = 8
+"""Characters of a credential. A shorter one would blot out ordinary words, so that it is not looked
+for."""
 SURE = 16
-"""Letters and digits in a row that prove an echo: see `echoes`."""
-
-SMALL_DATA = 64 << 10
-"""Bytes of an answer's body that are searched for every spelling."""
+"""Characters of a credential that no answer repeats by chance: see `echoes`."""
 
 _QUERY = re.compile(
     r"([?&;](?:x-(?:amz|goog)-[a-z-]+|awsaccesskeyid|googleaccessid|signature|sig|[a-z_-]{0,64}token"
@@ -91,12 +86,8 @@ def _passwords(text: str) -> list[str]:
 
 def redacted(text: str) -> str:
     """Return `text` without credentials, by shape and by value."""
-    text = _by_shape(text)
-    secrets = frozenset(_held | _typed | _of_environment(os.environ))
-    spans = _spans(text, _pieces(secrets, PIECE), PIECE)
-    for start, stop in reversed(spans):
-        text = text[:start] + MASK + text[stop:]
-    return text
+    held = _spelled(frozenset(_held | _typed | _of_environment(os.environ)))
+    return _by_shape(held.sub(MASK, text) if held else text)
 
 
 def is_credential(name: str, value: object) -> bool:
@@ -115,12 +106,13 @@ def is_credential(name: str, value: object) -> bool:
 def names_credentials(url: str) -> bool:
     """Whether a URL or path holds credentials, so that it must be stored nowhere.
 
-    Stricter than `redacted`: a piece of a credential may be chance, and a path must stay usable.
+    Stricter than `redacted`: what a client holds may be an ordinary word, and a path must stay
+    usable.
     """
     return (
         bool(_WHOLE_USER.search(url))
         or _by_shape(url) != url
-        or any(len(secret) >= PIECE and secret in url for secret in _of_environment(os.environ))
+        or any(secret in url for secret in _of_environment(os.environ))
     )
 
 
@@ -128,26 +120,18 @@ def echoes(answer: Any) -> bool:
     """Whether a server's answer repeats a credential that a client of this process holds.
 
     Args:
-        answer: str, bytes, or mappings and sequences of such. In bytes above `SMALL_DATA` only the
-            credential itself is looked for: they are a piece of a shard, and searched quickly.
+        answer: str, bytes, or mappings and sequences of such.
     """
-    secrets = frozenset(secret for secret in _held.copy() if len(_flat(secret)) >= SURE)
-    if not secrets:
-        return False
-    if isinstance(answer, bytes) and len(answer) > SMALL_DATA:
+    secrets = [secret for secret in _held.copy() if len(secret) >= SURE]
+    if isinstance(answer, bytes):
         return any(secret.encode(errors="surrogateescape") in answer for secret in secrets)
-    text = "\n".join(_strings(answer))
-    flat, some = _flat(text), _pieces(secrets, PIECE)
-    # Of SURE letters in a row, one of these places begins PIECE: a page of a listing is quick.
-    step = SURE - PIECE + 1
-    if not any(flat[k : k + PIECE] in some for k in range(0, len(flat) - PIECE + 1, step)):
-        return False
-    return bool(_spans(text, _pieces(secrets, SURE), SURE))
+    text = "\n".join(_strings(answer)) if secrets else ""
+    return any(secret in text for secret in secrets)
 
 
 def _strings(answer: Any) -> Iterator[str]:
-    if isinstance(answer, str | bytes):
-        yield answer if isinstance(answer, str) else answer.decode("latin-1")
+    if isinstance(answer, str):
+        yield answer
     elif isinstance(answer, Mapping):
         for part in chain(answer.keys(), answer.values()):
             yield from _strings(part)
@@ -170,53 +154,19 @@ def _of_environment(environment: Mapping[str, str]) -> set[str]:
     found = set()
     for name in list(environment):
         value = environment.get(name, "")  # another thread may take it away meanwhile
-        if len(value) < PIECE:
-            continue
         if _VARIABLE.search(name.upper()) and not _PLACE.search(name.upper()):
             if not (os.path.isabs(value) and os.path.exists(value)):  # else the path of a file
                 found.update(_FIELD.findall(value) or [value])
         elif "@" in value:
             found.update(_passwords(value))
-    return found
+    return {secret for secret in found if len(secret) >= SHORTEST}
 
 
 @lru_cache(maxsize=8)
-def _pieces(secrets: frozenset[str], size: int) -> frozenset[str]:
-    """Return every run of `size` letters and digits in the spellings of the secrets."""
-    flat = [_flat(spelling) for secret in secrets for spelling in _spellings(secret)]
-    return frozenset(word[k : k + size] for word in flat for k in range(len(word) - size + 1))
-
-
-def _spellings(secret: str) -> list[str]:
-    """Return how a secret reads: plain, URL-encoded once and twice, hex, base64 at any offset."""
-    data = secret.encode(errors="surrogateescape")
-    encoded = quote(data, safe="")
-    # What stands before the secret shifts it by 0, 1 or 2 bytes; the ends depend on neighbours.
-    base = [base64.b64encode(bytes(shift) + data).decode()[4:-4] for shift in range(3)]
-    return [secret, encoded, quote(encoded, safe=""), data.hex(), *base]
-
-
-def _flat(text: str) -> str:
-    """Return the ASCII letters and digits of `text` in lower case."""
-    return "".join(_FLAT.findall(text)).lower()
-
-
-_FLAT = re.compile(r"[A-Za-z0-9]")
-
-
-def _spans(text: str, pieces: frozenset[str], size: int) -> list[tuple[int, int]]:
-    """Return the ranges of `text` that pieces cover, joined where they touch."""
-    if not pieces:
-        return []
-    at = [found.start() for found in _FLAT.finditer(text)]
-    flat = _flat(text)
-    spans: list[tuple[int, int]] = []
-    last = -1  # of `flat`, covered so far
-    for k in range(len(flat) - size + 1):
-        if flat[k : k + size] in pieces:
-            start, stop = at[k], at[k + size - 1] + 1
-            if spans and k <= last + 1:
-                start = spans.pop()[0]
-            spans.append((start, stop))
-            last = k + size - 1
-    return spans
+def _spelled(secrets: frozenset[str]) -> re.Pattern[str] | None:
+    """Return what finds secrets in a text, in any case: plain, in a `repr`, and in a URL."""
+    known = [secret for secret in secrets if len(secret) >= SHORTEST]
+    found = {*known, *(repr(secret)[1:-1] for secret in known)}
+    found |= {quote(secret.encode(errors="surrogateescape"), safe="") for secret in known}
+    longest_first = sorted(map(re.escape, found), key=len, reverse=True)
+    return re.compile("|".join(longest_first), re.IGNORECASE) if found else None

@@ -18,7 +18,7 @@ from olm_data.errors import ConflictError, InputError, UsageError
 from olm_data.regular_files import open_regular
 from olm_data.sources import SourcePlan, plan_units, read_units
 from olm_data.storage.disk import io_errors
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
@@ -77,7 +77,7 @@ def train_tokenizer(
         InputError: there is no text.
         ResourceError: the file cannot be written.
     """
-    refuse_no_file(str(output), "--output")
+    refuse_output(str(output), "--output", "local file")
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     least = 256 + len(special)

@@ -23,7 +23,7 @@ FACADE = {
     "config": {"arguments", "convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names",
-        "places", "scratch", "store",
+        "output_paths", "scratch", "store",
     },
     "order": {"phases", "schedule", "skip", "steps"},
     "dataset": {"dataset", "eval_set", "shard", "tokenizer"},

@@ -42,9 +42,9 @@ def import_mixture(
         read_mixture_file,
     )
     from olm_data.regular_files import MAX_SMALL, read_regular
-    from olm_data.storage.places import refuse_no_file
+    from olm_data.storage.output_paths import refuse_output
 
-    refuse_no_file(output, "--output")
+    refuse_output(output, "--output", "local file")
     try:
         raw = read_regular(file, MAX_SMALL)
     except OSError as error:

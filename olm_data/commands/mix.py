@@ -189,7 +189,7 @@ def _compare_packing(
     from olm_data.kinds import require
     from olm_data.mixture.compare_packing import compare_packing
     from olm_data.packing.compare import print_comparisons, write_comparison
-    from olm_data.storage.places import refuse_no_file
+    from olm_data.storage.output_paths import refuse_output
     from olm_data.tables import console
 
     refuse_given(
@@ -204,7 +204,7 @@ def _compare_packing(
             fix="--sequence-length 2048,8192",
         )
     if html is not None:
-        refuse_no_file(html, "--html")
+        refuse_output(html, "--html", "local file")
     most = None if documents == "all" else parse_count(documents, "--documents")
     found = compare_packing(target, [int(text) for text in lengths], most_documents=most)
     if as_json:

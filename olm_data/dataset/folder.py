@@ -11,9 +11,8 @@ from collections.abc import Callable, Set
 from olm_data.dataset.manifest import EXCLUDED, JOB, MANIFEST, PLAN, VALIDATION
 from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.storage.disk import refuse_file_above
-from olm_data.storage.foreign import refuse_foreign
 from olm_data.storage.names import is_working
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_foreign, refuse_output
 from olm_data.storage.store import Store
 
 _FILES = {MANIFEST, PLAN, JOB, TOKENIZER, EXCLUDED}

@@ -22,7 +22,7 @@ from olm_data.mixture.lock import Lock, split
 from olm_data.mixture.lock_format import OlderLock, manifest_stages
 from olm_data.mixture.mix import MANIFESTS, MixResult
 from olm_data.order.schedule import Stage, rows_by_source, sample_rows, schedule_sha256
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 
 
 def extend(
@@ -43,7 +43,7 @@ def extend(
     older = name + ".lock.json" if ending in MANIFESTS else path
     lock = longer(Lock.read(older), tokens, older)
     if output is not None:
-        refuse_no_file(output, "--output", remote=True)
+        refuse_output(output, "--output", "file")
     output = output or older.removesuffix(".json").removesuffix(".lock") + "-longer.lock.json"
     if split(output)[0] != lock.folder or not output.endswith(".json"):
         raise UsageError(

@@ -27,7 +27,7 @@ from olm_data.mixture.sources import open_sources, open_views
 from olm_data.packing.row_plan import PlanInfo
 from olm_data.packing.write_plan import write_plan
 from olm_data.storage.disk import io_errors, make_folder
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.scratch import abandoned, scratch
 from olm_data.storage.store import Store, is_remote
 
@@ -57,7 +57,7 @@ def mix(
         ConflictError: another lock is at `output` and `overwrite` is not set.
     """
     if output is not None:
-        refuse_no_file(output, "--output", remote=True)
+        refuse_output(output, "--output", "file")
     path = output or os.path.splitext(manifest)[0] + ".lock.json"
     if not path.endswith(".json"):
         raise UsageError(

@@ -22,7 +22,7 @@ from olm_data.extras import needs
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan, TextOf
 from olm_data.sources.buffers import from_texts
 from olm_data.sources.columns import kinds_of, table_batches, table_schema
-from olm_data.storage.hub import dataset_commit, hub_errors
+from olm_data.storage.hub import Repository, hub_errors
 
 UNKNOWN_BYTES = 256 << 20  # planned for a shard whose size the hub does not tell
 ROWS = 256  # rows asked for at a time; batches are cut by bytes afterwards
@@ -42,7 +42,7 @@ def list_inputs(name: str, split: str) -> tuple[InputFile, ...]:
     """
     repository, _, config = name.partition(":")
     _library(repository)  # before the network is asked
-    commit = dataset_commit(repository)
+    commit = Repository("dataset", repository).required_commit()
     dataset = _load(repository, config, split, commit)
     shards = int(dataset.num_shards)
     size = getattr(dataset.info, "dataset_size", None) or 0
@@ -140,13 +140,13 @@ def _tables(input: InputFile) -> Iterator[pa.Table]:
     shard = dataset.shard(num_shards=int(place["shards"]), index=int(place["shard"]))
     tables = iter(shard.with_format("arrow").iter(batch_size=ROWS))
     while True:
-        try:
-            with hub_errors(place["repository"]):
+        with hub_errors(place["repository"], "dataset"):
+            try:
                 table = next(tables, None)
-        except pa.ArrowInvalid as error:
-            raise InputError(
-                "a file of the dataset is damaged", where=input.path, why=str(error)
-            ) from error
+            except pa.ArrowInvalid as error:
+                raise InputError(
+                    "a file of the dataset is damaged", where=input.path, why=str(error)
+                ) from error
         if table is None:
             return
         yield table
@@ -160,19 +160,20 @@ def _library(repository: str) -> Any:
 
 @lru_cache(maxsize=4)  # each shard of a dataset asks again; a pinned commit never changes
 def _load(repository: str, config: str, split: str, commit: str) -> Any:
-    try:
-        with hub_errors(repository):
-            return _library(repository).load_dataset(
+    library = _library(repository)
+    with hub_errors(repository, "dataset"):
+        try:
+            return library.load_dataset(
                 repository, config or None, split=split, streaming=True, revision=commit
             )
-    except FileNotFoundError as error:
-        raise InputError(
-            "the hub repository holds no dataset the library can read", where=repository
-        ) from error
-    except ValueError as error:  # no such config or split; the library's message lists them
-        raise UsageError(
-            "the dataset has no such config or split",
-            where=f"hf:{repository}{':' + config if config else ''}, split {split}",
-            why=said_by(error),
-            fix="say --source hf:ORG/NAME:CONFIG --split SPLIT",
-        ) from error
+        except FileNotFoundError as error:
+            raise InputError(
+                "the hub repository holds no dataset the library can read", where=repository
+            ) from error
+        except ValueError as error:  # no such config or split; the library's message lists them
+            raise UsageError(
+                "the dataset has no such config or split",
+                where=f"hf:{repository}{':' + config if config else ''}, split {split}",
+                why=said_by(error),
+                fix="say --source hf:ORG/NAME:CONFIG --split SPLIT",
+            ) from error

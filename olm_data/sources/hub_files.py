@@ -13,7 +13,7 @@ from olm_data.dataset.inputs import InputFile
 from olm_data.errors import InputError, UsageError
 from olm_data.sources.files import reading
 from olm_data.sources.remote_files import Listed
-from olm_data.storage.hub import dataset_commit, hub_filesystem
+from olm_data.storage.hub import Repository, hub_filesystem
 
 
 def shown_path(url: str) -> str:
@@ -42,7 +42,7 @@ def pinned(url: str) -> str:
             ) from error
         if place.repo_type != "dataset":
             raise UsageError("only dataset repositories are inputs", where=url)
-        commit = dataset_commit(place.repo_id, place.revision)
+        commit = Repository("dataset", place.repo_id, place.revision).required_commit()
     return f"hf://{replace(place, revision=commit, _raw_revision=None).unresolve()}"
 
 

@@ -2,7 +2,6 @@
 
     stored bytes, text made of them -> Expansion.add     refuses above 500 to 1
     compressed stream               -> Bounded.read      the same, piece by piece
-    page header of a parquet column -> dictionary_bytes  how large one value may be
 
 Honest text shrinks to a third or, in the most repetitive logs, to a fiftieth. The limits are rules
 of the readers, not options: what exceeds them can be unpacked by hand first.
@@ -15,9 +14,7 @@ from typing import IO
 from olm_data.dataset.inputs import InputFile
 from olm_data.decompress import ByteStream
 from olm_data.errors import InputError
-
-MAX_RATIO = 500
-"""Bytes of text that a stored byte may become."""
+from olm_data.parquet import MAX_RATIO
 
 FREE_BYTES = 64 << 20
 """Text below this is never too much, whatever the ratio."""
@@ -27,9 +24,6 @@ MAX_RECORD_BYTES = (1 << 31) - 1
 
 MAX_BATCH_BYTES = 256 << 20
 """Bytes that the rows decoded at a time from a dictionary may become at worst."""
-
-_DICTIONARY_PAGE = 2
-_INT32 = 5
 
 
 class Expansion:
@@ -94,28 +88,3 @@ def check_record(size: int, input: InputFile, place: int) -> None:
             why="it would have to be in memory as a whole, several times",
             fix="is this file text, with line breaks? cut the document into parts",
         )
-
-
-def dictionary_bytes(header: bytes) -> int:
-    """Return the uncompressed size of a parquet column chunk's dictionary, 0 where it has none.
-
-    Args:
-        header: the first bytes of the chunk: a Thrift compact `PageHeader`, whose first fields are
-            type, uncompressed size and compressed size (parquet.thrift of apache/parquet-format).
-    """
-    values, at = [], 0
-    for number in (1, 2):
-        if at >= len(header) or header[at] != (1 << 4 | _INT32):  # the next field, of type i32
-            return 0
-        at += 1
-        value = shift = 0
-        while at < len(header) and shift < 64:
-            byte = header[at]
-            value |= (byte & 0x7F) << shift
-            at, shift = at + 1, shift + 7
-            if byte < 0x80:
-                break
-        values.append((value >> 1) ^ -(value & 1))  # zigzag
-        if number == 1 and values[0] != _DICTIONARY_PAGE:
-            return 0
-    return max(values[1], 0)

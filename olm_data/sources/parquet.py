@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import IO, Any
 
 import numpy as np
@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from olm_data.dataset.inputs import InputFile, ReadOptions, Unit
 from olm_data.errors import InputError
-from olm_data.parquet import column_chunk, first_page, pages
+from olm_data.parquet import DICTIONARY, column_chunk, first_page, pages
 from olm_data.select.evaluate import matching_groups
 from olm_data.select.where import columns as columns_of
 from olm_data.sources.base import ColumnKinds, DocumentBatch, Scan
 from olm_data.sources.columns import chosen_rows, kinds_of, table_batches, table_schema
 from olm_data.sources.files import open_binary, reading
-from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion, dictionary_bytes
+from olm_data.sources.limits import MAX_BATCH_BYTES, Expansion
 from olm_data.sources.values import too_much
 
 _ROWS = 1 << 16  # that are looked at together
@@ -154,7 +154,7 @@ def _rows_at_once(
     Raises:
         InputError: a column is larger than one of its stored size can be, or damaged.
     """
-    largest = 1
+    largest, remote = 1, "://" in input.url
     for number in range(file.metadata.num_columns):
         path = file.metadata.schema.column(number).path
         if not any(f"{path}.".startswith(f"{name}.") for name in names):
@@ -162,19 +162,18 @@ def _rows_at_once(
         with reading(input):
             chunk = column_chunk(file.metadata, group, number)
         start, stored = first_page(chunk), chunk.total_compressed_size
-        size = chunk.total_uncompressed_size
 
         def read_at(place: int, count: int) -> bytes:
             raw.seek(place)
             return raw.read(count)
 
         with reading(input, raw):
-            largest = max(largest, dictionary_bytes(read_at(start, 16)))
             try:
-                if "://" not in input.url:
-                    size = max(size, sum(page.size for page in pages(read_at, start, stored)))
+                found = list(islice(pages(read_at, start, stored), 1 if remote else None))
             except ValueError as error:
                 raise pa.ArrowInvalid(str(error)) from error
+        largest = max([largest, *(page.size for page in found if page.kind == DICTIONARY)])
+        size = max(chunk.total_uncompressed_size, sum(page.size for page in found))
         Expansion(input).add(size, stored)
     return MAX_BATCH_BYTES // largest + 1
 

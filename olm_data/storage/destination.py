@@ -256,5 +256,5 @@ def in_the_way(place: str, why: str) -> ConflictError:
         "the output holds something else",
         where=place,
         why=why,
-        fix="choose another --output, or remove what is there",
+        fix="choose another output, or remove what is there",
     )

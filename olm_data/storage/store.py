@@ -40,8 +40,7 @@ from olm_data.storage.disk import (
     sizes_in_folder,
     write_durable,
 )
-from olm_data.storage.names import refuse_escape
-from olm_data.storage.places import refuse_no_place
+from olm_data.storage.names import refuse_escape, refuse_no_place
 from olm_data.storage.scratch import scratch
 from olm_data.storage.upload import upload
 

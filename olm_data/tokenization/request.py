@@ -27,7 +27,7 @@ from olm_data.sources.base import SourcePlan
 from olm_data.sources.identical import identical_inputs
 from olm_data.sources.passed import refuse_passed
 from olm_data.storage.names import is_unicode
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.tokenization.base_dataset import BaseDataset
 from olm_data.tokenization.recipe import Recipe
 from olm_data.tokenization.select_documents import select_documents

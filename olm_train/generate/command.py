@@ -26,7 +26,7 @@ from olm_data.kinds import nearest
 from olm_data.regular_files import MAX_WHOLE, read_regular
 from olm_data.run_log.run_folder import Sample
 from olm_data.storage.names import is_unicode
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store
 
 with needs("generating text"):
@@ -272,7 +272,7 @@ def main(
     if prompt is not None and prompts is not None:
         raise UsageError("--prompt and --prompts exclude each other", fix="leave one out")
     if output is not None:
-        refuse_no_file(output, "--output")
+        refuse_output(output, "--output", "local file")
     sampling = sampling_of(options)
     others = {name: value for name, value in options.items() if not hasattr(sampling, name)}
     texts = [Prompt(prompt or "")] if prompts is None else read_prompts(prompts)

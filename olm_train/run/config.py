@@ -29,7 +29,7 @@ from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.rows.cache_plan import DEFAULT_FOLDER, CacheOptions
 from olm_data.storage.lease import TAKEOVER_SECONDS
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_train.callbacks.config import CallbacksConfig
 from olm_train.checkpoint.documents import saved_config

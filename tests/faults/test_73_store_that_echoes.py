@@ -87,7 +87,7 @@ def told(action: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("mode", [*REFUSALS, *ANSWERS, *REDIRECTS])
 @pytest.mark.parametrize(
-    "spellings", [["base64 inside"], pytest.param([*SPELLINGS], marks=pytest.mark.slow)], ids=len
+    "spellings", [["url"], pytest.param([*SPELLINGS], marks=pytest.mark.slow)], ids=len
 )
 def test_73_no_error_result_or_log_holds_a_credential_that_the_store_echoes(
     spellings: list[str], mode: str, hostile: Hostile, caplog: pytest.LogCaptureFixture

@@ -1,4 +1,4 @@
-"""FAULTS row 79: an output that is not ours. Details: tests/olm_data/storage/test_d4_places.py."""
+"""FAULTS row 79: an output that is not ours. Details: tests/olm_data/storage/."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olm_data.parquet import BoundedParquet, Page, pages
+from olm_data.parquet import DICTIONARY, BoundedParquet, Page, pages
 
 VALUES = (
     st.lists(st.integers(-(2**40), 2**40), max_size=300)
@@ -51,6 +51,18 @@ def test_pages_hold_all_values_and_add_up_to_the_chunk(
     assert sum(page.values for page in found if page.kind != 2) == len(values)
     assert sum(page.stored for page in found) <= stored
     assert sum(page.size for page in found) <= size
+
+
+@pytest.mark.parametrize("size", [10, 5000, 1 << 20])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_the_size_of_a_dictionary_is_read_from_its_page_header(size: int, version: str) -> None:
+    table = pa.table({"text": pa.array([b"x" * size] * 10, pa.binary())})
+    for dictionary, wanted in ((True, [size + 4]), (False, [])):  # with a prefix for the length
+        file = io.BytesIO()
+        pq.write_table(table, file, data_page_version=version, use_dictionary=dictionary)
+        start, stored, _ = chunk_of(file.getvalue())
+        found = read(file.getvalue(), start, stored)
+        assert [page.size for page in found if page.kind == DICTIONARY] == wanted
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))

@@ -8,7 +8,6 @@ product, and `leaked` shares no code with its redaction.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
@@ -29,29 +28,16 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "upper": str.upper,
     "url": lambda s: quote(s, safe=""),
-    "url twice": lambda s: quote(quote(s, safe=""), safe=""),
-    "base64": lambda s: base64.b64encode(s.encode()).decode(),
-    "base64 inside": lambda s: base64.urlsafe_b64encode(b"k=" + s.encode() + b";").decode(),
-    "hex": lambda s: s.encode().hex(),
-    "spaced": " ".join,
-    "halves": lambda s: s[: len(s) // 2] + " and then " + s[len(s) // 2 :],
-    "cut": lambda s: s[3 : len(s) - 4],
 }
 
 
 def leaked(text: str) -> str | None:
     """Return a piece of a credential, in any spelling, that `text` holds."""
-    flat = "".join(c for c in text if c.isalnum()).lower()
     for secret in SECRETS:
-        spellings = [SPELLINGS[name](secret) for name in ("plain", "url", "url twice", "hex")]
-        spellings += [
-            base64.b64encode(b"???"[:shift] + secret.encode()).decode()[4:] for shift in range(3)
-        ]
-        for text_of in spellings:
-            spelled = "".join(c for c in text_of if c.isalnum()).lower()
-            # Ten in a row: the ends of base64 depend on what stands beside the credential.
+        for spell in SPELLINGS.values():
+            spelled = spell(secret)
             for at in range(len(spelled) - 10):
-                if spelled[at : at + 10] in flat:
+                if spelled[at : at + 10] in text:
                     return spelled[at : at + 10]
     return None
 

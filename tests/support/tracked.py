@@ -17,7 +17,9 @@ from support.service_stub import Service, serving
 
 from olm_data.run_log.log import METRICS, Evaluation, MetricsWriter, Step
 from olm_data.run_log.metric_names import CE_LOSS, LR
-from olm_train.extensions.tracking import wandb_offline
+from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
+from olm_data.storage.store import Store
+from olm_train.extensions.tracking import wandb as client
 
 Sink = list[tuple[int, dict[str, float]]]
 """Step and metrics of each row of a sink, in its order."""
@@ -38,6 +40,18 @@ def write_log(folder: Path, steps: range, evaluate: int = 5) -> None:
 
 def loss_of(step: int) -> float:
     return 5 - math.log(step)
+
+
+def evaluated(folder: Path, step: int, value: float, time: float = 1.0) -> None:
+    """Leave what a watcher leaves."""
+    WatchedEvaluation(
+        checkpoint=f"step{step:08d}",
+        digest="a" * 64,
+        step=step,
+        time=time,
+        data={"held": Measured(digest="d", sequence_length=8)},
+        results={"held": {"PPL": value}},
+    ).write(Store(str(folder)).child(EVAL))
 
 
 def logged(folder: Path) -> Sink:
@@ -101,7 +115,7 @@ def of_wandb(folder: Path) -> Sink:
 
     rows = []
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-        for _, data in wandb_offline._records(path):
+        for _, data in client._records(path):
             record = Record()
             record.ParseFromString(data)
             if record.WhichOneof("record_type") == "history":

@@ -26,7 +26,7 @@ from olm_data.errors import OlmError, ResourceError, StorageError, UsageError, p
 from olm_data.kinds import kind_of, require
 from olm_data.storage.disk import existing_parent
 from olm_data.storage.flock import locked
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.preflight import (
     Probe,
     conditional_create,

@@ -28,9 +28,8 @@ from olm_data.dataset.eval_set import (
 from olm_data.dataset.tokenizer import TokenizerRules
 from olm_data.errors import InputError, UsageError, quoted
 from olm_data.extensions.eval_sets.tasks import Task
-from olm_data.storage.foreign import refuse_foreign
 from olm_data.storage.names import is_working
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_foreign, refuse_output
 from olm_data.storage.store import Store
 from olm_data.tokenizer.tokenizer import TokenizerSpec
 

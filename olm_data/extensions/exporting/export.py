@@ -33,7 +33,7 @@ from olm_data.storage.destination import (
     in_the_way,
 )
 from olm_data.storage.disk import io_errors
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.target import dataset_root, is_lock
 
 FORMATS: dict[str, type[Writer]] = {

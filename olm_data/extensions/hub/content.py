@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from olm_data.storage.hub_repository import HubFile, Repository
+from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.store import Store
 
 CARD = "README.md"

@@ -1,24 +1,44 @@
 """A dataset as it is pushed and pulled: its manifest names the files, `verify` knows the damage.
 
-manifest.json, plan*.json -> Content; the manifest is what makes it whole
+    manifest.json, plan*.json -> names -> sha256, where something says it -> Content
+
+The manifest is what makes it whole. What lies beside the files that it and its plans name is not
+sent: heartbeats, dropped records, and `job.json`, which holds paths of the machine that made the
+dataset. Never: lists a folder to find data.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
-from olm_data.dataset.manifest import MANIFEST, decode_manifest, read_manifest
+from olm_data.dataset.docs import DOCS
+from olm_data.dataset.history import plan_name, read_plans
+from olm_data.dataset.manifest import (
+    EXCLUDED,
+    MANIFEST,
+    PLAN,
+    VALIDATION,
+    decode_manifest,
+    read_manifest,
+    version_name,
+)
+from olm_data.dataset.record import RECORD
+from olm_data.dataset.shard import ENDS
+from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import ConflictError, UsageError
 from olm_data.extensions.hub.card import dataset_card
 from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Watch
-from olm_data.extensions.hub.parts import NAMING, dataset_parts
 from olm_data.extensions.stats.count import collect
 from olm_data.model_folder import CONFIG
 from olm_data.regular_files import MAX_DOCUMENT
-from olm_data.storage.destination import RECORD
+from olm_data.storage.destination import RECORD as RECEIPT
 from olm_data.storage.store import Store
 from olm_data.target import dataset_root
 from olm_data.verify.datasets import verify
+
+NAMING = re.compile(rf"({VALIDATION}/)?(manifest|plan(-\d{{5,9}})?)\.json")
+"""Files that must be there before it can be told which others are parts."""
 
 
 class Datasets:
@@ -30,7 +50,7 @@ class Datasets:
         """Return the folder that an argument names; refuse that of an exported model."""
         root = dataset_root(target)
         store = Store(root)
-        if not store.exists(MANIFEST) and (store.exists(RECORD) or store.exists(CONFIG)):
+        if not store.exists(MANIFEST) and (store.exists(RECEIPT) or store.exists(CONFIG)):
             raise UsageError(
                 "this is the address of a dataset; an exported model goes to hf://ORG/NAME",
                 where=target,
@@ -96,3 +116,38 @@ class Datasets:
                 f"the front matter of {CARD} is left as it is, --licence is only in its text"
             )
         return None if text is None else text.encode()
+
+
+def dataset_parts(store: Store, has: Callable[[str], bool]) -> dict[str, str]:
+    """Return the files of a dataset but its manifest: name -> sha256, "" where nothing says it.
+
+    Args:
+        store: where `NAMING` files can be read.
+        has: whether a file is there, by its name.
+
+    Raises:
+        InputError: there is no dataset.
+        ValidationError: its manifest or a plan is damaged.
+    """
+    manifest = read_manifest(store)
+    parts = {TOKENIZER: manifest.tokenizer.sha256}
+    if has(PLAN):
+        for number, plan in enumerate(read_plans(store, manifest)):
+            parts[plan_name(number)] = ""
+            parts |= dict.fromkeys((name + RECORD for name in plan.shards), "")
+    for info in manifest.shards:
+        names = {
+            "tokens": manifest.tokens_name(info),
+            "ends": info.name + ENDS,
+            "docs": info.name + DOCS,
+            "record": info.name + RECORD,
+        }
+        parts |= {name: info.sha256[kind] for kind, name in names.items()}
+    parts |= {version_name(addition.parent): "" for addition in manifest.additions}
+    if has(EXCLUDED):
+        parts[EXCLUDED] = ""
+    if has(f"{VALIDATION}/{MANIFEST}"):
+        child = dataset_parts(store.child(VALIDATION), lambda name: has(f"{VALIDATION}/{name}"))
+        parts |= {f"{VALIDATION}/{name}": sha256 for name, sha256 in child.items()}
+        parts[f"{VALIDATION}/{MANIFEST}"] = ""
+    return parts

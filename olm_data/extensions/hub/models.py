@@ -22,13 +22,12 @@ from olm_data.errors import ConflictError, InputError, UsageError, ValidationErr
 from olm_data.extensions.hub.content import CARD, MOST_CARD, Branch, Content, Watch
 from olm_data.model_folder import CONFIG, FORMAT, About, read_about
 from olm_data.model_receipt import Claim, FileProof, Receipt
-from olm_data.regular_files import MAX_WHOLE, open_regular
+from olm_data.regular_files import MAX_WHOLE
 from olm_data.storage.destination import RECORD
 from olm_data.storage.names import refuse_escape
 from olm_data.storage.store import Store
 from olm_data.threads import in_order
 
-_PIECE = 4 << 20
 _TAKEN = re.compile(
     r"([^/]*\.safetensors|pytorch_model[^/]*\.bin)(\.index\.json)?|adapter_config\.json"
 )
@@ -196,13 +195,7 @@ def _at(branch: Branch) -> _Named | None:
 
 def _is(store: Store, name: str, file: FileProof) -> bool:
     """Whether a file is there, with the size and sha256 that it must have."""
-    if store.size(name) != file.bytes:
-        return False
-    seen = hashlib.sha256()
-    with open_regular(store.url(name), within=store.root) as opened:
-        while piece := opened.read(_PIECE):
-            seen.update(piece)
-    return seen.hexdigest() == file.sha256
+    return store.size(name) == file.bytes and store.sha256(name) == file.sha256
 
 
 def _some(names: Iterable[str]) -> str:

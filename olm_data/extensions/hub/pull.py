@@ -11,25 +11,25 @@ anything, or runs anything that lies in a repository.
 from __future__ import annotations
 
 import os
-import shutil
+import tempfile
 from collections.abc import Mapping, Set
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from olm_data.errors import ConflictError, InputError, OlmError, UsageError, ValidationError
-from olm_data.extensions.hub.content import Content, Kind, Watch
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
+from olm_data.extensions.hub.content import Kind, Watch
 from olm_data.extensions.hub.kinds import KINDS
+from olm_data.storage.destination import LocalFolder, in_the_way
 from olm_data.storage.disk import fsync_directory, io_errors, make_folder
-from olm_data.storage.hub_repository import HubFile, Repository
+from olm_data.storage.hub import HubFile, Repository
 from olm_data.storage.lease import acquire
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
 _AT_ONCE = 8
-_CLIENTS_OWN = ".cache"
-"""Where the hub's client notes how far it is, in a folder it fetches into."""
 
 
 class Pulled(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,47 +80,6 @@ def pull(
         StorageError: the hub cannot be reached, or refuses.
     """
     place = Repository.parse(address)
-    _refuse_place(place, output)
-    commit = place.required_commit()
-    there = place.files(commit)
-    kind = KINDS[place.kind]
-    if not kind.is_whole(there.__contains__):
-        raise InputError(
-            f"there is no {kind.name} in this repository",
-            where=f"{place.address}, commit {commit}",
-            why="it has no manifest or configuration, or a push to it has not come to its end",
-            fix="name another repository or revision, or let the push go on",
-        )
-    target = Path(output.removeprefix("file://")).absolute()
-    with io_errors(output, writing=True):
-        make_folder(str(target.parent))
-    beside = f".{target.name}.pulling"
-    lease = acquire(
-        Store(str(target.parent)),
-        prefix=f"{beside}-lease-",
-        busy="another process pulls to this place",
-        fix="wait for it to finish, or choose another output",
-        note=lambda text: None,
-    )
-    draft = target.parent / (f"{beside}-look" if dry_run else beside)
-    begun = draft.exists()
-    try:
-        result = _fetched(place, commit, there, draft, target, dry_run, watch)
-        if result.status == "pulled":
-            lease.check()
-            _put_in_place(draft, target, output)
-        else:
-            shutil.rmtree(draft, ignore_errors=True)
-        return result
-    except ConflictError:
-        if not begun:
-            shutil.rmtree(draft, ignore_errors=True)
-        raise
-    finally:
-        lease.release(keep=False)
-
-
-def _refuse_place(place: Repository, output: str) -> None:
     refuse_output(output)
     if is_remote(output):
         raise UsageError(
@@ -128,57 +87,74 @@ def _refuse_place(place: Repository, output: str) -> None:
             where=output,
             fix=f"training reads {place.address} in place; or copy the folder to the bucket",
         )
-
-
-def _fetched(
-    place: Repository,
-    commit: str,
-    there: Mapping[str, HubFile],
-    draft: Path,
-    target: Path,
-    dry_run: bool,
-    watch: Watch,
-) -> Pulled:
-    with io_errors(str(draft), writing=True):
-        make_folder(str(draft))
+    commit = place.required_commit()
+    there, at = place.files(commit), f"{place.address}, commit {commit}"
     kind = KINDS[place.kind]
-    naming = {name: file for name, file in there.items() if kind.is_naming(name)}
-    kept = _fetch(place, commit, naming, draft)
-    content = kind.read(Store(str(draft)), there.__contains__)
-    parts, digest = content.parts, content.digest
-    absent = sorted(name for name in parts if name not in there)
+    if not kind.is_whole(there.__contains__):
+        raise InputError(
+            f"there is no {kind.name} in this repository",
+            where=at,
+            why="it has no manifest or configuration, or a push to it has not come to its end",
+            fix="name another repository or revision, or let the push go on",
+        )
+    with tempfile.TemporaryDirectory(prefix="olm-pull-") as scratch:
+        naming = {name: file for name, file in there.items() if kind.is_naming(name)}
+        _fetch(place, commit, naming, Path(scratch))
+        content = kind.read(Store(scratch), there.__contains__)
+    absent = sorted(content.parts.keys() - there.keys())
     if absent:
         raise ValidationError(
             f"{len(absent):,} files of the {kind.name} are not in the repository: {absent[0]}",
-            where=f"{place.address}, commit {commit}",
+            where=at,
             fix="push it again from a folder that verifies",
         )
-    wanted = {name: there[name] for name in parts}
-    size = sum(file.size for file in wanted.values())
-
-    def result(status: str) -> Pulled:
-        return Pulled(
-            status=status,
-            kind=kind.name,
-            output=str(target),
-            address=place.address,
-            commit=commit,
-            digest=digest,
-            files=len(wanted),
-            bytes=size,
-            kept=kept,
-        )
-
-    if _is_there(kind, target, digest):
-        return result("already there")
+    wanted = {name: there[name] for name in content.parts}
+    target = Path(output.removeprefix("file://")).absolute()
+    done = partial(
+        Pulled,
+        kind=kind.name,
+        output=str(target),
+        address=place.address,
+        commit=commit,
+        digest=content.digest,
+        files=len(wanted),
+        bytes=sum(file.size for file in wanted.values()),
+    )
+    if _is_there(kind, target, content.digest):
+        return done(status="already there", kept=len(wanted))
     if dry_run:
-        return result("would pull")
-    rest = {n: f for n, f in wanted.items() if not kind.is_naming(n)}
-    kept += _fetch(place, commit, rest, draft, watch)
-    shutil.rmtree(draft / _CLIENTS_OWN, ignore_errors=True)
-    _remove_others(draft, wanted.keys())
-    _refuse_damage(kind, content, place, commit, watch)
-    return result("pulled")
+        return done(status="would pull", kept=0)
+    draft = target.parent / f".{target.name}.pulling"
+    with io_errors(output, writing=True):
+        make_folder(str(target.parent))
+    lease = acquire(
+        Store(str(target.parent)),
+        prefix=f"{draft.name}-lease-",
+        busy="another process pulls to this place",
+        fix="wait for it to finish, or choose another output",
+        note=lambda text: None,
+    )
+    try:
+        with io_errors(str(draft), writing=True):
+            make_folder(str(draft))
+        kept = _fetch(place, commit, wanted, draft, watch)
+        _remove_others(draft, wanted.keys())
+        fetched = kind.read(Store(str(draft)), there.__contains__)
+        damage = kind.damage(fetched, watch)
+        if fetched.digest != content.digest:
+            damage = "the hub gives other bytes each time"
+        if damage is not None:
+            raise ValidationError(
+                f"the {kind.name} in the repository is damaged: {damage}",
+                where=at,
+                fix="run the same command again; if it says so again, tell whoever pushed it; "
+                "nothing was put into the output",
+            )
+        lease.check()
+        _put_in_place(draft, output)
+        return done(status="pulled", kept=kept)
+    finally:
+        lease.release(keep=False)
 
 
 def _fetch(
@@ -188,11 +164,7 @@ def _fetch(
     draft: Path,
     watch: Watch = lambda what, done, total: None,
 ) -> int:
-    """Fetch files that are not there yet; return how many were.
-
-    Raises:
-        ValidationError: what arrived is not what the hub says it has.
-    """
+    """Fetch files that are not there yet; return how many were."""
     total, done, kept = sum(file.size for file in wanted.values()), 0, 0
 
     def one(name: str) -> bool:
@@ -200,14 +172,7 @@ def _fetch(
             return True
         with io_errors(str(draft / name), writing=True):
             (draft / name).unlink(missing_ok=True)
-            path = place.fetch(name, commit, draft)
-        if not wanted[name].is_at(path):
-            path.unlink(missing_ok=True)
-            raise ValidationError(
-                "other bytes arrived than the hub says it has",
-                where=f"{place.address}, commit {commit}, {name}",
-                fix="run the same command again",
-            )
+            place.fetch(name, commit, draft)
         return False
 
     for name, was_there in zip(wanted, in_order(one, wanted, _AT_ONCE), strict=True):
@@ -232,16 +197,11 @@ def _is_there(kind: Kind, target: Path, digest: str) -> bool:
             return True
     except OlmError:
         pass
-    raise ConflictError(
-        "the output holds something else",
-        where=str(target),
-        why=f"it is no whole copy of {kind.name} {digest[:12]}",
-        fix="choose another output, or remove what is there",
-    )
+    raise in_the_way(str(target), f"it is no whole copy of {kind.name} {digest[:12]}")
 
 
 def _remove_others(draft: Path, names: Set[str]) -> None:
-    """Remove what an earlier pull of another commit left in the draft."""
+    """Remove what an earlier pull of another commit, and the hub's client, left in the draft."""
     for path in sorted(draft.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
@@ -250,19 +210,7 @@ def _remove_others(draft: Path, names: Set[str]) -> None:
             path.unlink()
 
 
-def _refuse_damage(
-    kind: Kind, content: Content, place: Repository, commit: str, watch: Watch
-) -> None:
-    damage = kind.damage(content, watch)
-    if damage is not None:
-        raise ValidationError(
-            f"the {kind.name} in the repository is damaged: {damage}",
-            where=f"{place.address}, commit {commit}",
-            fix="tell whoever pushed it; nothing was put into the output",
-        )
-
-
-def _put_in_place(draft: Path, target: Path, output: str) -> None:
+def _put_in_place(draft: Path, output: str) -> None:
     """Make the fetched files durable, and the folder the output."""
     with io_errors(output, writing=True):
         for path in sorted(draft.rglob("*"), reverse=True):
@@ -272,11 +220,4 @@ def _put_in_place(draft: Path, target: Path, output: str) -> None:
                 with open(path, "rb") as file:
                     os.fsync(file.fileno())
         fsync_directory(draft)
-        if target.is_dir() and any(target.iterdir()):
-            raise ConflictError(
-                "the output was filled while this was running",
-                where=output,
-                fix="choose another output, or remove what is there",
-            )
-        os.rename(draft, target)  # the kernel refuses any folder that is not empty
-        fsync_directory(target.parent)
+        LocalFolder(output).rename(draft)

@@ -1,23 +1,23 @@
 """`olm-data push`: a dataset or a model to a repository of the hub, whole or not seen as whole.
 
-    folder --verified--> parts --which are there?--> large files --> commits of parts
+    folder --verified--> parts --which are there?--> one commit, or several of COMMIT_FILES each
                                    last commit: manifest.json, or config.json and the receipt; card
                               --> files of that commit compared with ours
 
-What an earlier push has sent is not sent again, be it in a commit or not yet. Until the last commit
-nobody takes what is there so far for the whole. Commits name their parent, so that two pushes never
-mix. Never: removes what somebody else keeps there.
+The hub's client sends what the hub does not have: neither what is in a commit already, nor large
+files that an earlier push came to send. Until the last commit nobody takes what is there so far for
+the whole. Commits name their parent, so that two pushes never mix. Never: removes what somebody
+else keeps there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,15 +26,13 @@ from olm_data.errors import ConflictError, InputError, UsageError, ValidationErr
 from olm_data.extensions.hub.content import CARD, Branch, Content, Kind, Watch
 from olm_data.extensions.hub.kinds import KINDS
 from olm_data.regular_files import MAX_DOCUMENT
-from olm_data.storage.hub_repository import Repository, is_commit
+from olm_data.storage.hub import HubFile, Repository, is_commit
 from olm_data.storage.names import is_working
 from olm_data.storage.store import Store, is_remote
 from olm_data.threads import in_order
 
 COMMIT_FILES = 1000
-"""Files of one commit; the hub wants no more than some thousands."""
-GROUP_FILES, GROUP_BYTES = 64, 1 << 30
-"""Files that are sent between two looks at the progress."""
+"""Files of one commit; the hub wants no more than some thousands. Progress is shown between two."""
 
 _HUBS_OWN = ".gitattributes"
 _NAMED = 8
@@ -65,23 +63,6 @@ class Pushed(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int
     not_sent: list[str]
     notes: list[str]
-
-
-@dataclass(frozen=True)
-class _Push:
-    content: Content
-    branch: Branch
-    watch: Watch
-
-    def missing(self) -> list[str]:
-        """Return the parts that the branch does not have, or has with another content."""
-        there, parts = self.branch.files, self.content.parts
-
-        def same(name: str) -> bool:
-            return name in there and there[name].is_at(self.content.path(name), parts[name])
-
-        names = sorted(parts)
-        return [n for n, kept in zip(names, in_order(same, names), strict=True) if not kept]
 
 
 def push(
@@ -130,47 +111,39 @@ def push(
         notes = list[str]()
         content, branch = _settled(kind, content, place, Path(scratch), notes)
         head = branch.head
-        content = replace(content, parts=_with_digests(content))
-        work = _Push(content, branch, watch)
-        missing = work.missing()
+        missing = _differing(content, branch.files)
         rest = [name for name in missing if name not in content.last]
         sent = [*rest, *content.last] if missing else []
-        sent_bytes = sum(content.path(name).stat().st_size for name in sent)
         others = sorted(branch.files.keys() - content.parts.keys() - {CARD, _HUBS_OWN})
         if others:
-            listed = ", ".join(map(printable, others[:_NAMED])) + ", ..." * (len(others) > _NAMED)
             notes.append(
-                f"{len(others):,} other files of the repository are left as they are: {listed}"
+                f"{len(others):,} other files of the repository are left as they are: "
+                f"{_some(others, _NAMED)}"
             )
-
-        def done(status: str, commit: str | None) -> Pushed:
-            return Pushed(
-                status=status,
-                kind=kind.name,
-                address=place.address,
-                commit=commit,
-                digest=content.digest,
-                sent=len(sent),
-                kept=len(content.parts) - len(sent),
-                sent_bytes=sent_bytes,
-                not_sent=not_sent,
-                notes=notes,
-            )
-
+        done = partial(
+            Pushed,
+            kind=kind.name,
+            address=place.address,
+            digest=content.digest,
+            sent=len(sent),
+            kept=len(content.parts) - len(sent),
+            sent_bytes=sum(content.path(name).stat().st_size for name in sent),
+            not_sent=not_sent,
+            notes=notes,
+        )
         if dry_run:
-            return done("would push", None)
+            return done(status="would push", commit=None)
+        if missing or revision is not None:  # the branch may be new
+            place.create(private=private, start=head)
         if not missing:
-            if revision is not None:  # the branch may be new
-                place.create(private=private, start=head)
-            return done("already there", head)
-        place.create(private=private, start=head)
+            return done(status="already there", commit=head)
         before = head or place.required_commit()
         if head is None:  # the hub may put files into a new repository
             branch = replace(branch, head=before, files=place.files(before))
         card = kind.card(content, branch, licence, notes)
-        commit = _send(work, rest, before, card, kind.name)
+        commit = _send(kind, content, place, rest, before, card, watch)
         _refuse_damage(place, commit, content)
-    return done("pushed", commit)
+    return done(status="pushed", commit=commit)
 
 
 def _place(target: str, address: str, revision: str | None) -> Repository:
@@ -257,32 +230,40 @@ def _head(place: Repository) -> tuple[str | None, bool]:
         return main, True
 
 
-def _with_digests(content: Content) -> dict[str, str]:
-    def digest(name: str) -> str:
-        return content.parts[name] or sha256_file(content.path(name))
+def _differing(content: Content, there: Mapping[str, HubFile]) -> list[str]:
+    """Return the parts that are not there, or with another content."""
 
-    names = list(content.parts)
-    return dict(zip(names, in_order(digest, names), strict=True))
+    def same(name: str) -> bool:
+        return name in there and there[name].is_at(content.path(name), content.parts[name])
+
+    names = sorted(content.parts)
+    return [n for n, kept in zip(names, in_order(same, names), strict=True) if not kept]
 
 
-def _send(work: _Push, missing: list[str], head: str, card: bytes | None, kind: str) -> str:
+def _send(
+    kind: Kind,
+    content: Content,
+    place: Repository,
+    rest: Sequence[str],
+    head: str,
+    card: bytes | None,
+    watch: Watch,
+) -> str:
     """Send parts in commits, what makes them whole in the last one; return that."""
-    place, content = work.branch.place, work.content
-    sizes = {name: content.path(name).stat().st_size for name in missing}
-    total, done, pending = sum(sizes.values()), 0, list[Any]()
-    for group in _groups(sizes):
-        work.watch("send", done, total)
-        pending += place.upload({name: content.path(name) for name in group})
+    sizes = {name: content.path(name).stat().st_size for name in rest}
+    total, done = sum(sizes.values()), 0
+    watch("send", done, total)
+    while len(rest) > COMMIT_FILES:
+        group, rest = rest[:COMMIT_FILES], rest[COMMIT_FILES:]
+        message = f"Parts of a {kind.name}; {content.last[-1]} follows"
+        head = place.send({name: content.path(name) for name in group}, message, head)
         done += sum(sizes[name] for name in group)
-        if len(pending) >= COMMIT_FILES:
-            head = place.send(pending, [], f"Parts of a {kind}; {content.last[-1]} follows", head)
-            pending = []
-    work.watch("send", done, total)
-    last: dict[str, Path | bytes] = {name: _as_verified(content, name) for name in content.last}
+        watch("send", done, total)
+    last: dict[str, Path | bytes] = {name: content.path(name) for name in rest}
+    last |= {name: _as_verified(content, name) for name in content.last}
     if card is not None:
         last[CARD] = card
-    pending += place.upload(last)
-    return place.send(pending, [], f"{kind.capitalize()}, whole", head)
+    return place.send(last, f"{kind.name.capitalize()}, whole", head)
 
 
 def _as_verified(content: Content, name: str) -> bytes:
@@ -298,37 +279,22 @@ def _as_verified(content: Content, name: str) -> bytes:
     return data
 
 
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Cut files into groups that are sent at a time."""
-    group: list[str] = []
-    for name in sizes:
-        group.append(name)
-        if len(group) == GROUP_FILES or sum(sizes[n] for n in group) >= GROUP_BYTES:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def _refuse_damage(place: Repository, commit: str, content: Content) -> None:
     """Compare what the hub says it has now with what was sent.
 
     Raises:
         ValidationError: a file is not there, or is another one.
     """
-    now = place.files(commit)
-    wanted = content.parts
-
-    def wrong(name: str) -> bool:
-        return name not in now or not now[name].is_at(content.path(name), wanted[name])
-
-    names = sorted(wanted)
-    found = [n for n, bad in zip(names, in_order(wrong, names), strict=True) if bad]
+    found = _differing(content, place.files(commit))
     if found:
-        listed = ", ".join(islice(found, 3))
         raise ValidationError(
-            f"{len(found):,} files of the repository are not those that were sent: {listed}",
+            f"{len(found):,} files of the repository are not those that were sent: "
+            f"{_some(found, 3)}",
             where=f"{place.address}, commit {commit}",
             why="a .gitignore of the repository leaves files out, or a file changed meanwhile",
             fix="run the same command again",
         )
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    return ", ".join(map(printable, names[:most])) + ", ..." * (len(names) > most)

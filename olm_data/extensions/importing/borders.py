@@ -29,8 +29,8 @@ from olm_data.extensions.importing.token_files import (
     pieces,
     refuse,
 )
+from olm_data.parquet import MAX_RATIO
 from olm_data.regular_files import MAX_SMALL, MAX_WHOLE
-from olm_data.sources.limits import MAX_RATIO
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -63,7 +63,7 @@ from olm_data.storage.disk import fsync_directory, io_errors, make_folder
 from olm_data.storage.exclusive import exclusive
 from olm_data.storage.json_file import create_json
 from olm_data.storage.names import refuse_escape
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store, absolute
 from olm_data.threads import in_order
 from olm_data.tokenizer.tokenizer import TokenizerSpec

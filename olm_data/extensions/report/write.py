@@ -34,7 +34,7 @@ from olm_data.extensions.report.training import (
 )
 from olm_data.mixture.lock import Lock
 from olm_data.page import note, run_script, write_page
-from olm_data.storage.places import refuse_no_file
+from olm_data.storage.output_paths import refuse_output
 
 MOST_STEPS, MOST_ROWS, MOST_TEXT = 48, 4, 240
 """Steps whose documents are in the page, rows of each, characters of each piece."""
@@ -65,7 +65,7 @@ def write_report(
         InputError, ValidationError: there is no sound lock or dataset, or no run in the folder.
         UsageError: matplotlib is not installed.
     """
-    refuse_no_file(output, "--output")
+    refuse_output(output, "--output", "local file")
     lock = Lock.read(lock_path)
     datasets = lock.open_datasets()
     runs = [TrainedRun.read(Path(folder)) for folder in folders]

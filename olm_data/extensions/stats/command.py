@@ -28,11 +28,11 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
     """
     from olm_data.extensions.stats import count as verb
     from olm_data.extensions.stats.text import stats_lines
-    from olm_data.storage.places import refuse_no_file
+    from olm_data.storage.output_paths import refuse_output
     from olm_data.target import dataset_root
 
     if page is not None:
-        refuse_no_file(page, "--html")
+        refuse_output(page, "--html", "local file")
     with show_progress("stats") as progress:
         found = verb.collect(
             dataset_root(dataset),

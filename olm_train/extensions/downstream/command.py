@@ -297,11 +297,6 @@ def _check(found: TrainedModel, rules: TokenizerRules, place: str) -> None:
         )
 
 
-def evaluate_all(found: TrainedModel, folders: Sequence[str], by: Sequence[str] = ()) -> Evaluated:
-    """Return the results of a model on several data sets or tasks; `by`: see `HeldOut`."""
-    return Evaluation(found, folders, by=by).measure(found)
-
-
 @click.command(cls=Command)
 @click.argument("model")
 @click.option(

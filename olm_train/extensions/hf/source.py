@@ -22,7 +22,7 @@ from olm_data.dataset.tokenizer import TOKENIZER
 from olm_data.errors import InputError, OlmError, UsageError, ValidationError, printable
 from olm_data.model_folder import FORMAT
 from olm_data.regular_files import MAX_CONFIG, MAX_SMALL, MAX_WHOLE, open_regular, read_regular
-from olm_data.storage.hub_repository import Repository, is_commit, is_offline
+from olm_data.storage.hub import Repository, is_commit, is_offline
 from olm_data.storage.store import Store, absolute, is_remote
 from olm_data.threads import in_order
 

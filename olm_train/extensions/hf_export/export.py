@@ -22,7 +22,7 @@ from olm_data.errors import ValidationError
 from olm_data.model_receipt import Claim, FileProof, Receipt
 from olm_data.storage.destination import Draft, LocalFolder, RemotePrefix, destination, in_the_way
 from olm_data.storage.disk import io_errors, write_durable
-from olm_data.storage.places import refuse_output
+from olm_data.storage.output_paths import refuse_output
 from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.weights import model_config
 from olm_train.extensions.hf_export import verify

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from olm_data.bounded_json import JsonObject
 from olm_data.redaction import redacted
 from olm_data.run_log.follow import LoggedStep
+from olm_data.run_log.metric_names import WATCHED_STEP
 
 Ending = Literal["finished", "stopped", "failed"]
 """How a run left: it is done; it will be gone on with; an error ended it."""
@@ -91,14 +92,28 @@ class Tracker(ABC):
     def log(self, steps: list[LoggedStep]) -> None:
         """Take steps, ascending. A step that is there already brings a late evaluation of it."""
 
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
         """Take evaluations that were made beside the run, of steps that are there, in any order.
 
+        By default they come behind the last row, each with its own step as the metric
+        `watched/step`, once no other row comes.
+
+        Args:
+            last: the step that was logged last.
+            complete: the run has finished.
+
         Returns:
-            False: no row before the last one can be added to. Then each is logged with the row of
-            a later step, and its own step as the metric `watched/step`.
+            Of each that it took, the first ones of `steps`: the step that it lies at. Where the run
+            goes back to one before, it comes again.
         """
-        return False
+        if not complete:
+            return []
+        ahead = [
+            LoggedStep(step=last + n, time=step.time, metrics=with_own_step(step))
+            for n, step in enumerate(steps, 1)
+        ]
+        self.log(ahead)
+        return [step.step for step in ahead]
 
     def alert(self, title: str, text: str, level: Level) -> None:  # noqa: B027  # may do nothing
         """Tell who watches the run. Texts hold no credentials."""
@@ -114,6 +129,11 @@ class Tracker(ABC):
         Raises:
             RowsLost: it has not; it is opened once more, and gets what is missing.
         """
+
+
+def with_own_step(step: LoggedStep) -> dict[str, float]:
+    """Return the metrics of an evaluation that lies at another step than its own."""
+    return {**step.metrics, WATCHED_STEP: step.step}
 
 
 def without_secrets(value: Any) -> Any:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 from olm_data.bounded_json import JsonObject
+from olm_data.config.hints import PositiveInt
 from olm_data.errors import UsageError
 from olm_data.extras import needs
 from olm_data.run_log.log import METRICS
@@ -146,3 +147,32 @@ class TrackerCallback(Callback):
 
     def _cancel(self, why: str) -> None:
         self.trainer.cancel_run(why, by=self.kind)
+
+
+@dataclass(kw_only=True)
+class TaggedCallback(TrackerCallback):
+    """Of a service whose runs have tags, and are cancelled by some.
+
+    Attributes:
+        tags: of the run.
+        config: shown instead of the run's configuration.
+        cancel_tags: a run that is given one of them there is cancelled; compared in lower case.
+        cancel_check_interval: steps after which its tags are looked at.
+    """
+
+    tags: tuple[str, ...] | None = None
+    config: ConfigValues | None = None
+    cancel_tags: tuple[str, ...] | None = CANCEL_TAGS
+    cancel_check_interval: PositiveInt = 25
+
+    def shown_config(self) -> ConfigValues | None:
+        return self.config
+
+    def check_interval(self) -> int | None:
+        return self.cancel_check_interval if self.cancel_tags else None
+
+    def cancelled_by(self, tags: Iterable[str]) -> str | None:
+        """Return why a run with these tags is cancelled, None: it is not."""
+        wanted = {tag.lower() for tag in self.cancel_tags or ()}
+        found = sorted(tag for tag in tags if tag.lower() in wanted)
+        return f"tag {found[0]}" if found else None

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
-from olm_data.config.hints import PositiveInt
 from olm_data.extras import needs
 from olm_data.run_log.follow import LoggedStep
 from olm_train.extensions.tracking.base import Ending, Level, TrackedRun, Tracker, without_secrets
-from olm_train.extensions.tracking.callback import CANCEL_TAGS, ConfigValues, TrackerCallback
+from olm_train.extensions.tracking.callback import TaggedCallback
 from olm_train.extensions.tracking.comet_sinks import Archive, Metric, Place, Server, Sink, flat
 
 OFF = ("DISABLE_AUTO_LOGGING", "1"), ("ERROR_TRACKING_ENABLE", "0"), ("DISABLE_ANNOUNCEMENT", "1")
@@ -38,7 +37,7 @@ class CometNotificationSetting(StrEnum):
 
 
 @dataclass(kw_only=True)
-class CometCallback(TrackerCallback):
+class CometCallback(TaggedCallback):
     """Shows the run on Comet; the key is in COMET_API_KEY, or left by `comet login`.
 
     Attributes:
@@ -61,19 +60,9 @@ class CometCallback(TrackerCallback):
     package: ClassVar[str] = "comet_ml"
 
     workspace: str | None = None
-    tags: tuple[str, ...] | None = None
-    config: ConfigValues | None = None
-    cancel_tags: tuple[str, ...] | None = CANCEL_TAGS
-    cancel_check_interval: PositiveInt = 25
     notifications: CometNotificationSetting = CometNotificationSetting.none
     failure_tag: str = "failed"
     auto_resume: bool = True
-
-    def shown_config(self) -> ConfigValues | None:
-        return self.config
-
-    def check_interval(self) -> int | None:
-        return self.cancel_check_interval if self.cancel_tags else None
 
     def tracker(self, run: TrackedRun) -> Tracker:
         return CometTracker(run, self)
@@ -121,37 +110,33 @@ class CometTracker(Tracker):
         return min(step, self._logged)
 
     def log(self, steps: list[LoggedStep]) -> None:
-        assert self._sink is not None
-        self._sink.send(
-            [
-                Metric(name, value, step.step, round(1000 * step.time))
-                for step in steps
-                for name, value in step.metrics.items()
-                if step.step > self._last.get(name, 0)
-            ]
-        )
+        self._send(steps, self._last)
         for step in steps:
             self._last |= dict.fromkeys(step.metrics, step.step)
 
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
+        self._send(steps, {})
+        # the archive is cut at a place of the file, a server not at all
+        archive = isinstance(self._sink, Archive)
+        return [last if archive else step.step for step in steps]
+
+    def _send(self, steps: list[LoggedStep], there: dict[str, int]) -> None:
         assert self._sink is not None
         self._sink.send(
             [
                 Metric(name, value, step.step, round(1000 * step.time))
                 for step in steps
                 for name, value in step.metrics.items()
+                if step.step > there.get(name, 0)
             ]
         )
-        return True
 
     def alert(self, title: str, text: str, level: Level) -> None:
         self._error = f"{title}: {text}"
 
     def cancelled(self) -> str | None:
         assert self._sink is not None
-        wanted = {tag.lower() for tag in self._options.cancel_tags or ()}
-        found = sorted(tag for tag in self._sink.tags() if tag.lower() in wanted)
-        return f"tag {found[0]}" if found else None
+        return self._options.cancelled_by(self._sink.tags())
 
     def close(self, ending: Ending) -> None:
         assert self._sink is not None

@@ -3,12 +3,17 @@
     training thread: wake, alert --(bounded queue)--> open -> truncate -> read -> log -> close
                                                        ^------ pause <--- any error ---'
 
-No metrics wait in memory: they lie in the log, so a tracker that falls behind loses nothing.
+No metrics wait in memory: they lie in the log, so a tracker that falls behind loses nothing. How
+far each has come is in `tracking.json` of the run's folder, which is read and written here only:
+
+    {"version": 1, "trackers": {"wandb": {"key": "x1y2z3", "step": 120, "lines": 2}}}
+
 Never: waits in the training thread but in `close`, and there not longer than its limit.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
@@ -17,26 +22,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
+from olm_data.bounded_json import MalformedJson, Size, decode
 from olm_data.errors import ConflictError, printable
 from olm_data.redaction import redacted
+from olm_data.regular_files import read_regular
 from olm_data.run_log.follow import LoggedStep, StepReader, last_step, lines_of_step
-from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
+from olm_data.run_log.lines import malformed_log, replace_file
+from olm_data.run_log.metric_names import of_watched
 from olm_data.run_log.watched import EVAL, WatchedEvaluation, WatchedTail
 from olm_data.storage.flock import locked
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
-from olm_train.extensions.tracking.state import (
-    TrackerCursor,
-    TrackerState,
-    read_tracked,
-    write_tracked,
-)
 
 T = TypeVar("T")
+
+TRACKING = "tracking.json"
+
+_writing = threading.Lock()
+"""The trackers of a run have a thread each, and this one file."""
 
 BATCH = 1000
 """Steps that are handed over at a time; then it is written down how far that is."""
@@ -47,6 +54,42 @@ INTERVAL = 0.5
 LONGEST_PAUSE = 60.0
 MOST_ALERTS = 64
 LONGEST_ERROR = 400
+
+
+class TrackerCursor(msgspec.Struct, frozen=True):
+    """An evaluation made beside the run that a tracker has.
+
+    Attributes:
+        time: of the file it was read from.
+        at: the step that it lies at; it goes with later ones.
+    """
+
+    time: float
+    at: Size
+
+
+class TrackerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A run on a tracker.
+
+    Attributes:
+        key: what the tracker calls it.
+        step: the last step that it has taken.
+        lines: lines of the log that it has of that step; a late evaluation adds one.
+        keep: the run went back to this step, and the later ones of the tracker are still to be
+            removed; None: nothing is.
+        watched: evaluations made beside the run that it has, by file name.
+    """
+
+    key: str
+    step: Size = 0
+    lines: Size = 0
+    keep: Size | None = None
+    watched: dict[str, TrackerCursor] = {}  # msgspec gives each its own
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    trackers: dict[str, TrackerState] = {}
+    version: Literal[1] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +150,6 @@ class Feeder:
         self._place = Store(save_folder or str(folder))
         self._watched = self._tail()
         self._earlier: dict[str, WatchedEvaluation] = {}  # by file name, not fed yet
-        self._with_rows = False  # the tracker takes those with later rows
         self._asked = step  # step at which the tracker was asked whether to cancel
         self._told: set[str] = set()
         self._doing: tuple[str, float, float] | None = None  # call, its limit, since when
@@ -212,11 +254,9 @@ class Feeder:
         reader, fed = self._reader or self._open(), 0
         steps = reader.read(complete=self._ending is not None)
         while batch := list(islice(steps, BATCH)):
-            joined = self._join(batch)
             self._call("log", self._limits.log, self._tracker.log, batch)
             fed += len(batch)
             self._take(batch[-1])
-            self._have(joined)
         self._feed_earlier()
         return fed
 
@@ -229,41 +269,16 @@ class Feeder:
                 self._earlier[found.file] = found
         for name, why in self._watched.wrong.items():
             self._tell(name, f"{EVAL}/{name}: {why}")
-        known, last = [e for e in self._earlier.values() if e.step <= self.tracked.step], 0
+        known = [each for each in self._earlier.values() if each.step <= self.tracked.step]
         if not known:
             return
-        rows = [_logged(each) for each in known]
-        if not self._with_rows:
-            log = self._tracker.log_earlier
-            self._with_rows = not self._call("log", self._limits.log, log, rows)
-            if not self._with_rows:
-                self._have({each.file: self.tracked.step for each in known})
-        if self._with_rows and self._ending == "finished":  # no row comes to put them with
-            last = self.tracked.step
-            for number, row in enumerate(rows, 1):
-                row.metrics[WATCHED_STEP], row.step = row.step, last + number
-            self._call("log", self._limits.log, self._tracker.log, rows)
-            self._have({each.file: row.step for each, row in zip(known, rows, strict=True)})
-
-    def _join(self, batch: list[LoggedStep]) -> dict[str, int]:
-        """Put evaluations that wait for a row with those of a batch; return which, and where."""
-        joined = dict[str, int]()
-        if self._with_rows:
-            for row, found in zip(batch, list(self._earlier.values()), strict=False):
-                if found.step <= row.step:
-                    row.metrics |= {**_logged(found).metrics, WATCHED_STEP: found.step}
-                    joined[found.file] = row.step
-        return joined
-
-    def _have(self, fed: dict[str, int]) -> None:
-        """Keep what was handed over, by file name, and the step of its row."""
-        assert self.tracked is not None
-        if fed:
-            known = {
-                name: TrackerCursor(self._earlier.pop(name).time, at) for name, at in fed.items()
-            }
-            both = {**self.tracked.watched, **known}
-            self._write(msgspec.structs.replace(self.tracked, watched=both))
+        log, rows = self._tracker.log_earlier, [_logged(each) for each in known]
+        complete = self._ending == "finished"  # no row of the log comes any more
+        at = self._call("log", self._limits.log, log, rows, self.tracked.step, complete)
+        watched = dict(self.tracked.watched)
+        for each, step in zip(known, at, strict=False):
+            watched[each.file] = TrackerCursor(self._earlier.pop(each.file).time, step)
+        self._write(msgspec.structs.replace(self.tracked, watched=watched))
 
     def _open(self) -> StepReader:
         """Connect, remove what lies beyond the run, and find where to go on."""
@@ -329,6 +344,37 @@ class Feeder:
                 f"warning: {self._tracker.name}: {printable(redacted(text))[:LONGEST_ERROR]}\n"
                 "  training goes on, and what is missing there is read from the log later"
             )
+
+
+def read_tracked(folder: Path, tracker: str) -> TrackerState | None:
+    """Read what a tracker has of the run in a folder; None: nothing.
+
+    Raises:
+        ValidationError: the file is malformed.
+    """
+    return _read(folder).trackers.get(tracker)
+
+
+def write_tracked(folder: Path, tracker: str, tracked: TrackerState) -> None:
+    """Write it, durably.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    with _writing:
+        trackers = {**_read(folder).trackers, tracker: tracked}
+        plain = msgspec.to_builtins(_File(trackers=trackers))
+        replace_file(folder / TRACKING, json.dumps(plain, indent=1).encode() + b"\n")
+
+
+def _read(folder: Path) -> _File:
+    path = folder / TRACKING
+    try:
+        return decode(read_regular(path), _File)
+    except FileNotFoundError:
+        return _File()
+    except MalformedJson as error:
+        raise malformed_log(path, str(error)) from None
 
 
 def is_behind(folder: Path, tracker: str) -> bool:

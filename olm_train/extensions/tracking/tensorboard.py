@@ -85,10 +85,6 @@ class TensorBoardTracker(Tracker):
         return there
 
     def log(self, steps: list[LoggedStep]) -> None:
-        self.log_earlier(steps)
-        self._last = steps[-1].step
-
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -108,7 +104,12 @@ class TensorBoardTracker(Tracker):
                 for step in steps
             ]
         )
-        return True
+        self._last = steps[-1].step
+
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
+        self.log(steps)
+        self._last = last
+        return [step.step for step in steps]
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._file is not None

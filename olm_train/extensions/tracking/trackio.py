@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 SERVERS = ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID")
 """Environment variables with which the client logs to a server."""
 BUSY_SECONDS = 20.0
+_CUT = """
+DELETE FROM metrics WHERE run_id = :run AND id >=
+(SELECT MIN(id) FROM metrics WHERE run_id = :run AND step > :there)
+"""
+"""What came with later steps goes with them: evaluations made beside the run, too."""
 
 
 @dataclass(kw_only=True)
@@ -90,8 +95,8 @@ class TrackioTracker(Tracker):
         if path.exists():
             with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as file, file:
                 there = min(step, _whole(_steps(file, self._run.id)))
-                of_run = (self._run.id, there)
-                file.execute("DELETE FROM metrics WHERE run_id = ? AND step > ?", of_run)
+                of_run = {"run": self._run.id, "there": there}
+                file.execute(_CUT, of_run)
         self._there, self._top, self._rows = there, there, 0
         return there
 
@@ -102,9 +107,9 @@ class TrackioTracker(Tracker):
             self._rows += step.step > self._top
             self._top = max(self._top, step.step)
 
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
         self.log(steps)
-        return True
+        return [last] * len(steps)  # what the client drops of them comes again with later rows
 
     def alert(self, title: str, text: str, level: Level) -> None:
         from trackio import AlertLevel

@@ -2,22 +2,31 @@
 
 The server says which step it has last, so nothing is sent twice and no step is left out. Steps of
 lost weights are removed by `resume_from`; a server that refuses keeps them. A row is closed once it
-was sent: an evaluation that is made after a restart comes with the next one. Off: error reports of
-the client, machine facts, system metrics, console, code and git.
+was sent: an evaluation that is made after a restart, or beside the run, comes with the next one.
+Off: error reports of the client, machine facts, system metrics, console, code and git.
+
+Without a server each start makes a file of its own, in a folder named for its time. Here is read
+how far they go, and what lies beyond the run is cut off; never of a file still being written:
+
+    run-ID.wandb: 7 bytes, then blocks of 32 KiB with records in pieces (the log format of LevelDB)
+        piece: CRC-32C, length (2 bytes), kind: 1 whole, 2 first, 3 middle, 4 last; then its bytes
+        record: protobuf `Record`; a `history` record is a step
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from olm_data.config.hints import PositiveInt
 from olm_data.extras import needs
+from olm_data.regular_files import open_regular
 from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.metric_names import WATCHED_STEP, of_watched
 from olm_train.extensions.tracking.base import (
@@ -26,20 +35,22 @@ from olm_train.extensions.tracking.base import (
     RowsLost,
     TrackedRun,
     Tracker,
+    with_own_step,
     without_secrets,
 )
-from olm_train.extensions.tracking.callback import CANCEL_TAGS, ConfigValues, TrackerCallback
-from olm_train.extensions.tracking.wandb_offline import files_of, keep_until, last_step
+from olm_train.extensions.tracking.callback import TaggedCallback
 
 if TYPE_CHECKING:
     import wandb
 
 INIT_SECONDS, FINISH_SECONDS, WRITE_SECONDS, ASK_SECONDS = 25.0, 20.0, 6.0, 5
 SECOND = "%Y%m%d_%H%M%S"
+HEADER, BLOCK, PIECE = 7, 32768, struct.Struct("<IHB")
+WHOLE, LAST = 1, 4
 
 
 @dataclass(kw_only=True)
-class WandBCallback(TrackerCallback):
+class WandBCallback(TaggedCallback):
     """Shows the run on Weights & Biases; the key is in WANDB_API_KEY, or left by `wandb login`.
 
     The Stop button of the run's page ends the run too.
@@ -62,17 +73,7 @@ class WandBCallback(TrackerCallback):
 
     entity: str | None = None
     group: str | None = None
-    tags: tuple[str, ...] | None = None
     notes: str | None = None
-    config: ConfigValues | None = None
-    cancel_tags: tuple[str, ...] | None = CANCEL_TAGS
-    cancel_check_interval: PositiveInt = 25
-
-    def shown_config(self) -> ConfigValues | None:
-        return self.config
-
-    def check_interval(self) -> int | None:
-        return self.cancel_check_interval if self.cancel_tags else None
 
     def tracker(self, run: TrackedRun) -> Tracker:
         return WandBTracker(run, self)
@@ -89,6 +90,7 @@ class WandBTracker(Tracker):
         self._last = self._there = 0
         self._logged = False
         self._late: dict[str, float] = {}  # of the last row, which was closed before they came
+        self._beside: dict[str, float] = {}  # an evaluation that waits for a row
 
     def open(self, key: str | None, logged: int) -> str:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when its service starts
@@ -96,6 +98,7 @@ class WandBTracker(Tracker):
             import wandb  # noqa: F401
 
         self._finish(0)
+        self._beside = {}
         # The client names its folder for the second: two starts in one would share it.
         while list(self._told.folder.glob(f"wandb/*run-{time.strftime(SECOND)}-{key}")):
             time.sleep(0.1)
@@ -130,8 +133,28 @@ class WandBTracker(Tracker):
                 self._run.summary.update(step.metrics)
                 self._late |= step.metrics
             else:
-                self._run.log({**self._late, **step.metrics}, step=step.step, commit=True)
-                self._last, self._logged, self._late = step.step, True, {}
+                self._row(step.step, {**self._late, **self._beside, **step.metrics})
+                self._late = {}
+
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
+        """Put one with the next row, which may say one step only; at the end each makes a row."""
+        at = list[int]()
+        for step in steps:
+            if self._beside and not complete:
+                break
+            self._flush()
+            self._beside = with_own_step(step)
+            at.append(self._last + 1)
+        return at
+
+    def _flush(self) -> None:
+        if self._beside:
+            self._row(self._last + 1, self._beside)
+
+    def _row(self, step: int, metrics: dict[str, float]) -> None:
+        assert self._run is not None
+        self._run.log(metrics, step=step, commit=True)
+        self._last, self._logged, self._beside = step, True, {}
 
     def alert(self, title: str, text: str, level: Level) -> None:
         assert self._run is not None
@@ -143,12 +166,12 @@ class WandBTracker(Tracker):
             return None
         import wandb
 
-        wanted = {tag.lower() for tag in self._options.cancel_tags or ()}
         tags = wandb.Api(timeout=ASK_SECONDS).run(self._run.path).tags
-        found = sorted(tag for tag in tags if tag.lower() in wanted)
-        return f"tag {found[0]}" if found else None
+        return self._options.cancelled_by(tags)
 
     def close(self, ending: Ending) -> None:
+        if ending == "finished":
+            self._flush()
         run, last = self._run, self._last
         self._finish(1 if ending == "failed" else 0)
         if run is not None and run.offline and self._logged:
@@ -219,3 +242,80 @@ def _release(key: str) -> None:
             run.deliver_exit(1).wait_or(timeout=ASK_SECONDS)
         finally:
             service.inform_finish(key)
+
+
+def files_of(folder: Path, key: str) -> list[Path]:
+    """Return the files of the earlier starts of a run, oldest first."""
+    return sorted(folder.glob(f"wandb/offline-run-*-{key}/run-{key}.wandb"))
+
+
+def keep_until(files: list[Path], step: int) -> int:
+    """Cut off the history beyond `step`, and what follows a damaged record.
+
+    Returns:
+        The last step that the files then have.
+    """
+    for path in reversed(files):
+        last = 0
+        for place, found in list(history(path)):
+            if found is None or found > step:
+                os.truncate(path, place)
+                break
+            last = found
+        if last:
+            return last
+    return 0
+
+
+def last_step(path: Path) -> int:
+    """Return the last step that a file has, 0 for none."""
+    return max((step for _, step in history(path) if step is not None), default=0)
+
+
+def history(path: Path) -> Iterator[tuple[int, int | None]]:
+    """Yield where each record of a step begins in a file, and the step; None: it is damaged.
+
+    What follows a damaged record is not looked at.
+    """
+    from google.protobuf.message import DecodeError
+
+    for place, data in _records(path):
+        try:
+            step = _step_of(data)
+        except DecodeError:
+            yield place, None
+            return
+        if step is not None:
+            yield place, step
+
+
+def _step_of(data: bytes) -> int | None:
+    """Return the step that a record is the history of; None: it is another one."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
+
+    record = Record()
+    record.ParseFromString(data)
+    kind = record.WhichOneof("record_type")
+    return int(record.history.step.num) if kind == "history" else None
+
+
+def _records(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the place and the bytes of each whole record; one that is cut off ends the file."""
+    with open_regular(path) as file:
+        place = file.seek(HEADER)
+        begin, data = place, b""
+        while True:
+            if (left := BLOCK - place % BLOCK) < PIECE.size:
+                place = file.seek(place + left)
+            head = file.read(PIECE.size)
+            if len(head) < PIECE.size:
+                return
+            _, size, kind = PIECE.unpack(head)
+            piece = file.read(size)
+            if len(piece) < size or not kind:
+                return
+            data += piece
+            place += PIECE.size + size
+            if kind in (WHOLE, LAST):
+                yield begin, data
+                begin, data = place, b""

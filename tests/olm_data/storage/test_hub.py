@@ -1,21 +1,27 @@
-"""Single files of the hub through its own client, against a local hub; commands: end_to_end."""
+"""The hub through its own client: addresses, files, commits, and errors that say what to type."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import errors as hub
 from support.command import WITH_TESTS, environment
 from support.hub_stub import COMMIT, HubStub
+
+from olm_data.errors import ConflictError, InputError, OlmError, StorageError, UsageError
+from olm_data.storage.hub import HubFile, Repository, explained, is_commit
 
 ASK = """
 import sys
 from olm_data.errors import OlmError
-from olm_data.storage.hub import dataset_commit, hub_file
+from olm_data.storage.hub import Repository, hub_file
 try:
-    print({"file": hub_file, "commit": dataset_commit}[sys.argv[1]](*sys.argv[2:]))
+    commit = lambda name: Repository("dataset", name).required_commit()
+    print({"file": hub_file, "commit": commit}[sys.argv[1]](*sys.argv[2:]))
 except OlmError as error:
     print(type(error).__name__, str(error))
 """
@@ -99,3 +105,93 @@ def test_threads_that_ask_for_files_of_a_folder_list_it_once(root: Path, tmp_pat
         )
     assert (done.stdout, done.stderr) == ("True\n", "")
     assert len([line for line in stub.requests if "/tree/" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "name", "revision"),
+    [
+        ("hf://datasets/lab/books", "dataset", "lab/books", None),
+        ("hf://datasets/lab/books/", "dataset", "lab/books", None),
+        ("hf://lab/model@v1.0", "model", "lab/model", "v1.0"),
+        ("hf://lab/model@refs/pr/1", "model", "lab/model", "refs/pr/1"),
+    ],
+)
+def test_addresses(address: str, kind: str, name: str, revision: str | None) -> None:
+    found = Repository.parse(address)
+    assert (found.kind, found.name, found.revision) == (kind, name, revision)
+    assert found.address == address.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "lab/model",
+        "hf://model",
+        "hf://datasets/books",
+        "hf://lab/model/file",
+        "hf://../x",
+        "hf://a/b@",
+    ],
+)
+def test_what_names_no_repository_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        Repository.parse(address)
+
+
+def test_a_file_is_compared_by_the_digest_that_the_hub_knows(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"of the hub")
+    sha256 = hashlib.sha256(b"of the hub").hexdigest()
+    oid = hashlib.sha1(b"blob 10\0of the hub").hexdigest()
+    assert HubFile(10, sha256, "").is_at(path)
+    assert HubFile(10, "", oid).is_at(path)
+    assert not HubFile(11, sha256, oid).is_at(path)
+    assert not HubFile(10, "0" * 64, oid).is_at(path)
+    assert not HubFile(10, "", "0" * 40).is_at(path)
+    assert not HubFile(10, sha256, "").is_at(tmp_path / "none")
+
+
+def test_commits() -> None:
+    assert is_commit("0" * 40)
+    assert not is_commit("main")
+    assert not is_commit(None)
+
+
+class _Response:
+    request = None
+
+    def __init__(self, status: int) -> None:
+        self.status_code, self.headers = status, dict[str, str]()
+
+
+def answer(kind: type[hub.HfHubHTTPError], status: int) -> Exception:
+    return kind("said", response=_Response(status), server_message="hf_" + "x" * 30)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (answer(hub.GatedRepoError, 403), UsageError, "terms"),
+        (answer(hub.RevisionNotFoundError, 404), InputError, "no such revision"),
+        (answer(hub.RepositoryNotFoundError, 404), InputError, "no such dataset"),
+        (answer(hub.HfHubHTTPError, 403), StorageError, "refuses this user"),
+        (answer(hub.HfHubHTTPError, 412), ConflictError, "in the meantime"),
+        (answer(hub.HfHubHTTPError, 500), StorageError, "the hub answered 500"),
+        (hub.OfflineModeIsEnabled("offline"), StorageError, "offline"),
+        (hub.HFValidationError("a--b"), UsageError, "name of a repository"),
+        (ConnectionError("refused"), StorageError, "cannot be reached"),
+        (RuntimeError("Error while uploading"), StorageError, "client stopped"),
+    ],
+)
+def test_errors(error: Exception, kind: type[OlmError], said: str) -> None:
+    found = explained(error, "hf://datasets/lab/books", "dataset")
+    assert type(found) is kind
+    assert said in str(found)
+    assert "hf_x" not in str(found)
+
+
+def test_what_an_upload_failed_of_is_told_and_a_defect_is_none() -> None:
+    error = RuntimeError("Error while uploading 'x' to the Hub.")
+    error.__cause__ = answer(hub.HfHubHTTPError, 403)
+    assert "refuses this user" in str(explained(error, "hf://lab/model", "model"))
+    assert explained(KeyError("x"), "hf://lab/model", "model") is None

@@ -9,7 +9,7 @@ from support.hub_stub import HubStub
 
 from olm_data.errors import ValidationError
 from olm_data.extensions.hub.content import Branch, Content
-from olm_data.storage.hub_repository import Repository
+from olm_data.storage.hub import Repository
 from olm_data.storage.store import Store
 
 

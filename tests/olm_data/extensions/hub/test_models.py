@@ -13,6 +13,7 @@ import pytest
 from support.command import arguments, environment, inside, olm_data
 from support.hub_commits import Answer
 from support.hub_stub import HubStub
+from support.polling import wait_until
 from support.pushed_models import exported_model, receipt
 from support.tokenizing import digests
 
@@ -157,6 +158,27 @@ def test_a_model_damaged_on_the_hub_is_not_put_in_place(
     assert not (tmp_path / "back").exists()
 
 
+def test_a_hub_that_names_files_otherwise_the_second_time_is_refused(
+    hub: HubStub, model: Path, tmp_path: Path
+) -> None:
+    push(str(model), FIRST)
+    other = tmp_path / "other.json"
+    other.write_bytes((model / "olm-export.json").read_bytes() + b"\n")
+    real, seen = hub.answer, list[str]()
+
+    def answer(method: str, path: str, body: bytes, authorization: str = "") -> object:
+        if "/resolve/" in path and path.endswith("olm-export.json"):
+            seen.append(method)
+            if "GET" in seen[:-1]:
+                return other
+        return real(method, path, body, authorization)
+
+    hub.answer = answer  # type: ignore[method-assign]
+    with pytest.raises(ValidationError, match="other bytes each time"):
+        pull(FIRST, str(tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
 def test_another_model_in_the_repository_is_exit_7_and_stays(
     hub: HubStub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +228,6 @@ def test_configuration_and_receipt_come_last_and_a_failed_push_goes_on(
     hub: HubStub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 1)
-    monkeypatch.setattr("olm_data.extensions.hub.push.GROUP_FILES", 1)
     shutil.copy(model / "model.safetensors", model / "second.safetensors")
     with open(model / "second.safetensors", "ab") as file:
         file.write(b" ")  # not the same content
@@ -405,6 +426,7 @@ def test_killed_pushes_and_pulls_are_completed_by_the_same_command(
 
     def stop(method: str, path: str, body: bytes, authorization: str = "") -> object:
         if method == "GET" and "part-2.safetensors" in path and process:
+            wait_until((tmp_path / ".back.pulling/README.md").exists, "a file to keep")
             process[0].send_signal(signal.SIGKILL)
         return real(method, path, body, authorization)
 

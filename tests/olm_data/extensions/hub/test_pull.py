@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.command import arguments, environment, inside, olm_data
 from support.hub_stub import HubStub
+from support.polling import wait_until
 from support.tokenizing import digests
 
 from olm_data.errors import ConflictError, InputError, UsageError, ValidationError
@@ -125,6 +126,7 @@ def test_a_killed_pull_goes_on(hub: HubStub, books: Path, tmp_path: Path) -> Non
 
     def kill(method: str, path: str, body: bytes, authorization: str = "") -> object:
         if method == "GET" and "shard-00003.tokens" in path and process:
+            wait_until((tmp_path / ".back.pulling/manifest.json").exists, "a file to keep")
             process[0].send_signal(signal.SIGKILL)
         return real(method, path, body, authorization)
 

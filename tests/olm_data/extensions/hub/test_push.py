@@ -82,7 +82,6 @@ def test_a_push_that_fails_leaves_no_manifest_and_the_next_sends_the_rest(
     hub: HubStub, books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 4)
-    monkeypatch.setattr("olm_data.extensions.hub.push.GROUP_FILES", 4)
 
     def refuse(sha256: str) -> None:
         if len(hub.commits.uploaded) > 5:
@@ -108,7 +107,6 @@ def test_the_manifest_comes_in_the_last_commit(
     hub: HubStub, books: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("olm_data.extensions.hub.push.COMMIT_FILES", 4)
-    monkeypatch.setattr("olm_data.extensions.hub.push.GROUP_FILES", 4)
     seen: list[bool] = []
     real = hub.commits.post
 

@@ -27,7 +27,7 @@ from support.tracked import (
 from olm_data.errors import UsageError
 from olm_data.run_log.log import Start, append_start, keep_until
 from olm_train.extensions.tracking.command import configured, main, named
-from olm_train.extensions.tracking.state import TrackerState, write_tracked
+from olm_train.extensions.tracking.feeder import TrackerState, write_tracked
 
 READ: dict[str, Callable[[Path], Sink]] = {
     "comet": of_comet,
@@ -69,7 +69,7 @@ def test_a_finished_run_is_brought_there_once_and_again_only_what_is_missing(
 def test_options_are_those_of_the_run_and_the_command(tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
-    from olm_train.extensions.tracking.wandb_offline import _records
+    from olm_train.extensions.tracking.wandb import _records
 
     run = tmp_path / "run"
     write_log(run, range(1, 3))

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 from support.polling import wait_until
-from support.tracked import Sink, logged, write_log
+from support.tracked import Sink, evaluated, logged, write_log
 
 from olm_data.errors import ConflictError
 from olm_data.run_log.follow import LoggedStep
 from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
-from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
-from olm_data.storage.store import Store
+from olm_data.run_log.watched import EVAL
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
-from olm_train.extensions.tracking.feeder import Feeder, Limits, is_behind
-from olm_train.extensions.tracking.state import read_tracked
+from olm_train.extensions.tracking.feeder import Feeder, Limits, is_behind, read_tracked
 
 SECRET = "abcdefgh12345678ijklmnop"
 
@@ -221,24 +219,12 @@ def test_alerts_arrive_redacted_and_too_many_are_counted_out(
     assert "left out: alert 64" in said[0]
 
 
-def evaluated(folder: Path, step: int, value: float, time: float = 1.0) -> None:
-    """Leave what a watcher leaves."""
-    WatchedEvaluation(
-        checkpoint=f"step{step:08d}",
-        digest="a" * 64,
-        step=step,
-        time=time,
-        data={"held": Measured(digest="d", sequence_length=8)},
-        results={"held": {"PPL": value}},
-    ).write(Store(str(folder)).child(EVAL))
-
-
 class Anywhere(Memory):
     """Takes rows of earlier steps."""
 
-    def log_earlier(self, steps: list[LoggedStep]) -> bool:
+    def log_earlier(self, steps: list[LoggedStep], last: int, complete: bool) -> list[int]:
         self.log(steps)
-        return True
+        return [step.step for step in steps]
 
 
 def feed(tracker: Memory, folder: Path, step: int) -> None:
@@ -267,34 +253,43 @@ def test_evaluations_made_beside_a_run_come_once_at_their_steps(tmp_path: Path) 
     assert watched_in(tracker) == [(4, 41.0)]
 
 
-def test_a_tracker_of_ascending_rows_gets_them_with_later_ones(tmp_path: Path) -> None:
+def test_an_evaluation_comes_again_where_the_run_goes_back_to_a_step_before_it(
+    tmp_path: Path,
+) -> None:
+    tracker, said = Anywhere(), list[str]()
+    write_log(tmp_path, range(1, 7))
+    evaluated(tmp_path, 2, 20.0)
+    evaluated(tmp_path, 5, 50.0)
+    fed(tracker, tmp_path, said).close("stopped")
+    keep_until(tmp_path, 3)
+    write_log(tmp_path, range(4, 9))
+    fed(tracker, tmp_path, said, 3).close("finished")
+    assert said == []
+    assert watched_in(tracker) == [(2, 20.0), (5, 50.0)]
+
+
+def test_a_tracker_of_ascending_rows_gets_them_behind_its_last_one(tmp_path: Path) -> None:
     tracker, said = Memory(), list[str]()
     write_log(tmp_path, range(1, 5))
     evaluated(tmp_path, 2, 20.0)
-    evaluated(tmp_path, 3, 30.0)
-    feeder = Feeder(tracker, tmp_path, step=0, say=said.append)
-    feeder.start()
+    feeder = fed(tracker, tmp_path, said)
     wait_until(lambda: len(tracker.rows) == 3, "the rows of the log")
     write_log(tmp_path, range(5, 8))
-    feeder.wake()
-    wait_until(lambda: len(tracker.rows) == 6, "more of them")
-    feeder.close("finished")
-    assert said == []
-    assert len(watched_in(tracker)) == 2
-    steps = {row["watched/step"]: n for n, row in tracker.rows if "watched/step" in row}
-    assert steps.keys() == {2, 3}
-    assert all(n > 3 for n in steps.values())
+    feeder.close("stopped")
     assert [n for n, _ in tracker.rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert watched_in(tracker) == []
     evaluated(tmp_path, 7, 70.0)
-    feed(tracker, tmp_path, 7)  # no row is left: it comes behind the last one
-    assert tracker.rows[-1][0] == 8
-    assert tracker.rows[-1][1] == {"watched/held/PPL": 70.0, "watched/step": 7}
+    feed(tracker, tmp_path, 7)
+    behind = [
+        (8, {"watched/held/PPL": 20.0, "watched/step": 2}),
+        (9, {"watched/held/PPL": 70.0, "watched/step": 7}),
+    ]
+    assert tracker.rows[7:] == behind
     tracked = read_tracked(tmp_path, "memory")
     assert tracked is not None
-    assert (tracked.step, tracked.watched["step00000007.json"].at) == (7, 8)
-    feed(tracker, tmp_path, 7)  # which goes where the run is opened again, and comes again
-    assert watched_in(tracker)[-1] == (8, 70.0)
-    assert len(watched_in(tracker)) == 3
+    assert (tracked.step, tracked.watched["step00000007.json"].at) == (7, 9)
+    feed(tracker, tmp_path, 7)  # which go where the run is opened again, and come again
+    assert tracker.rows[7:] == behind
 
 
 def test_a_damaged_file_of_a_watcher_is_said_and_the_log_is_fed(tmp_path: Path) -> None:

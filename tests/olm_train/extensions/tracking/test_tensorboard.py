@@ -10,7 +10,7 @@ import pytest
 from support.full_disk import files_of_at_most
 from support.polling import wait_until
 from support.runs import STEPS, build_trainer, metrics
-from support.tracked import logged, of_tensorboard, same, write_log
+from support.tracked import evaluated, logged, of_tensorboard, same, write_log
 
 from olm_data.errors import UsageError
 from olm_data.run_log.log import keep_until
@@ -117,3 +117,18 @@ def test_a_start_on_a_machine_whose_clock_is_behind_is_read_after_the_one_before
     monkeypatch.setattr("time.time", lambda: behind)
     Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=5, say=pytest.fail).replay()
     same(of_tensorboard(tmp_path), logged(tmp_path), digits=5)
+
+
+def test_an_evaluation_made_beside_the_run_is_shown_once_where_the_run_goes_back(
+    tmp_path: Path,
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    evaluated(tmp_path, 2, 20.0)
+    evaluated(tmp_path, 7, 70.0)
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=0, say=pytest.fail).replay()
+    keep_until(tmp_path, 5)
+    write_log(tmp_path, range(6, 12))
+    Feeder(TensorBoardTracker(told(tmp_path)), tmp_path, step=5, say=pytest.fail).replay()
+    shown = of_tensorboard(tmp_path)  # which refuses a point that is there twice
+    points = [(step, row["watched/held/PPL"]) for step, row in shown if "watched/held/PPL" in row]
+    assert points == [(2, 20.0), (7, 70.0)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.runs import REPOSITORY
-from support.tracked import write_log
+from support.tracked import of_trackio, write_log
 
 PROGRAM = """
 import sys
@@ -105,3 +105,46 @@ def test_rows_that_the_client_dropped_are_found_at_the_end_and_brought(tmp_path:
         env={"TRACKIO_DIR": str(tmp_path / "db"), "PYTHONPATH": paths, "HOME": str(tmp_path)},
     )
     assert done.returncode == 0, done.stderr
+
+
+BACK = """
+import sys
+from pathlib import Path
+from support.tracked import evaluated, write_log
+from olm_data.run_log.log import keep_until
+from olm_train.extensions.tracking.feeder import Feeder
+from olm_train.extensions.tracking.trackio import TrackioCallback
+callback, folder = TrackioCallback(project="lab"), Path(sys.argv[1])
+def feed(step):
+    tracker = callback.tracker(callback.tracked_run(folder, {}))
+    Feeder(tracker, folder, step=step, say=sys.exit).replay()
+write_log(folder, range(1, 9))
+evaluated(folder, 2, 20.0)
+evaluated(folder, 7, 70.0)
+feed(0)
+keep_until(folder, 5)
+write_log(folder, range(6, 12))
+feed(5)
+"""
+
+
+@pytest.mark.slow
+def test_an_evaluation_made_beside_the_run_is_there_once_where_the_run_goes_back(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BACK, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={
+            "TRACKIO_DIR": str(tmp_path / "db"),
+            "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}",
+            "HOME": str(tmp_path),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    rows = of_trackio(tmp_path / "db")
+    points = [(n, row["watched/held/PPL"]) for n, row in rows if "watched/held/PPL" in row]
+    assert sorted(points) == [(2, 20.0), (7, 70.0)]
+    assert sorted({n for n, _ in rows}) == [*range(1, 12)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.polling import wait_until
 from support.service_stub import serving
-from support.tracked import MODES, logged, same, trained_beside, write_log
+from support.tracked import MODES, evaluated, logged, same, trained_beside, write_log
 from support.wandb_stub import StubRun, WandBService
 
 from olm_data.run_log.log import keep_until
@@ -145,6 +145,35 @@ def test_an_evaluation_that_is_made_after_a_restart_comes_with_the_next_row(
     assert [(step, row["eval/late/PPL"]) for step, row in rows if "eval/late/PPL" in row] == [
         (9, 3.5)
     ]
+
+
+def test_evaluations_made_beside_the_run_come_with_later_rows_and_the_last_one_behind(
+    wandb: WandBService, tmp_path: Path
+) -> None:
+    write_log(tmp_path, range(1, 9))
+    for step in (2, 3, 4):
+        evaluated(tmp_path, step, 10.0 * step)
+    feeder, said = fed(tmp_path, WandBCallback())
+    wait_until(lambda: feeder.tracked is not None and feeder.tracked.watched, "the first waits")
+    write_log(tmp_path, range(9, 11))
+    feeder.close("finished")
+    assert said == []
+    rows = dict(only(wandb).rows())
+    beside = {
+        n: (row["watched/step"], row["watched/held/PPL"])
+        for n, row in rows.items()
+        if "watched/step" in row
+    }
+    assert sorted(beside.values()) == [(2, 20.0), (3, 30.0), (4, 40.0)]
+    assert all(n > 7 for n in beside)
+    assert {n: row.keys() - {"watched/step", "watched/held/PPL"} for n, row in rows.items()} == {
+        **{n: row.keys() for n, row in logged(tmp_path)},
+        **{n: set() for n in rows if n > 10},
+    }
+    assert feed(tmp_path, WandBCallback(), 10) == []  # those behind come again, and once
+    assert only(wandb).rewound in ([], [10])
+    again = [row["watched/step"] for _, row in only(wandb).rows() if "watched/step" in row]
+    assert sorted(again) == [2, 3, 4]
 
 
 def test_tags_given_there_end_the_run(wandb: WandBService, tmp_path: Path) -> None:

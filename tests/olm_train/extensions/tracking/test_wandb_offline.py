@@ -11,7 +11,7 @@ from support.polling import wait_until
 from support.tracked import of_wandb, write_log
 
 from olm_data.run_log.follow import StepReader
-from olm_train.extensions.tracking import wandb_offline
+from olm_train.extensions.tracking import wandb as client
 from olm_train.extensions.tracking.base import RowsLost
 from olm_train.extensions.tracking.wandb import WandBCallback
 
@@ -29,8 +29,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert tracker.truncate(0) == 0
         tracker.log(list(StepReader(folder).read(complete=True)))
         tracker.close("finished")
-    (path,) = wandb_offline.files_of(folder, key)
-    assert path.stat().st_size > 2 * wandb_offline.BLOCK
+    (path,) = client.files_of(folder, key)
+    assert path.stat().st_size > 2 * client.BLOCK
     return path
 
 
@@ -39,7 +39,7 @@ def test_what_lies_beyond_a_step_is_cut_off(written: Path, tmp_path: Path, step:
     folder = tmp_path / written.parent.parent.name / written.parent.name
     shutil.copytree(written.parent, folder)
     files = [folder / written.name]
-    assert wandb_offline.keep_until(files, step) == min(step, 300)
+    assert client.keep_until(files, step) == min(step, 300)
     assert [n for n, _ in of_wandb(tmp_path)] == [*range(1, min(step, 300) + 1)]
 
 
@@ -49,7 +49,7 @@ def test_a_record_that_was_being_written_ends_the_file(written: Path, tmp_path: 
     before = 0
     for cut in range(len(whole) // 2, len(whole) // 2 + 900, 50):
         path.write_bytes(whole[:cut])
-        last = [step for _, step in wandb_offline.history(path)][-1]
+        last = [step for _, step in client.history(path)][-1]
         assert last >= before
         before = last
     assert before < 300
@@ -65,9 +65,9 @@ def test_what_the_service_did_not_write_is_found_at_the_end_and_written_anew(
     key = tracker.open(None, 0)
     tracker.truncate(0)
     tracker.log(list(StepReader(tmp_path).read(complete=True)))
-    (path,) = wandb_offline.files_of(tmp_path, key)
-    wait_until(lambda: path.stat().st_size > wandb_offline.BLOCK, "a block")
-    os.truncate(path, wandb_offline.BLOCK // 2)  # its service says nothing of a full disk
+    (path,) = client.files_of(tmp_path, key)
+    wait_until(lambda: path.stat().st_size > client.BLOCK, "a block")
+    os.truncate(path, client.BLOCK // 2)  # its service says nothing of a full disk
     with pytest.raises(RowsLost) as lost:
         tracker.close("finished")
     there = lost.value.step

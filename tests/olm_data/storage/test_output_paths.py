@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from support.tokenizing import make_dataset, texts, write_jsonl
 
 from olm_data.cli import cli
-from olm_data.errors import OlmError, UsageError
-from olm_data.storage.places import refuse_no_file, refuse_no_place, refuse_output
+from olm_data.errors import ConflictError, OlmError, UsageError
+from olm_data.storage.names import refuse_no_place
+from olm_data.storage.output_paths import refuse_output
 from olm_data.storage.store import Store
 
 NOWHERE = ["", " ", "/", "//", "/.", "/tmp/..", "file:///", "///"]
@@ -71,9 +72,10 @@ def test_a_file_is_not_written_to_a_folder_that_a_shell_or_a_typo_names(
     name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for remote in (True, False):
-        with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
-            refuse_no_file(name, "--html", remote=remote)
+    with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
+        refuse_output(name, "--html", "file")
+    with pytest.raises(UsageError, match=r"looks like a URL|left ~ as it is"):
+        refuse_output(name, "--html", "local file")
     before = sorted(os.listdir(tmp_path))
     for words in (["train-tokenizer", str(text)], ["mix", "m.yaml"], ["import", "blend.txt"]):
         assert isinstance(run([*words, "--output", name]), OlmError)
@@ -91,9 +93,9 @@ def test_a_file_of_this_machine_has_no_url(
     assert os.listdir(tmp_path) == [text.name]
     if name.startswith("https"):
         with pytest.raises(UsageError, match="can only be read"):
-            refuse_no_file(name, "--output", remote=True)
+            refuse_output(name, "--output", "file")
     else:
-        refuse_no_file(name, "--output", remote=True)
+        refuse_output(name, "--output", "file")
 
 
 def test_the_home_folder_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +123,7 @@ def test_the_output_is_not_in_a_folder_that_is_read(
 @pytest.mark.parametrize("name", ["", "  ", "folder/", "/"])
 def test_a_file_to_write_has_a_name_and_is_no_folder(name: str) -> None:
     with pytest.raises(UsageError):
-        refuse_no_file(name, "--output")
+        refuse_output(name, "--output", "local file")
 
 
 def test_gc_leaves_what_only_looks_like_ours(tmp_path: Path) -> None:
@@ -201,3 +203,50 @@ def test_a_dry_run_refuses_what_the_run_would(
     dry, real = run([*words, "--dry-run"]), run([*words, "--workers", "1"])
     assert isinstance(dry, OlmError)
     assert (type(dry), str(dry)) == (type(real), str(real))
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", ".git", "plan.json", "manifest.json", "shard-0"])
+def test_a_folder_with_files_of_the_user_is_no_output(
+    text: Path, tiny_tokenizer: Path, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    (folder / name).write_text("{}")
+    with pytest.raises(UsageError, match="files that are not of a dataset") as caught:
+        make_dataset([text], tiny_tokenizer, folder)
+    assert "notes" in str(caught.value) or name in str(caught.value)
+    assert {path.name for path in folder.iterdir()} == {"notes", name}
+
+
+def test_the_working_folder_is_an_output_only_if_it_is_empty(
+    text: Path, tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        make_dataset([text], tiny_tokenizer, ".")
+    monkeypatch.chdir(tmp_path / "here")
+    done = make_dataset([text], tiny_tokenizer, ".")
+    assert done.manifest.totals.documents == 5
+
+
+def test_a_note_laid_into_a_dataset_later_is_no_reason_to_refuse_it(
+    text: Path, tiny_tokenizer: Path, tmp_path: Path
+) -> None:
+    make_dataset([text], tiny_tokenizer, tmp_path / "out")
+    (tmp_path / "out" / "README.md").write_text("what this is")
+    assert make_dataset([text], tiny_tokenizer, tmp_path / "out").already_complete
+    with pytest.raises(ConflictError):  # and another dataset is still another
+        make_dataset([text], tiny_tokenizer, tmp_path / "out", holdout="0.5")
+
+
+def test_a_prefix_on_s3_with_other_objects_is_no_output(
+    text: Path, tiny_tokenizer: Path, s3: dict[str, str]
+) -> None:
+    from support.s3 import client
+
+    client(s3).put_object(Bucket=s3["bucket"], Key="d4/own/thesis.tex", Body=b"mine")
+    with pytest.raises(UsageError, match=r"thesis\.tex"):
+        make_dataset([text], tiny_tokenizer, f"s3://{s3['bucket']}/d4/own")
+    make_dataset([text], tiny_tokenizer, f"s3://{s3['bucket']}/d4/own/tokens")

@@ -1,4 +1,4 @@
-"""What `olm-data push` prints: the result, what stayed here, and what to type next."""
+"""What `olm-data push` and `pull` print: the result, what stayed here, and what to type next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`olm-data push`: options and what is printed."""
+"""`olm-data push` and `olm-data pull`: options and what is printed."""
 
 from __future__ import annotations
 
@@ -67,3 +67,38 @@ def push(
     words = f"{done.address}@{done.commit}" if done.commit else None
     if words:
         note(f"next: olm-data pull {typed(words)} FOLDER")
+
+
+@click.command()
+@click.argument("address", metavar="hf://[datasets/]ORG/NAME[@REVISION]")
+@click.argument("output", metavar="DIR")
+@click.option("--dry-run", is_flag=True, help="Print what would be fetched; make no folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pull(address: str, output: str, dry_run: bool, as_json: bool) -> None:
+    """Fetch a dataset or an exported model from the Hugging Face hub, and verify it.
+
+    The folder appears when all of it is there and verified; a pull that was stopped goes on.
+
+    \b
+    olm-data pull hf://datasets/my-lab/books-tokens ./tokens/books
+    olm-data pull hf://datasets/my-lab/books-tokens@v1.0 ./tokens/books
+    olm-data pull hf://my-lab/first ./first-hf
+    """
+    from olm_data.extensions.hub import pull as verb
+
+    with show_progress("pull") as progress:
+        done = verb.pull(
+            address,
+            output,
+            dry_run=dry_run,
+            watch=lambda what, done, total: show_bytes(progress, what, done, total),
+        )
+    if as_json:
+        print_json(done)
+    else:
+        click.echo(f"{done.status}: {printable(done.output)}, {done.kind} {done.digest[:12]}")
+        size = f"{done.bytes / 1e9:,.3f} GB"
+        click.echo(f"{counted(done.files, 'file')}, {size}; {done.kept:,} were fetched before")
+        click.echo(f"of {printable(done.address)}, commit {done.commit}")
+    if not dry_run and done.kind == "dataset":
+        note(f"next: olm-data stats {typed(output)}")
