@@ -8,16 +8,16 @@ Computed from the lock alone. Never: read data.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
-from rich.markup import escape
-from rich.tree import Tree
 
+from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockStage, ManifestStage, manifest_stages
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK
+from olm_data.printing import Loss, Share, table
 
 
 def explain(lock: Lock) -> list[str]:
@@ -154,11 +154,11 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
-    share_wanted: float
-    share_compiled: float
-    share_got: float
+    share_wanted: Share
+    share_compiled: Share
+    share_got: Share
     rows: int
-    epochs: float | None = None
+    epochs: Loss | None = None
     members: tuple[TreeNode, ...] | None = None
 
 
@@ -208,27 +208,22 @@ def _members(lock: Lock, stage: ManifestStage) -> tuple[TreeNode, ...]:
     return tuple(node(name) for name in (*groups, *sources) if name not in inside)
 
 
-def draw(lock: Lock) -> Tree:
-    """Return the tree for a terminal."""
-    top = Tree(
-        f"[bold]run[/] {lock.total_rows * lock.sequence_length:,} tokens, {lock.total_rows:,} rows"
-    )
-    for stage in tree(lock):
-        branch = top.add(
-            f"[bold]{escape(stage.name)}[/] {stage.tokens:,} tokens, {stage.rows:,} rows"
+def tree_lines(stages: Sequence[TreeStage]) -> list[str]:
+    """Return the trees for people, members below their group."""
+    return [
+        line
+        for stage in stages
+        for line in (
+            f"stage {stage.name}: {stage.tokens:,} tokens, {counted(stage.rows, 'row')}",
+            *table(list(_flat(stage.members)), *_TREE, indent="  "),
         )
-        for node in stage.members:
-            _draw(branch, node)
-    return top
+    ]
 
 
-def _draw(branch: Tree, node: TreeNode) -> None:
-    text = f"{node.share_wanted:.2%} {escape(node.name)}"
-    if abs(node.share_got - node.share_wanted) >= 0.00005:
-        text += f" (got {node.share_got:.2%})"
-    text += f", {node.rows:,} rows"
-    if node.epochs is not None:
-        text += f", {node.epochs:.2f} epochs"
-    below = branch.add(text, highlight=False)
-    for member in node.members or ():
-        _draw(below, member)
+_TREE = ("name=group or source", "share_wanted", "share_got", "rows", "epochs")
+
+
+def _flat(nodes: Sequence[TreeNode], depth: int = 0) -> Iterator[TreeNode]:
+    for node in nodes:
+        yield msgspec.structs.replace(node, name="  " * depth + node.name)
+        yield from _flat(node.members or (), depth + 1)

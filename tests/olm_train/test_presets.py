@@ -48,6 +48,6 @@ def test_the_tables_on_the_page_are_not_stale(gpu: str, repository: Path) -> Non
         rf"<!-- recipes of {gpu} -->\n(.*?)\n<!-- end of recipes -->", page, re.DOTALL
     )
     assert shown is not None
-    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS})
+    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS}, width=80)
     fix = f"stale: paste `olm-train presets --gpu {gpu}`"
-    assert shown[1].splitlines() == wanted, fix
+    assert shown[1].splitlines() == ["```text", *wanted, "```"], fix

@@ -7,9 +7,9 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from olm_data.page import COLOURS, joined, note, section, svg, table, whole_numbers
+from olm_data.page import COLOURS, fields, joined, note, section, svg, whole_numbers
 from olm_data.run_log.ledger import ledger_files
-from olm_data.show.ledger_summary import Curve, LearnedDocument, LedgerSummary, summarise
+from olm_data.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,9 +37,9 @@ def ledger_section(name: str, folder: Path) -> str:
     if view.repeated:
         parts += [
             note(f"{view.repeated:,} documents were seen in two epochs or more. Never learned:"),
-            _learned(view.never_learned),
+            fields(view.never_learned, *LEARNED),
             note("Memorised at the second epoch:"),
-            _learned(view.memorised),
+            fields(view.memorised, *LEARNED),
         ]
     return section(f"Loss by document of {name}", joined(parts))
 
@@ -61,20 +61,3 @@ def _curves(what: str, view: LedgerSummary, curves: Sequence[Curve]) -> str:
 
     ends = [f"{curve.name} ends at {curve.losses[-1]}" for curve in curves]
     return svg(draw, f"Loss by {what} over the steps: {'; '.join(ends)}", height=2.4)
-
-
-def _learned(documents: Sequence[LearnedDocument]) -> str:
-    head = ("document", "epochs", "first", "second", "last", "above its source", "drop")
-    rows = [
-        (
-            one.address,
-            f"{one.epochs:,}",
-            f"{one.first:.3f}",
-            f"{one.second:.3f}",
-            f"{one.last:.3f}",
-            f"{one.above:+.3f}",
-            f"{one.drop:+.3f}",
-        )
-        for one in documents
-    ]
-    return table(head, rows, numbers=6)

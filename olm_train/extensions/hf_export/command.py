@@ -6,21 +6,20 @@ CHECKPOINT -> verified -> --to olm: model.safetensors + tokenizer, lock, configu
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import get_args
 
 import click
-import msgspec
 
 from olm_data.command import Command, say
-from olm_data.errors import InputError, UsageError, printable
+from olm_data.errors import InputError, UsageError
 from olm_data.extras import needs
+from olm_data.printing import emit, record
 from olm_data.regular_files import read_regular
 
 with needs("exporting a model"):
     from olm_data.model_receipt import Dtype, Receipt, Verify
-    from olm_train.checkpoint.load import Checkpoint, find_checkpoint
+    from olm_train.checkpoint.load import find_checkpoint
     from olm_train.checkpoint.weights import export
     from olm_train.distributed.world import World
     from olm_train.extensions.hf_export import export as hf
@@ -114,16 +113,16 @@ def main(
         _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
     found = find_checkpoint(checkpoint, World(), say)
     if form == "hf":
-        _export_hf(found, output, options, trust=trust, as_json=as_json)
+        result = hf.export(found, output, options, trust=trust)
+        said = lines(result.receipt, result.output, already=result.already)
+        emit(result.receipt, as_json, said)
         return
     about = export(found, output, trust=trust)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(about)))
-    else:
-        click.echo(
-            f"{about.weights.file}: {about.parameters:,} parameters of step {about.step:,}, "
-            f"{about.weights.bytes:,} bytes"
-        )
+    line = (
+        f"{about.weights.file}: {about.parameters:,} parameters of step {about.step:,}, "
+        f"{about.weights.bytes:,} bytes"
+    )
+    emit(about, as_json, [line])
 
 
 def _refuse_idle(*given: object) -> None:
@@ -147,36 +146,25 @@ def _template(path: str | None) -> str | None:
         raise InputError("there is no such template", where=f"--chat-template {path}") from error
 
 
-def _export_hf(
-    found: Checkpoint, output: str, options: Options, *, trust: bool, as_json: bool
-) -> None:
-    result = hf.export(found, output, options, trust=trust)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result.receipt)))
-        return
-    for line in lines(result.receipt, result.output, already=result.already):
-        click.echo(line)
-
-
 def lines(receipt: Receipt, output: str, *, already: bool) -> list[str]:
     """Return what is said of an export: what it is, what was proved, and what was not."""
     size = sum(file.bytes for file in receipt.files.values())
     verified, model = receipt.verified, receipt.verified.model
     head = "already there" if already else "written"
-    found = [
+    loss = f"; loss of {model.loss.labels:,} labels equal" if model and model.loss else ""
+    return [
         f"{head}: {receipt.model_class}, {receipt.parameters:,} parameters of step "
-        f"{receipt.step:,} in {receipt.claim.dtype}, {size:,} bytes in {printable(output)}",
-        f"read back: {len(receipt.tensors):,} tensors ({verified.tensors_read_by})",
+        f"{receipt.step:,} in {receipt.claim.dtype}, {size:,} bytes in {output}",
+        *record(
+            {
+                "read back": f"{len(receipt.tensors):,} tensors ({verified.tensors_read_by})",
+                "same ids": ", ".join(verified.tokenizer_read_by),
+                "same logits": model
+                and f"{model.reader}, fp32: within {model.largest_difference:.1e} (bound "
+                f"{model.tolerance:.1e}) on {', '.join(map(str, model.lengths))} ids; "
+                f"{model.greedy_tokens} greedy tokens equal; stops at "
+                f"{', '.join(map(str, model.stops_at)) or 'nothing'}{loss}",
+                "not compared": list(verified.not_compared),
+            }
+        ),
     ]
-    if verified.tokenizer_read_by:
-        found.append(f"same ids: {', '.join(verified.tokenizer_read_by)}")
-    if model is not None:
-        loss = model.loss
-        found.append(
-            f"{model.reader}, fp32: logits within {model.largest_difference:.1e} (bound "
-            f"{model.tolerance:.1e}) on {', '.join(map(str, model.lengths))} ids; "
-            f"{model.greedy_tokens} greedy tokens equal; stops at "
-            f"{', '.join(map(str, model.stops_at)) or 'nothing'}"
-            + ("" if loss is None else f"; loss of {loss.labels:,} labels equal")
-        )
-    return found + [f"not compared: {what}" for what in verified.not_compared]
