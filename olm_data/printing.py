@@ -180,14 +180,12 @@ def fitted(
     room = (width or terminal_width()) - len(indent)
     lines = aligned([head, *rows], room, left=[at for at, k in enumerate(kept) if k in left])
     if max(map(cell_len, lines)) > room:
-        lines = [
-            line
-            for name, *others in rows
-            for line in (
-                shortened(name, room),
-                *record(dict(zip(head[1:], others, strict=True)), width=room),
-            )
-        ]
+        lines = []
+        for name, *others in rows:
+            said = (f"{what} {text}" for what, text in zip(head[1:], others, strict=True) if text)
+            whole = "; ".join(said).replace(" ", "\xa0").replace(";\xa0", "; ")
+            lines += [shortened(name, room)]
+            lines += [line.replace("\xa0", " ") for line in wrapped(f"  {whole}", 2, room)]
     return [indent + line for line in lines]
 
 

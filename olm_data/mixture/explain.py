@@ -215,7 +215,14 @@ def tree_lines(stages: Sequence[TreeStage]) -> list[str]:
         for stage in stages
         for line in (
             f"stage {stage.name}: {stage.tokens:,} tokens, {counted(stage.rows, 'row')}",
-            *table(list(_flat(stage.members)), *_TREE, indent="  "),
+            *table(
+                [
+                    msgspec.structs.replace(node, name="  " * depth + node.name)
+                    for depth, node in walk(stage.members)
+                ],
+                *_TREE,
+                indent="  ",
+            ),
         )
     ]
 
@@ -223,7 +230,8 @@ def tree_lines(stages: Sequence[TreeStage]) -> list[str]:
 _TREE = ("name=group or source", "share_wanted", "share_got", "rows", "epochs")
 
 
-def _flat(nodes: Sequence[TreeNode], depth: int = 0) -> Iterator[TreeNode]:
+def walk(nodes: Sequence[TreeNode], depth: int = 0) -> Iterator[tuple[int, TreeNode]]:
+    """Yield each node of a tree and how deep it is, those above first."""
     for node in nodes:
-        yield msgspec.structs.replace(node, name="  " * depth + node.name)
-        yield from _flat(node.members or (), depth + 1)
+        yield depth, node
+        yield from walk(node.members or (), depth + 1)
