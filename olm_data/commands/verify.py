@@ -60,12 +60,10 @@ def verify(
     share = None if sample is None else parse_share(sample, "--sample", allow_one=True)
     if share == 0:
         raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
-    if root is not None and not deep:
-        raise UsageError("--root is for --deep", fix="add --deep, or leave --root out")
-    if trust and not deep:
-        raise UsageError("--trust is for --deep", fix="add --deep, or leave --trust out")
-    if seed is not None and share is None and not deep:
-        raise UsageError("--seed is for --sample and --deep", fix="add one of them")
+    if not deep:
+        refuse_given(("root", "trust"), "--deep")
+    if not deep and share is None:
+        refuse_given(("seed",), "--sample and --deep")
     asked = None
     if deep:
         from olm_data.verify.deep import DEFAULT_SHARE, Deep

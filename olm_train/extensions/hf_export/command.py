@@ -12,7 +12,8 @@ from typing import get_args
 import click
 
 from olm_data.command import Command, say
-from olm_data.errors import InputError, UsageError
+from olm_data.commands.said import refuse_given
+from olm_data.errors import InputError
 from olm_data.extras import needs
 from olm_data.printing import emit, record
 from olm_data.regular_files import read_regular
@@ -26,13 +27,7 @@ with needs("exporting a model"):
     from olm_train.extensions.hf_export.job import Options, parse_size
     from olm_train.generate.template import MAX_TEMPLATE
 
-DTYPE: Dtype = "bfloat16"
-SHARD_SIZE = "5GB"
-VERIFY: Verify = "auto"
-_OF_HF = (
-    *("--dtype", "--shard-size", "--write-tied-head", "--chat-template"),
-    *("--context", "--verify"),
-)
+_OF_HF = ("dtype", "shard_size", "write_tied_head", "chat_template", "context", "verify")
 
 
 @click.command(cls=Command)
@@ -53,12 +48,16 @@ _OF_HF = (
 @click.option(
     "--dtype",
     type=click.Choice(list(get_args(Dtype))),
-    help=f"hf: of the weights.  [default: {DTYPE}]",
+    default="bfloat16",
+    show_default=True,
+    help="hf: of the weights.",
 )
 @click.option(
     "--shard-size",
     metavar="SIZE",
-    help=f"hf: bytes of weights in a file, at most.  [default: {SHARD_SIZE}]",
+    default="5GB",
+    show_default=True,
+    help="hf: bytes of weights in a file, at most.",
 )
 @click.option(
     "--write-tied-head",
@@ -77,7 +76,9 @@ _OF_HF = (
 @click.option(
     "--verify",
     type=click.Choice(list(get_args(Verify))),
-    help=f"hf: who reads it before it is there.  [default: {VERIFY}: what is installed]",
+    default="auto",
+    show_default=True,
+    help="hf: who reads it before it is there; auto: what is installed.",
 )
 @click.option("--trust", is_flag=True, help="Import classes that the checkpoint names: I trust it.")
 @click.option("--json", "as_json", is_flag=True, help="Print config.json or receipt, no sentence.")
@@ -85,12 +86,12 @@ def main(
     checkpoint: str,
     form: str,
     output: str,
-    dtype: Dtype | None,
-    shard_size: str | None,
+    dtype: Dtype,
+    shard_size: str,
     write_tied_head: bool,
     chat_template: str | None,
     context: int | None,
-    verify: Verify | None,
+    verify: Verify,
     trust: bool,
     as_json: bool,
 ) -> None:
@@ -102,15 +103,15 @@ def main(
     olm-train export s3://bucket/run/step00001000 --to hf --dtype float32 --output s3://bucket/hf
     """
     options = Options(
-        dtype=dtype or DTYPE,
-        shard_bytes=parse_size(shard_size or SHARD_SIZE),
+        dtype=dtype,
+        shard_bytes=parse_size(shard_size),
         tied_head=write_tied_head,
         template=_template(chat_template),
         context=context,
-        check=verify or VERIFY,
+        check=verify,
     )
     if form == "olm":
-        _refuse_idle(dtype, shard_size, write_tied_head, chat_template, context, verify)
+        refuse_given(_OF_HF, "--to hf")
     found = find_checkpoint(checkpoint, World(), say)
     if form == "hf":
         result = hf.export(found, output, options, trust=trust)
@@ -123,13 +124,6 @@ def main(
         f"{about.weights.bytes:,} bytes"
     )
     emit(about, as_json, [line])
-
-
-def _refuse_idle(*given: object) -> None:
-    """Refuse options that have no effect on one's own format."""
-    for name, value in zip(_OF_HF, given, strict=True):
-        if value:
-            raise UsageError(f"{name} has no effect without --to hf", where=name, fix="--to hf")
 
 
 def _template(path: str | None) -> str | None:
