@@ -89,9 +89,8 @@ def cell(value: object, form: str = "") -> str:
     if isinstance(value, (int, float)):
         if form == "s":
             return duration(value)
-        return (
-            "0" if value == 0 else format(value, form or ("," if isinstance(value, int) else ".4g"))
-        )
+        form = form or ("," if isinstance(value, int) else ".4g")
+        return format(value, form) if value else "0"
     if isinstance(value, Mapping):
         return ", ".join(f"{cell(number)} {name}" for name, number in value.items())
     if isinstance(value, (list, tuple)):
@@ -113,7 +112,8 @@ def _forms(kind: type) -> dict[str, str]:
     forms = {}
     for name, hint in get_type_hints(kind, include_extras=True).items():
         metas = [m for part in (hint, *get_args(hint)) for m in getattr(part, "__metadata__", ())]
-        forms[name] = next((meta.extra["shown"] for meta in metas if meta.extra), "")
+        extras = [getattr(meta, "extra", None) or {} for meta in metas]
+        forms[name] = next((extra["shown"] for extra in extras if "shown" in extra), "")
     return forms
 
 
@@ -126,26 +126,20 @@ def cells(rows: Sequence[Any], *columns: str, total: bool = False) -> Cells:
         total: add a row with the sums of whole numbers, but for ordinals.
     """
     forms = _forms(rows[0].__class__) if rows else dict[str, str]()
-    pairs = [column.partition("=") for column in columns or forms]
-    values = [[getattr(row, name) for name, _, _ in pairs] for row in rows]
-    text = [
-        [cell(value, forms.get(name, "")) for value, (name, _, _) in zip(row, pairs, strict=True)]
-        for row in values
-    ]
-    kinds = [{type(value) for value in column} for column in zip(*values, strict=True)]
-    if total:
-        sums = (
-            cell(sum(column)) if kind == {int} and forms.get(name) != "d" else ""
-            for column, kind, (name, _, _) in zip(
-                zip(*values, strict=True), kinds, pairs, strict=True
-            )
-        )
-        text.append(["total", *list(sums)[1:]])
-    return Cells(
-        [head or name.replace("_", " ") for name, _, head in pairs],
-        text,
-        [k for k, kind in enumerate(kinds) if not k or not kind <= _NUMBERS],
-    )
+    heads, shown_columns, left = [], [], []
+    for number, column in enumerate(columns or forms):
+        name, _, head = column.partition("=")
+        values = [getattr(row, name) for row in rows]
+        form, kinds = forms.get(name, ""), {type(value) for value in values}
+        texts = [cell(value, form) for value in values]
+        if total:
+            summed = kinds == {int} and form != "d"
+            texts.append(cell(sum(values), form) if summed else "" if number else "total")
+        if not number or not kinds <= _NUMBERS:
+            left.append(number)
+        heads.append(head or name.replace("_", " "))
+        shown_columns.append(texts)
+    return Cells(heads, [list(row) for row in zip(*shown_columns, strict=True)], left)
 
 
 _NUMBERS = {int, float, type(None), msgspec.UnsetType}

@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from olm_data.errors import printable
 from olm_data.printing import (
+    Difference,
     Loss,
     Ordinal,
     Share,
@@ -68,6 +69,13 @@ class Row(msgspec.Struct, kw_only=True):
     dropped: dict[str, int] = {}
 
 
+class Gap(msgspec.Struct, kw_only=True):
+    """A difference."""
+
+    stage: str
+    rows: Difference
+
+
 ROWS = [
     Row(source="fineweb-edu", number=1000, tokens=1_234_567, share_got=0.5),
     Row(source="code", number=2000, tokens=0, share_got=0.0, usual=2.0),
@@ -81,6 +89,16 @@ def test_a_table_has_a_column_for_each_field_that_some_row_has_a_value_of() -> N
         "code           2000          0          0  2.0000",
     ]
     assert table([], "source") == []
+
+
+def test_a_sum_is_shown_as_what_it_sums() -> None:
+    rows = [Gap(stage="a", rows=3), Gap(stage="b", rows=0)]
+    assert table(rows, total=True, width=80) == [
+        "stage  rows",
+        "a        +3",
+        "b         0",
+        "total    +3",
+    ]
 
 
 def test_columns_are_chosen_named_and_summed_but_for_ordinals() -> None:
