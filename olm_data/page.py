@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from olm_data.errors import printable, shown
 from olm_data.extras import needs
+from olm_data.printing import cells
 from olm_data.storage.disk import io_errors
 from olm_data.storage.output_paths import refuse_output
 
@@ -145,6 +146,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 
         numbers: how many columns at the right hold numbers, which stand at the right.
     """
     return part("table", head, rows, len(head) - numbers)
+
+
+def fields(rows: Sequence[Any], *columns: str) -> Markup:
+    """Return Structs as a table; `columns` as of `printing.cells`."""
+    found = cells(rows, *columns)
+    return table(found.head, found.rows, numbers=len(found.head) - len(found.left))
 
 
 def note(text: str) -> Markup:

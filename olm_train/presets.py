@@ -7,16 +7,14 @@ Never: looks at a device; the recipes are estimates, see `recipe.py`.
 
 from __future__ import annotations
 
-import json
-
 import click
-import msgspec
 import yaml
 
 from olm_data.command import Command
 from olm_data.config.schema import modeline
 from olm_data.errors import UsageError, suggest
 from olm_data.extras import needs
+from olm_data.printing import emit, fitted
 
 with needs("planning a model"):
     from olm_train.estimate.gpus import Gpu, gpu_named
@@ -24,7 +22,7 @@ with needs("planning a model"):
     from olm_train.model.presets import PRESETS
     from olm_train.run.reference import PATH
 
-HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB", "accumulates")
+HEAD = ("preset", "GPUs", "weights", "recomputed", "loss", "micro-batch", "GB")
 RECOMPUTED = {"none": "nothing", "selected_ops": "selected ops", "full": "blocks"}
 
 
@@ -47,14 +45,12 @@ def main(preset: str | None, gpu: str, as_json: bool) -> None:
     found = {name: recipe(name, kind) for name in ([preset] if preset else PRESETS)}
     if preset is not None and found[preset] is None:
         raise UsageError(f"no recipe for {preset} on {kind.name}", fix="take a larger --gpu")
+    plain = [each and each.summary() for each in found.values()]
     only = found[preset] if preset else None
-    if as_json:
-        plain = [each and msgspec.to_builtins(each.summary()) for each in found.values()]
-        click.echo(json.dumps(plain[0] if only else plain, indent=2))
-    elif only:
+    if only and not as_json:
         click.echo(text_of(only), nl=False)
-    else:
-        click.echo("\n".join(table(kind, found)))
+        return
+    emit(plain[0] if only else plain, as_json, table(kind, found))
 
 
 def text_of(recipe: Recipe) -> str:
@@ -70,33 +66,25 @@ def text_of(recipe: Recipe) -> str:
     )
 
 
-def table(gpu: Gpu, recipes: dict[str, Recipe | None]) -> list[str]:
-    """Return the lines of a Markdown table."""
-    rows = [HEAD, ("---",) * len(HEAD)]
-    rows += [(f"`{name}`", *_cells(each, gpu)) for name, each in recipes.items()]
-    return [f"| {' | '.join(row)} |" for row in rows]
+def table(gpu: Gpu, recipes: dict[str, Recipe | None], *, width: int = 0) -> list[str]:
+    """Return the recipes as lines of at most `width` cells; 0: those of the terminal."""
+    rows = [[name, *_cells(each, gpu)] for name, each in recipes.items()]
+    lines = fitted(HEAD, rows, left=range(5), width=width)
+    return [*lines, *["+: or a multiple of it"] * any("+" in row[5] for row in rows)]
 
 
-def _cells(recipe: Recipe | None, gpu: Gpu) -> tuple[str, ...]:
+def _cells(recipe: Recipe | None, gpu: Gpu) -> list[str]:
     if recipe is None:
-        return (f"does not fit any number of {gpu.name}", *("",) * (len(HEAD) - 2))
-    module = recipe.module
-    return (
-        str(recipe.gpus)
-        if recipe.nodes == 1
-        else f"{recipe.nodes} x {recipe.gpus // recipe.nodes}",
-        _shared(recipe),
+        return [f"does not fit any number of {gpu.name}", *[""] * (len(HEAD) - 2)]
+    module, dp_config = recipe.module, recipe.module.dp_config
+    kept = dp_config.shards and dp_config.reshard_after_forward is False
+    weights = f"{dp_config.name.value}{', kept' if kept else ''}"
+    each = f"{recipe.nodes} x {recipe.gpus // recipe.nodes}"
+    return [
+        f"{recipe.gpus}" if recipe.nodes == 1 else each,
+        "whole" if recipe.gpus == 1 else weights,
         RECOMPUTED[module.ac_config.mode],
         recipe.loss,
-        f"{module.rank_microbatch_size:,}",
+        f"{module.rank_microbatch_size:,}{' +' if recipe.accumulates else ''}",
         f"{recipe.memory / 1e9:.3g}",
-        "yes" if recipe.accumulates else "no",
-    )
-
-
-def _shared(recipe: Recipe) -> str:
-    dp_config = recipe.module.dp_config
-    if recipe.gpus == 1:
-        return "whole"
-    kept = dp_config.shards and dp_config.reshard_after_forward is False
-    return f"{dp_config.name.value}{', kept' if kept else ''}"
+    ]

@@ -6,12 +6,18 @@
 The trainer alone changes its state: what begins, saves or reports gives it values. What is done
 around the steps is done by callbacks; the loop knows only their hooks. A run is its save folder:
 calling `fit` again goes on from the newest checkpoint there that verifies.
+
+The next step of a data loader, agreed by the ranks where its length is not known.
+
+    iterator -> batches on every rank | None on every rank: the data have ended
+
+Never: a step that some ranks have and others have not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +28,7 @@ from olm_data.bounded_json import JsonObject
 from olm_data.config.arguments import checked
 from olm_data.config.convert import as_dict
 from olm_data.config.hints import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from olm_data.errors import OlmError, UsageError
+from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.order.skip import Range
 from olm_data.run_log.metric_names import NON_FINITE
 from olm_data.storage.store import absolute
@@ -40,10 +46,10 @@ from olm_train.checkpoint.manager import (
 from olm_train.checkpoint.policy import CheckpointerConfig, LoadPolicy, LoadStrategy
 from olm_train.checkpoint.unsaved import Unsaved
 from olm_train.data.base import DataLoaderBase
-from olm_train.data.draw import draw
 from olm_train.distributed.holding import LeasePolicy, RunLock
 from olm_train.distributed.preempt import LEASE_LOST, Preempted, Preemption
 from olm_train.distributed.waiting import CommConfig, RankWatchdog
+from olm_train.distributed.world import World
 from olm_train.duration import Duration, run_length
 from olm_train.metrics import MetricsBuffer
 from olm_train.optim.state import OptimizerState
@@ -419,3 +425,50 @@ class Trainer(TrainingRun):
         if loader.steps is not None and self.stop_step > loader.steps:
             self.stop_step = loader.steps
             self.say(f"note: the rows left out shorten the run to {loader.steps:,} steps")
+
+
+def draw(
+    steps: Iterator[list[Any]],
+    loader: DataLoaderBase,
+    world: World,
+    *,
+    reached: int,
+    say: Callable[[str], None],
+) -> list[Any] | None:
+    """Return this rank's micro-batches of the next step; every rank calls it.
+
+    Args:
+        steps: of the loader.
+        reached: steps done.
+        say: is told where the data have ended.
+
+    Returns:
+        None: they have, on some rank at least.
+
+    Raises:
+        ValidationError: they have, and the loader said that there are more steps.
+        InputError: there was no step at all.
+    """
+    batches = next(steps, None)
+    if loader.steps is not None:
+        if batches is None:
+            raise ValidationError(
+                f"the data loader ended after {reached:,} steps",
+                where=type(loader).__name__,
+                why=f"it says that an epoch has {loader.steps:,}, and one iterator goes over all "
+                "epochs",
+                fix="correct its `steps`, or let `__iter__` begin the next epoch",
+            )
+        return batches
+    if not world.any(batches is None):
+        return batches
+    more = [str(rank) for rank, left in enumerate(world.gather(batches is not None)) if left]
+    rest = f"; a step that the ranks {', '.join(more)} still had is left out" if more else ""
+    if not reached:
+        raise InputError(
+            "the data loader gave nothing to train on",
+            where=type(loader).__name__,
+            why=f"it ended before the first step{rest}",
+        )
+    say(f"the data ended after step {reached:,}{rest}")
+    return None

@@ -19,7 +19,7 @@ FACADE = {
         "bounded_json", "canonical", "counts", "decoding", "errors", "kinds", "redaction",
         "model_folder", "regular_files", "threads",
     },
-    "command line": {"command", "extras", "plugins"},
+    "command line": {"command", "extras", "plugins", "printing"},
     "config": {"arguments", "convert", "hints", "import_path", "reference", "schema", "values"},
     "storage": {
         "disk", "exclusive", "in_clear", "json_file", "lease", "names",

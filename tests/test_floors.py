@@ -33,7 +33,7 @@ FLOORS = {
         ("plugins",),
         ("kinds",),
         ("bounded_json", "canonical", "arrow_values", "config", "user_cache", "parquet"),
-        ("progress", "tables", "loopback"),
+        ("progress", "printing", "loopback"),
         ("storage",),
         ("page",),
         ("model_folder", "model_receipt"),

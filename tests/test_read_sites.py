@@ -52,7 +52,7 @@ REASONS: dict[str, tuple[dict[str, int], str]] = {
     "olm_data/packing/row_plan.py": ({"open": 1}, "hashes the plan just packed: " + _OWN),
     "olm_data/show/token_text.py": ({"json.loads": 1}, "a tokenizer that was parsed before"),
     "olm_data/regular_files.py": ({"os.open": 1}, "the one place where files are opened"),
-    "olm_data/run_log/ledger_store.py": (
+    "olm_train/extensions/ledger/loss_ledger.py": (
         {"read_bytes": 3},
         "files that this process wrote, or that ledger_files found in the run's own folder",
     ),

@@ -7,8 +7,9 @@ import shlex
 
 import click
 
-from olm_data.commands.said import note, print_json, warn
+from olm_data.commands.said import note, warn
 from olm_data.counts import counted
+from olm_data.printing import print_json
 
 SHOWN = 20
 MANIFEST = "manifest.yaml"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from olm_data.commands.said import note, print_json, quiet, refuse_given, warn
-from olm_data.counts import counted
+from olm_data.commands.said import note, quiet, refuse_given, warn
 from olm_data.errors import UsageError, printable, typed
+from olm_data.printing import emit
 
 if TYPE_CHECKING:
     from olm_data.mixture.mix import MixResult
@@ -79,7 +79,10 @@ def mix(
                 where="--diff",
                 fix="olm-data mix --diff old.lock.json new.lock.json",
             )
-        _print_difference(*diff, as_json)
+        from olm_data.mixture.diff import diff as compare
+        from olm_data.mixture.mix import read_or_compile
+
+        emit(compare(*map(read_or_compile, diff)), as_json)
         return
     if manifest is None:
         raise UsageError("no manifest is given", fix="olm-data mix manifest.yaml")
@@ -124,73 +127,27 @@ def _print_mixed(done: MixResult, *, explain: bool, tree: bool, as_json: bool) -
     import msgspec
 
     from olm_data.mixture import explain as shown
-    from olm_data.mixture.summary import print_summary, summarise
-    from olm_data.tables import console
+    from olm_data.mixture.summary import summarise
 
-    if as_json:
-        numbers = msgspec.to_builtins(summarise(done.lock))
-        numbers["warnings"] += done.warnings
-        result = {"lock": done.path, "status": done.status, **numbers}
-        result |= {"explain": shown.explain(done.lock)} if explain else {}
-        result |= {"tree": shown.tree(done.lock)} if tree else {}
-        print_json(result)
-    else:
-        terminal = console()
-        if tree:
-            terminal.print(shown.draw(done.lock), soft_wrap=True)
-        if explain:
-            click.echo("\n".join(shown.explain(done.lock)))
-        if not (tree or explain or quiet()):
-            print_summary(done.lock, terminal)
-
-
-def _print_difference(old: str, new: str, as_json: bool) -> None:
-    from olm_data.mixture.diff import diff
-    from olm_data.mixture.mix import read_or_compile
-
-    locks = read_or_compile(old), read_or_compile(new)
-    found = diff(*locks)
-    if as_json:
-        result = {
-            "old": locks[0].digest,
-            "new": locks[1].digest,
-            "old_rows": found.old_rows,
-            "new_rows": found.new_rows,
-            "same_rows": found.same_rows,
-            "differences": list(found.lines),
-        }
-        print_json(result)
-        return
-    for line in found.lines:
-        click.echo(line)
-    if found.same_rows == found.old_rows == found.new_rows:
-        click.echo(f"all {counted(found.old_rows, 'row')} are the same")
-    elif found.same_rows == min(found.old_rows, found.new_rows):
-        which = "new" if found.extends else "old"
-        click.echo(
-            f"the {which} run goes on where the other ends: the first "
-            f"{counted(found.same_rows, 'row')} are "
-            "the same"
-        )
-    elif found.same_rows:
-        click.echo(
-            f"the first "
-            f"{counted(found.same_rows, 'row')} are the same; row {found.same_rows:,} differs"
-        )
-    else:
-        click.echo("the runs differ from the first row on")
+    numbers = summarise(done.lock)
+    trees = shown.tree(done.lock) if tree else []
+    arithmetic = shown.explain(done.lock) if explain else []
+    result = {"lock": done.path, "status": done.status, **msgspec.to_builtins(numbers)}
+    result["warnings"] += done.warnings
+    result |= {"explain": arithmetic} if explain else {}
+    result |= {"tree": trees} if tree else {}
+    lines = [*shown.tree_lines(trees), *arithmetic]
+    emit(result, as_json, lines if tree or explain or quiet() else numbers.lines())
 
 
 def _compare_packing(
     target: str, sequence_length: str | None, documents: str, html: str | None, as_json: bool
 ) -> None:
-
     from olm_data.counts import parse_count
     from olm_data.kinds import require
     from olm_data.mixture.compare_packing import compare_packing
-    from olm_data.packing.compare import print_comparisons, write_comparison
+    from olm_data.packing.compare import comparison_lines, write_comparison
     from olm_data.storage.output_paths import refuse_output
-    from olm_data.tables import console
 
     refuse_given(
         ("output", "dry_run", "overwrite", "explain", "tree", "extend"), "a lock; this writes none"
@@ -207,10 +164,7 @@ def _compare_packing(
         refuse_output(html, "--html", "local file")
     most = None if documents == "all" else parse_count(documents, "--documents")
     found = compare_packing(target, [int(text) for text in lengths], most_documents=most)
-    if as_json:
-        print_json(found)
-    else:
-        print_comparisons(found, console())
+    emit(found, as_json, comparison_lines(found))
     if html is not None:
         note(f"wrote {write_comparison(found, html)}")
     best = min(found, key=lambda one: (one.cut_avoidable, one.padding))

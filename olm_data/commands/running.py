@@ -12,7 +12,8 @@ import click
 
 from olm_data import plugins
 from olm_data.commands.said import note, show_progress
-from olm_data.errors import UsageError, printable
+from olm_data.errors import UsageError, printable, typed
+from olm_data.printing import emit
 from olm_data.storage.objects import scheme_of
 
 if TYPE_CHECKING:
@@ -170,26 +171,26 @@ def make_runner(recipe: Recipe, places: Sequence[str] = (), *, fork: bool = Fals
 
 
 def _print_plan(planned: Planned, *, as_json: bool) -> None:
+    import msgspec
+
     from olm_data.tokenization.shards import first_documents
     from olm_data.tokenization.summary_text import plan_lines
 
     request, plan, runner = planned
     if as_json:
-        import msgspec
-
         click.echo(json.dumps({"output": request.output, **msgspec.to_builtins(plan)}))
-    else:
-        click.echo("\n".join(plan_lines(request, plan, first_documents(request, plan), runner)))
+        return
+    emit(plan, as_json, plan_lines(request, plan, first_documents(request, plan), runner))
 
 
 def _print_done(done: Done, *, as_json: bool) -> None:
     import msgspec
 
     from olm_data.tokenization.summary import RunResult
-    from olm_data.tokenization.summary_text import next_line, summary_lines
+    from olm_data.tokenization.summary_text import summary_lines
 
     if as_json:
         done.progress.event("done", **msgspec.to_builtins(RunResult.of(done.summary)))
-    else:
-        click.echo("\n".join(summary_lines(done.request, done.summary, done.workers)))
-        note(next_line(done.summary))
+        return
+    emit(done, as_json, summary_lines(done.request, done.summary, done.workers))
+    note(f"next: olm-data verify {typed(done.summary.output)}")

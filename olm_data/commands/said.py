@@ -4,15 +4,14 @@
          also progress, notes, what to type next
     -v   also each step with its time, and what the whole command took
 
-A result is printed by `click.echo`, as JSON by `print_json`.
+A result is printed by `printing.emit`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -31,24 +30,6 @@ if TYPE_CHECKING:
 def warn(text: str) -> None:
     """Print a warning to standard error, whatever was asked for."""
     note(f"warning: {text}")
-
-
-def print_json(result: object) -> None:
-    """Print the result of a command as one JSON value.
-
-    Args:
-        result: a Struct or dataclass, a list of them, or an object of them; an iterator becomes a
-            list.
-    """
-    import msgspec
-
-    click.echo(json.dumps(msgspec.to_builtins(result, enc_hook=_listed), indent=1))
-
-
-def _listed(value: object) -> object:
-    if isinstance(value, Iterator):
-        return list(value)
-    raise TypeError(f"{type(value)} is not for JSON")
 
 
 def show_progress(label: str, *, as_json: bool = False) -> Progress:

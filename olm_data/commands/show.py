@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from olm_data.command import CommandGroup, Count
-from olm_data.commands.said import note, print_json, refuse_given, show_progress, warn
+from olm_data.commands.said import note, refuse_given, show_progress, warn
 from olm_data.counts import counted
-from olm_data.errors import UsageError, printable
+from olm_data.errors import UsageError
+from olm_data.printing import emit, print_json
 
 if TYPE_CHECKING:
     from olm_data.progress import Progress
@@ -249,28 +250,18 @@ def ledger(
 
     from olm_data.show.ledger import show_document_losses, show_step_losses
     from olm_data.show.ledger_summary import summarise
-    from olm_data.show.ledger_text import document_text, step_text, summary_text
 
-    folder, lines = Path(run), list[str]()
-    view: object
+    folder = Path(run)
     if address is not None:
         if number is not None or source is not None:
             raise UsageError(
                 "--document is shown in all steps", fix="leave --step and --source out"
             )
-        view = document = show_document_losses(folder, address)
-        lines = document_text(document)
+        emit(show_document_losses(folder, address), as_json)
     elif number is not None:
-        view = losses = show_step_losses(folder, number, top, source)
-        lines = step_text(losses)
+        emit(show_step_losses(folder, number, top, source), as_json)
     else:
-        view = summary = summarise(folder, top, source)
-        lines = summary_text(summary)
-    if as_json:
-        print_json(view)
-        return
-    for line in lines:
-        click.echo(printable(line))
+        emit(summarise(folder, top, source), as_json)
 
 
 def _documents(

@@ -7,16 +7,10 @@ from functools import partial
 import click
 
 from olm_data.command import Count
-from olm_data.commands.said import (
-    note,
-    print_json,
-    refuse_given,
-    show_progress,
-    show_read,
-    warn,
-)
+from olm_data.commands.said import note, quiet, refuse_given, show_progress, show_read, warn
 from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, ValidationError, typed
+from olm_data.printing import emit
 
 
 @click.command()
@@ -66,12 +60,10 @@ def verify(
     share = None if sample is None else parse_share(sample, "--sample", allow_one=True)
     if share == 0:
         raise UsageError("a sample of nothing proves nothing", fix="--sample 1%")
-    if root is not None and not deep:
-        raise UsageError("--root is for --deep", fix="add --deep, or leave --root out")
-    if trust and not deep:
-        raise UsageError("--trust is for --deep", fix="add --deep, or leave --trust out")
-    if seed is not None and share is None and not deep:
-        raise UsageError("--seed is for --sample and --deep", fix="add one of them")
+    if not deep:
+        refuse_given(("root", "trust"), "--deep")
+    if not deep and share is None:
+        refuse_given(("seed",), "--sample and --deep")
     asked = None
     if deep:
         from olm_data.verify.deep import DEFAULT_SHARE, Deep
@@ -85,10 +77,7 @@ def verify(
             deep=asked,
             watch=partial(show_read, progress),
         )
-    if as_json:
-        print_json(report)
-    else:
-        click.echo("\n".join(verb.report_lines(report)))
+    emit(report, as_json, report.verdict() if quiet() else None)
     if not report.ok:
         note("next: restore the files named above from a copy, or tokenise again into a new output")
         ctx.exit(ValidationError.exit_code)
@@ -102,8 +91,7 @@ def verify(
 
 
 def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json: bool) -> None:
-    from olm_data.tables import console
-    from olm_data.verify.training import find_lock, print_training, read_log, verify_training
+    from olm_data.verify.training import find_lock, read_log, verify_training
 
     log = read_log(folder)
     for remark in log.notes:
@@ -120,10 +108,7 @@ def _verify_training(ctx: click.Context, folder: str, lock: str | None, as_json:
             log,
             watch=lambda done, total: progress.update(done / total, f"{counted(done, 'step')}"),
         )
-    if as_json:
-        print_json(found)
-    else:
-        print_training(found, console())
+    emit(found, as_json, found.verdict() if quiet() else None)
     if not found.agrees:
         note("next: olm-data show row LOCK N   shows what a row holds")
         ctx.exit(ValidationError.exit_code)

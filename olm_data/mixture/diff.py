@@ -1,6 +1,6 @@
 """What differs between two locks, and up to which row they train on the same.
 
-    Lock, Lock --diff--> Difference(same_rows, lines)
+    Lock, Lock --diff--> Difference
 
 The rows before the first difference are found from the slot tables: two periodic sequences that
 agree over the sum of their periods agree for ever (N. Fine and H. Wilf, "Uniqueness theorems for
@@ -9,8 +9,7 @@ periodic functions", 1965), so nothing is walked that has the size of the run. N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fractions import Fraction
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -19,40 +18,61 @@ import numpy as np
 
 from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.lock_format import LockSource, ManifestStage, manifest_stages
+from olm_data.mixture.lock_format import manifest_stages
 from olm_data.order.base import Order
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The first `same_rows` rows of both runs are the same; `lines` say what differs."""
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between two runs.
 
-    same_rows: int
+    Attributes:
+        old, new: digests of their locks.
+        same_rows: so many first rows of both are the same.
+        differences: what differs in the locks, in words.
+    """
+
+    old: str
+    new: str
     old_rows: int
     new_rows: int
-    lines: tuple[str, ...]
+    same_rows: int
+    differences: list[str]
 
     @property
     def extends(self) -> bool:
         """Whether the new run goes on where the old one ends."""
         return self.same_rows == self.old_rows
 
+    def lines(self) -> list[str]:
+        """Return the differences for people, then up to which row the runs are the same."""
+        same = counted(self.same_rows, "row")
+        if self.same_rows == self.old_rows == self.new_rows:
+            last = f"all {same} are the same"
+        elif self.same_rows == min(self.old_rows, self.new_rows):
+            which = "new" if self.extends else "old"
+            last = f"the {which} run goes on where the other ends: the first {same} are the same"
+        elif self.same_rows:
+            last = f"the first {same} are the same; row {self.same_rows:,} differs"
+        else:
+            last = "the runs differ from the first row on"
+        return [*self.differences, last]
+
 
 def diff(old: Lock, new: Lock) -> Difference:
     """Compare two locks."""
-    lines = [
-        f"{what}: {_shown(was)} -> {_shown(now)}"
-        for what, was, now in (
-            ("seed", old.seed, new.seed),
-            ("sequence_length", old.sequence_length, new.sequence_length),
-            ("packing", old.packing.name, new.packing.name),
-            ("tokenizer", old.tokenizer.sha256[:12], new.tokenizer.sha256[:12]),
-            ("order", old.order, new.order),
-        )
-        if was != now
-    ]
-    lines += _source_lines(old, new) + _stage_lines(old, new)
-    return Difference(same_rows(old, new), old.total_rows, new.total_rows, tuple(lines))
+    runs, sources, stages = zip(*map(_described, (old, new)), strict=True)
+    return Difference(
+        old=old.digest,
+        new=new.digest,
+        old_rows=old.total_rows,
+        new_rows=new.total_rows,
+        same_rows=same_rows(old, new),
+        differences=[
+            *_changes("", *runs),
+            *_named_changes("source", *sources),
+            *_named_changes("stage", *stages),
+        ],
+    )
 
 
 def same_rows(old: Lock, new: Lock) -> int:
@@ -94,61 +114,49 @@ def _keys(lock: Lock) -> list[bytes]:
     return keys
 
 
-def _source_lines(old: Lock, new: Lock) -> list[str]:
-    was, now = ({source.name: source for source in lock.sources} for lock in (old, new))
-    lines = [f"source {name}: removed" for name in was if name not in now]
-    lines += [
-        f"source {name}: added, {counted(now[name].rows, 'row')}" for name in now if name not in was
+Fields = dict[str, Any]
+
+
+def _described(lock: Lock) -> tuple[Fields, dict[str, Fields], dict[str, Fields]]:
+    """Return the fields of the run, and those of each source and stage, that are compared."""
+    run = {key: getattr(lock, key) for key in ("seed", "sequence_length", "order")}
+    run |= {"packing": lock.packing.name, "tokenizer": lock.tokenizer.sha256}
+    names = [source.name for source in lock.sources]
+    stages = {}
+    for stage in manifest_stages(lock):
+        length = stage.parts[0].sequence_length or lock.sequence_length
+        fields = {"tokens": stage.tokens, "rows": stage.rows, "sequence_length": length}
+        drawn = zip(names, stage.wanted, stage.rows_by_source, strict=True)
+        shares = {
+            name: f"{float(share):.4%} wanted, {counted(rows, 'row')}"
+            for name, share, rows in drawn
+            if share
+        }
+        stages[stage.name] = fields | shares
+    return run, {source.name: msgspec.structs.asdict(source) for source in lock.sources}, stages
+
+
+def _changes(what: str, was: Fields, now: Fields) -> list[str]:
+    return [
+        f"{what}{key} {_shown(was.get(key))} -> {_shown(now.get(key))}"
+        for key in was | now
+        if was.get(key) != now.get(key)
     ]
-    for name in was:
-        if name in now:
-            lines += _field_lines(f"source {name}", was[name], now[name])
-    return lines
 
 
-def _field_lines(what: str, was: LockSource, now: LockSource) -> list[str]:
-    pairs = ((key, getattr(was, key), getattr(now, key)) for key in was.__struct_fields__)
-    return [f"{what}: {key} {_shown(a)} -> {_shown(b)}" for key, a, b in pairs if a != b]
-
-
-def _stage_lines(old: Lock, new: Lock) -> list[str]:
-    was, now = ({stage.name: stage for stage in manifest_stages(lock)} for lock in (old, new))
-    lines = [f"stage {name}: removed" for name in was if name not in now]
+def _named_changes(what: str, was: dict[str, Fields], now: dict[str, Fields]) -> list[str]:
+    lines = [f"{what} {name}: removed" for name in was if name not in now]
     lines += [
-        f"stage {name}: added, {counted(now[name].rows, 'row')}" for name in now if name not in was
+        f"{what} {name}: added, {counted(now[name]['rows'], 'row')}"
+        for name in now
+        if name not in was
     ]
     kept = [name for name in was if name in now]
-    if kept != [name for name in now if name in was]:
+    if what == "stage" and kept != [name for name in now if name in was]:
         lines.append("stages: in another order")
-    for name in kept:
-        for key in ("tokens", "rows"):
-            if getattr(was[name], key) != getattr(now[name], key):
-                lines.append(
-                    f"stage {name}: {key} {getattr(was[name], key):,} -> "
-                    f"{getattr(now[name], key):,}"
-                )
-        a, b = was[name].parts[0].sequence_length, now[name].parts[0].sequence_length
-        if a != b:
-            lines.append(
-                f"stage {name}: sequence_length {a or old.sequence_length:,} -> "
-                f"{b or new.sequence_length:,}"
-            )
-        ours, theirs = _drawn(old, was[name]), _drawn(new, now[name])
-        for source in sorted(ours | theirs):
-            (share, rows), (other, more) = (d.get(source, (Fraction(0), 0)) for d in (ours, theirs))
-            if (share, rows) != (other, more):
-                lines.append(
-                    f"stage {name}: {source} {float(share):.4%} -> {float(other):.4%} wanted, "
-                    f"{rows:,} -> {counted(more, 'row')}"
-                )
-    return lines
-
-
-def _drawn(lock: Lock, stage: ManifestStage) -> dict[str, tuple[Fraction, int]]:
-    """Return (share wanted, rows) of each source that the stage wants."""
-    names = [source.name for source in lock.sources]
-    numbers = zip(stage.wanted, stage.rows_by_source, strict=True)
-    return {n: pair for n, pair in zip(names, numbers, strict=True) if pair[0]}
+    return lines + [
+        line for name in kept for line in _changes(f"{what} {name}: ", was[name], now[name])
+    ]
 
 
 def _shown(value: Any) -> str:
@@ -159,4 +167,6 @@ def _shown(value: Any) -> str:
         return value.name if fields == "{}" else f"{value.name} {fields}"
     if isinstance(value, msgspec.Struct):
         return msgspec.json.encode(value).decode()
-    return value[:12] if isinstance(value, str) else "none" if value is None else str(value)
+    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
+        return value[:12]  # a digest
+    return "none" if value is None else str(value)

@@ -8,129 +8,109 @@ Computed from the lock alone. Never: read data.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import msgspec
-from rich.markup import escape
-from rich.tree import Tree
 
+from olm_data.counts import counted
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockStage, ManifestStage, manifest_stages
 from olm_data.order.slots import FIRST_BLOCK, MAX_BLOCK
+from olm_data.printing import Loss, Share, fitted, table
 
 
 def explain(lock: Lock) -> list[str]:
-    """Return the arithmetic behind the integers of a lock, a line each, indented by level."""
-    length = lock.sequence_length
-    lines = [f"sources, S = {length:,}"]
-    for source in lock.sources:
-        rows = (
-            f"floor(({source.tokens:,} tokens - 1) / S) = {source.rows:,} rows"
-            if source.plan is None
-            else f"{source.rows:,} rows of its row plan ({lock.packing.name})"
-        )
-        cap = Fraction(source.max_epochs)
-        lines.append(
-            f"  {source.name}: {rows}; max_epochs {source.max_epochs}: at most "
-            f"floor({_ratio(cap)} x {source.rows:,}) = {int(cap * source.rows):,} rows"
-        )
-    start = 0
-    taken = [0] * len(lock.sources)
+    """Return the arithmetic behind the integers of a lock, as lines indented by level."""
+    rows = [
+        [
+            source.name,
+            f"floor(({source.tokens:,} tokens - 1) / S)" if source.plan is None else "row plan",
+            f"{source.rows:,}",
+            f"floor({source.max_epochs} x {source.rows:,})",
+            f"{int(Fraction(source.max_epochs) * source.rows):,}",
+        ]
+        for source in lock.sources
+    ]
+    lines = [f"sources, S = {lock.sequence_length:,}, packing {lock.packing.name}"]
+    lines += fitted(_SOURCES, rows, left=(0, 1, 3), indent="  ")
+    start, taken = 0, [0] * len(lock.sources)
     for stage in manifest_stages(lock):
-        lines.append(f"stage {stage.name}")
-        if stage.parts[0].epochs:
-            lines += [
-                f"  {source.name}: floor({epochs} epochs x {source.rows:,} rows) = {rows:,} rows"
-                for source, epochs, rows in zip(
-                    lock.sources, stage.parts[0].epochs, stage.rows_by_source, strict=True
-                )
-                if rows
+        part, end = stage.parts[0], start + stage.tokens
+        how = f"floor({end:,} / S) - floor({start:,} / S)"
+        if part.epochs:
+            how = "sum of floor(epochs x rows of the source)"
+        blocks, rest = divmod(stage.rows, part.block)
+        rows = [
+            [
+                source.name,
+                _ratio(share),
+                f"{float(share * stage.rows):,.2f}",
+                f"{part.epochs[i]} x {source.rows:,}" if part.epochs else "",
+                _cap(stage, source.name, taken[i]),
+                "" if stage.exact else f"{blocks:,} x {part.counts[i]:,}",
+                "" if stage.exact else f"{drawn - blocks * part.counts[i]:,}",
+                f"{drawn:,}",
             ]
-            lines.append(f"  rows: their sum = {stage.rows:,}; tokens: x S = {stage.tokens:,}")
-        else:
-            end = start + stage.tokens
-            lines.append(
-                f"  rows: floor({end:,} / S) - floor({start:,} / S) = {stage.rows:,} "
-                f"(tokens {start:,} to {end:,} of the run)"
+            for i, (source, share, drawn) in enumerate(
+                zip(lock.sources, stage.wanted, stage.rows_by_source, strict=True)
             )
-            lines.append(f"  shares wanted: {_by_name(lock, stage.wanted)}")
-        if stage.parts[0].capped:
-            lines += _capped(lock, stage, taken)
-        lines += _exact(lock, stage) if stage.exact else _block(lock, stage.parts[0])
-        start += stage.tokens
-        taken = [t + rows for t, rows in zip(taken, stage.rows_by_source, strict=True)]
-    lines += [
+            if share or drawn
+        ]
+        block = f"  {stage.rows:,} rows = {blocks:,} blocks of {part.block:,} + {rest:,} rows"
+        lines += [
+            f"stage {stage.name}",
+            f"  rows: {how} = {stage.rows:,}",
+            f"  tokens: {stage.tokens:,}, from {start:,} to {end:,} of the run",
+            *(_exact(lock, stage) if stage.exact else [_block(part), block]),
+            *fitted(_STAGE, rows, left=(0, 4), indent="  "),
+        ]
+        start = end
+        taken = [t + drawn for t, drawn in zip(taken, stage.rows_by_source, strict=True)]
+    return lines + [
         f"rows 0 to {older.rows - 1:,} are those of lock {older.digest[:12]}: order digest "
         f"{older.order_sha256[:12]}"
         for older in lock.extends
     ]
-    return lines
 
 
-def _block(lock: Lock, stage: LockStage) -> list[str]:
+_SOURCES = ("source", "its rows", "are", "max_epochs", "rows at most")
+_STAGE = ("source", "share", "of the rows", "epochs", "cap", "in blocks", "in the rest", "drawn")
+
+
+def _block(stage: LockStage) -> str:
     shares = [Fraction(wanted) for wanted in stage.wanted]
     common = math.lcm(*(share.denominator for share in shares))
     if common <= MAX_BLOCK:
-        lines = [f"  block: the common denominator {common:,} is at most 2^20: B = {stage.block:,}"]
-        how = "share x B, exactly"
-    else:
-        errors = [
-            abs(Fraction(count, stage.block) - share) / share
-            for count, share in zip(stage.counts, shares, strict=True)
-            if share
-        ]
-        lines = [
-            f"  block: the common denominator {_short(common)} is more than 2^20; of B = "
-            f"{FIRST_BLOCK:,}, doubled up to {MAX_BLOCK:,}, B = {stage.block:,} is the first with "
-            f"every error below 1/10,000, or else the best: largest {float(max(errors)):.5%}"
-        ]
-        how = "share x B, rounded by largest remainder"
-    lines.append(f"  counts: {how}: {_by_name(lock, stage.counts)}")
-    blocks, rest = divmod(stage.rows, stage.block)
-    lines.append(f"  {stage.rows:,} rows = {blocks:,} blocks of {stage.block:,} + {rest:,} rows")
-    lines += [
-        f"    {source.name}: {blocks:,} x {count:,} + {rows - blocks * count:,} of the first "
-        f"{rest:,} slots = {rows:,} rows"
-        for source, count, rows in zip(
-            lock.sources, stage.counts, stage.rows_by_source, strict=True
-        )
-        if count or rows
+        return f"  block: the common denominator {common:,} is at most 2^20: B = {stage.block:,}"
+    errors = [
+        abs(Fraction(count, stage.block) - share) / share
+        for count, share in zip(stage.counts, shares, strict=True)
+        if share
     ]
-    return lines
+    return (
+        f"  block: the common denominator {_short(common)} is more than 2^20; of B = "
+        f"{FIRST_BLOCK:,}, doubled up to {MAX_BLOCK:,}, B = {stage.block:,} is the first with "
+        f"every error below 1/10,000, or else the best: largest {float(max(errors)):.5%}; shares "
+        "of B are rounded by largest remainder"
+    )
 
 
-def _capped(lock: Lock, stage: ManifestStage, taken: list[int]) -> list[str]:
-    lines = []
-    for source, share, rows, before in zip(
-        lock.sources, stage.wanted, stage.rows_by_source, taken, strict=True
-    ):
-        if not share:
-            continue
-        own = stage.parts[0].max_epochs.get(source.name)
-        line = (
-            f"  {source.name}: {_ratio(share)} of {stage.rows:,} = {float(share * stage.rows):,.2f}"
-        )
-        if source.name in stage.parts[0].capped:
-            line += f", capped at {rows:,} ({before:,} drawn in earlier stages"
-            line += f", max_epochs of the stage {own})" if own else ")"
-        lines.append(line if source.name in stage.parts[0].capped else f"{line}, gives {rows:,}")
-    return lines
+def _cap(stage: ManifestStage, source: str, before: int) -> str:
+    """Return why a source gives no more rows; "" where it gives its share."""
+    if source not in stage.parts[0].capped:
+        return ""
+    own = stage.parts[0].max_epochs.get(source)
+    return f"{before:,} drawn before" + (f", max_epochs {own} here" if own else "")
 
 
 def _exact(lock: Lock, stage: ManifestStage) -> list[str]:
     return [
         f"  {part.label}: B = {part.block:,}; {part.rows // part.block:,} x B = {part.rows:,} "
-        f"rows; counts {_by_name(lock, part.counts)}"
+        f"rows; counts {', '.join(counts)}"
         for part in stage.parts
+        if (counts := [f"{s.name} {n:,}" for s, n in zip(lock.sources, part.counts, strict=True)])
     ]
-
-
-def _by_name(lock: Lock, values: Sequence[int | Fraction]) -> str:
-    pairs = zip(lock.sources, values, strict=True)
-    return ", ".join(
-        f"{s.name} {_ratio(v) if isinstance(v, Fraction) else f'{v:,}'}" for s, v in pairs if v
-    )
 
 
 def _ratio(value: Fraction) -> str:
@@ -154,11 +134,11 @@ class TreeNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     name: str
-    share_wanted: float
-    share_compiled: float
-    share_got: float
+    share_wanted: Share
+    share_compiled: Share
+    share_got: Share
     rows: int
-    epochs: float | None = None
+    epochs: Loss | None = None
     members: tuple[TreeNode, ...] | None = None
 
 
@@ -208,27 +188,30 @@ def _members(lock: Lock, stage: ManifestStage) -> tuple[TreeNode, ...]:
     return tuple(node(name) for name in (*groups, *sources) if name not in inside)
 
 
-def draw(lock: Lock) -> Tree:
-    """Return the tree for a terminal."""
-    top = Tree(
-        f"[bold]run[/] {lock.total_rows * lock.sequence_length:,} tokens, {lock.total_rows:,} rows"
-    )
-    for stage in tree(lock):
-        branch = top.add(
-            f"[bold]{escape(stage.name)}[/] {stage.tokens:,} tokens, {stage.rows:,} rows"
+def tree_lines(stages: Sequence[TreeStage]) -> list[str]:
+    """Return the trees for people, members below their group."""
+    return [
+        line
+        for stage in stages
+        for line in (
+            f"stage {stage.name}: {stage.tokens:,} tokens, {counted(stage.rows, 'row')}",
+            *table(
+                [
+                    msgspec.structs.replace(node, name="  " * depth + node.name)
+                    for depth, node in walk(stage.members)
+                ],
+                *_TREE,
+                indent="  ",
+            ),
         )
-        for node in stage.members:
-            _draw(branch, node)
-    return top
+    ]
 
 
-def _draw(branch: Tree, node: TreeNode) -> None:
-    text = f"{node.share_wanted:.2%} {escape(node.name)}"
-    if abs(node.share_got - node.share_wanted) >= 0.00005:
-        text += f" (got {node.share_got:.2%})"
-    text += f", {node.rows:,} rows"
-    if node.epochs is not None:
-        text += f", {node.epochs:.2f} epochs"
-    below = branch.add(text, highlight=False)
-    for member in node.members or ():
-        _draw(below, member)
+_TREE = ("name=group or source", "share_wanted", "share_got", "rows", "epochs")
+
+
+def walk(nodes: Sequence[TreeNode], depth: int = 0) -> Iterator[tuple[int, TreeNode]]:
+    """Yield each node of a tree and how deep it is, those above first."""
+    for node in nodes:
+        yield depth, node
+        yield from walk(node.members or (), depth + 1)

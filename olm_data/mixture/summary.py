@@ -11,17 +11,14 @@ from fractions import Fraction
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from olm_data.counts import counted
 from olm_data.dataset.view import ViewInfo
-from olm_data.errors import printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import LockSource, ManifestStage, manifest_stages
 from olm_data.order.slots import TOLERANCE
+from olm_data.printing import Loss, Share, ShareError, table
 from olm_data.storage.store import is_remote
-from olm_data.tables import table
 
 EPOCHS_TO_WARN = 4
 
@@ -38,10 +35,10 @@ class DrawnSource(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     rows: int
     tokens: int
-    epochs: float
-    share_wanted: float
-    share_got: float
-    compile_error: float
+    epochs: Loss
+    share_wanted: Share
+    share_got: Share
+    compile_error: ShareError
     capped: bool
 
 
@@ -56,11 +53,19 @@ class StageSummary(msgspec.Struct, frozen=True, kw_only=True):
     parts: list[int]
     sources: list[DrawnSource]
 
+    def lines(self, row: int) -> list[str]:
+        """Return the stage for people. Args: row: tokens of a row of the lock."""
+        parts = row // self.sequence_length
+        cut = f", each trained as {parts:,} of {self.sequence_length:,} tokens" * (parts > 1)
+        title = f"stage {self.name}: {self.tokens:,} tokens, {counted(self.rows, 'row')}{cut}"
+        return [title, *table(self.sources, indent="  ")]
+
 
 class ViewSummary(ViewInfo, frozen=True, kw_only=True):
-    """What the view of a source keeps, of how many documents."""
+    """What the view of a source keeps, of how many documents and tokens."""
 
     of_documents: int
+    of_tokens: int
 
 
 class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +80,12 @@ class SourceSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_available: int
     rows_available: int
     tokens_in_no_row: int
-    padding: float
+    padding: Share
     rows: int
     tokens: int
-    epochs: float
+    epochs: Loss
     max_epochs: float
-    share_got: float
+    share_got: Share
     view: ViewSummary | None
 
 
@@ -96,6 +101,43 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageSummary]
     sources: list[SourceSummary]
     warnings: list[str]
+
+    def lines(self) -> list[str]:
+        """Return the numbers for people: each stage, then the run."""
+        stages = [line for stage in self.stages for line in stage.lines(self.sequence_length)]
+        return [
+            *stages,
+            f"run: {self.tokens:,} tokens, {counted(self.rows, 'row')} of "
+            f"{self.sequence_length:,} tokens, seed {self.seed}, order {self.order}",
+            *table(self.sources, *_RUN, total=True, indent="  "),
+            *(
+                f"source {source.source}: {_kept(source.view)}"
+                for source in self.sources
+                if source.view
+            ),
+        ]
+
+
+_RUN = (
+    *("source", "tokens_available=available", "tokens_in_no_row=in no row", "padding"),
+    *("rows", "tokens", "epochs", "max_epochs=max", "share_got=share"),
+)
+
+
+def _kept(view: ViewSummary) -> str:
+    """Return what a view kept and left out."""
+    text = (
+        f"{view.documents:,} of {counted(view.of_documents, 'document')} kept, "
+        f"{view.tokens:,} of {view.of_tokens:,} tokens"
+    )
+    if view.where is not None:
+        text += f"; {view.left_by_where:,} left out by where: {view.where}"
+    if view.exclude_ids is not None:
+        text += (
+            f"; {view.left_by_ids:,} left out by exclude_ids, of whose {view.ids:,} ids "
+            f"{view.ids_unmatched:,} matched nothing"
+        )
+    return text
 
 
 def summarise(lock: Lock) -> Summary:
@@ -155,7 +197,11 @@ def _source(lock: Lock, index: int, source: LockSource) -> SourceSummary:
         share_got=rows / lock.total_rows,
         view=None
         if source.view is None
-        else ViewSummary(of_documents=source.documents, **msgspec.structs.asdict(source.view)),
+        else ViewSummary(
+            of_documents=source.documents,
+            of_tokens=source.tokens,
+            **msgspec.structs.asdict(source.view),
+        ),
     )
 
 
@@ -224,94 +270,3 @@ def _remote_warnings(lock: Lock) -> list[str]:
         if warning is not None:
             found.append(f"source {source.name!r} is remote and {warning}")
     return found
-
-
-def print_summary(lock: Lock, console: Console) -> None:
-    """Print the numbers of a lock as tables, one a stage and one for the whole run."""
-    numbers = summarise(lock)
-    for stage in numbers.stages:
-        console.print(_stage_table(stage, numbers.sequence_length))
-    console.print(_run_table(numbers))
-    for line in view_lines(lock):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-def _stage_table(stage: StageSummary, sequence_length: int) -> Table:
-    length = stage.sequence_length
-    parts = sequence_length // length
-    cut = f", each trained as {parts:,} of {length:,} tokens" if parts > 1 else ""
-    drawn = table(
-        (
-            *("source", "rows drawn", "tokens drawn", "epochs"),
-            *("share wanted", "share got", "compile error"),
-        ),
-        title=f"stage {stage.name}: {stage.tokens:,} tokens, {counted(stage.rows, 'row')}{cut}",
-    )
-    for row in stage.sources:
-        drawn.add_row(
-            row.source,
-            f"{row.rows:,}",
-            f"{row.tokens:,}",
-            f"{row.epochs:.4f}",
-            f"{row.share_wanted:.4%}",
-            f"{row.share_got:.4%}",
-            ("capped " if row.capped else "")
-            + (f"{row.compile_error:+.4%}" if row.compile_error else "0"),
-        )
-    return drawn
-
-
-def _run_table(numbers: Summary) -> Table:
-    run = table(
-        (
-            *("source", "tokens available", "in no row", "padding", "rows drawn"),
-            *("tokens drawn", "epochs", "max", "share"),
-        ),
-        title=f"run: {numbers.tokens:,} tokens, {counted(numbers.rows, 'row')} of "
-        f"{numbers.sequence_length:,} tokens, seed {numbers.seed}, order {numbers.order}",
-    )
-    for source in numbers.sources:
-        run.add_row(
-            source.source,
-            f"{source.tokens_available:,}",
-            f"{source.tokens_in_no_row:,}",
-            f"{source.padding:.4%}" if source.padding else "0",
-            f"{source.rows:,}",
-            f"{source.tokens:,}",
-            f"{source.epochs:.4f}",
-            f"{source.max_epochs:g}",
-            f"{source.share_got:.4%}",
-        )
-
-    def total(key: str) -> str:
-        return f"{sum(getattr(row, key) for row in numbers.sources):,}"
-
-    run.add_section()
-    run.add_row(
-        "total",
-        *(total("tokens_available"), total("tokens_in_no_row"), ""),
-        *(total("rows"), total("tokens"), "", "", "100%"),
-    )
-    return run
-
-
-def view_lines(lock: Lock) -> list[str]:
-    """Return what each view kept and left out, a line a source that has one."""
-    lines = []
-    for source in lock.sources:
-        if (view := source.view) is None:
-            continue
-        line = (
-            f"source {source.name}: {view.documents:,} of "
-            f"{counted(source.documents, 'document')} kept, "
-            f"{view.tokens:,} of {source.tokens:,} tokens"
-        )
-        if view.where is not None:
-            line += f"; {view.left_by_where:,} left out by where: {printable(view.where)}"
-        if view.exclude_ids is not None:
-            line += (
-                f"; {view.left_by_ids:,} left out by exclude_ids, of whose {view.ids:,} ids "
-                f"{view.ids_unmatched:,} matched nothing"
-            )
-        lines.append(line)
-    return lines

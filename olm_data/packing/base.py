@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from olm_data.dataset.dataset import Dataset
 
 Int64 = NDArray[np.int64]
+Documents = Iterable[tuple[Int64, Int64]]
+"""Windows of documents in order: first tokens and lengths, int64 [d] each."""
 
 PART = 1 << 20
 """Rows given at once, where they can be made one after another."""
@@ -79,17 +81,13 @@ class Packing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @abstractmethod
     def pack(
-        self,
-        dataset: Dataset,
-        documents: Iterable[tuple[Int64, Int64]],
-        sequence_length: int,
-        cost: PackingCost,
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
     ) -> Iterator[PackedRows]:
         """Yield the rows of some documents of a dataset, a part at a time.
 
         Args:
             dataset: for what the rows may depend on beside the documents, such as its digest.
-            documents: windows of documents in order: first tokens and lengths, int64 [d] each.
+            documents: windows of them, in order.
             sequence_length: S.
             cost: is added to.
         """

@@ -15,7 +15,7 @@ Source: best-fit decreasing as in Johnson, Near-optimal bin packing algorithms (
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost, cut_documents
+from olm_data.packing.base import Documents, Int64, PackedRows, Packing, PackingCost, cut_documents
 
 _INDEX_BITS = 24
 MOST_PIECES = 1 << _INDEX_BITS
@@ -50,11 +50,7 @@ class BestFit(Packing, frozen=True):
     min_tail: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] = 1
 
     def pack(
-        self,
-        dataset: Dataset,
-        documents: Iterable[tuple[Int64, Int64]],
-        sequence_length: int,
-        cost: PackingCost,
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
     ) -> Iterator[PackedRows]:
         """Yield the rows of each window of documents."""
         seed = f"best_fit {dataset.digest} {sequence_length}"

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.view import View
 from olm_data.errors import printable
 from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
 from olm_data.packing.write_plan import WINDOW, documents
-from olm_data.tables import table
+from olm_data.printing import Mean, Share, cells, fitted
 
 ROW_DOCUMENTS = 32
 """Documents a row from which on the histogram counts together."""
@@ -54,13 +53,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     of: int
     rows: int
     tokens: int
-    padding: float
+    padding: Share
     cut_needed: int
     cut_avoidable: int
     dropped: int
-    documents_per_row: float
-    context: float
-    attention_saved: float
+    documents_per_row: Mean
+    context: Mean
+    attention_saved: Share
     histogram: tuple[int, ...]
 
 
@@ -138,15 +137,18 @@ def input_lengths(packed: PackedRows, sequence_length: int) -> np.ndarray:
     return inputs
 
 
-def print_comparisons(found: Sequence[Comparison], console: Console) -> None:
-    """Print one table a dataset and sequence length."""
-    for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
-        chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
-        console.print(_title(chosen[0]), style="bold", soft_wrap=True, markup=False)
-        compared = table(["", *(comparison.packing for comparison in chosen)])
-        for cells in zip(*map(_column, chosen), strict=True):
-            compared.add_row(cells[0][0], *(text for _, text in cells))
-        console.print(compared)
+def comparison_lines(found: Sequence[Comparison]) -> Iterator[str]:
+    """Yield one table a dataset and sequence length."""
+    for chosen in _groups(found):
+        yield _title(chosen[0])
+        yield from fitted(*_side_by_side(chosen), indent="  ")
+
+
+def _groups(found: Sequence[Comparison]) -> list[list[Comparison]]:
+    groups: dict[tuple[str, int], list[Comparison]] = {}
+    for one in found:
+        groups.setdefault((one.dataset, one.sequence_length), []).append(one)
+    return list(groups.values())
 
 
 def _title(one: Comparison) -> str:
@@ -157,18 +159,19 @@ def _title(one: Comparison) -> str:
     return f"{one.dataset}, rows of {one.sequence_length:,} tokens, {part}{view}"
 
 
-def _column(comparison: Comparison) -> list[tuple[str, str]]:
-    return [
-        ("rows", f"{comparison.rows:,}"),
-        ("tokens in rows", f"{comparison.tokens:,}"),
-        ("padding", f"{comparison.padding:.4%}"),
-        ("tokens in no row", f"{comparison.dropped:,}"),
-        ("documents cut, too long for a row", f"{comparison.cut_needed:,}"),
-        ("documents cut without need", f"{comparison.cut_avoidable:,}"),
-        ("documents in a row, mean", f"{comparison.documents_per_row:.2f}"),
-        ("context of a token, mean", f"{comparison.context:,.1f}"),
-        ("attention work saved by masking", f"{comparison.attention_saved:.1%}"),
-    ]
+_ROWS = (
+    *("rows", "tokens=tokens in rows", "padding", "dropped=tokens in no row"),
+    *("cut_needed=documents cut, too long for a row", "cut_avoidable=documents cut without need"),
+    *("documents_per_row=documents in a row, mean", "context=context of a token, mean"),
+    "attention_saved=attention work saved by masking",
+)
+
+
+def _side_by_side(chosen: Sequence[Comparison]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table with a column for each packing."""
+    found = cells(chosen, *_ROWS)
+    rows = [list(row) for row in zip(found.head, *found.rows, strict=True)]
+    return ["", *(one.packing for one in chosen)], rows
 
 
 def write_comparison(found: Sequence[Comparison], output: str) -> Path:
@@ -179,8 +182,7 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
     from olm_data.page import colours, section, svg, whole_numbers, write_page
 
     sections = []
-    for target, length in dict.fromkeys((c.dataset, c.sequence_length) for c in found):
-        chosen = [c for c in found if (c.dataset, c.sequence_length) == (target, length)]
+    for chosen in _groups(found):
 
         def draw(axes: Axes, chosen: list[Comparison] = chosen) -> None:
             width = 0.8 / len(chosen)
@@ -193,9 +195,7 @@ def write_comparison(found: Sequence[Comparison], output: str) -> Path:
             whole_numbers(axes.xaxis)
             axes.legend(frameon=False)
 
-        columns = [_column(one) for one in chosen]
-        rows = [(cells[0][0], *(text for _, text in cells)) for cells in zip(*columns, strict=True)]
-        head = ("", *(one.packing for one in chosen))
+        head, rows = _side_by_side(chosen)
         alt = f"Documents in a row by packing: {', '.join(head[1:])}"
         sections.append(section(_title(chosen[0]), svg(draw, alt) + page.table(head, rows)))
     facts = [("datasets", f"{len({c.dataset for c in found})}"), ("comparisons", f"{len(found)}")]

@@ -9,7 +9,7 @@ arithmetic, no index; of a view it is a row plan. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.packing import base
-from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost
+from olm_data.packing.base import Documents, Int64, PackedRows, Packing, PackingCost
 
 Rows = TypeVar("Rows", int, np.ndarray)
 
@@ -66,11 +66,7 @@ class Concat(Packing, frozen=True):
     planned: ClassVar[bool] = False
 
     def pack(
-        self,
-        dataset: Dataset,
-        documents: Iterable[tuple[Int64, Int64]],
-        sequence_length: int,
-        cost: PackingCost,
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
     ) -> Iterator[PackedRows]:
         """Yield the rows that the stream has with each window and had not before."""
         size, rows_before = sequence_length, cost.rows

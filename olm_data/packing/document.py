@@ -5,11 +5,11 @@ A document longer than a row goes on in the next one. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.packing.base import Int64, PackedRows, Packing, PackingCost, cut_documents
+from olm_data.packing.base import Documents, PackedRows, Packing, PackingCost, cut_documents
 
 
 class Document(Packing, frozen=True):
@@ -18,11 +18,7 @@ class Document(Packing, frozen=True):
     name: ClassVar[str] = "document"
 
     def pack(
-        self,
-        dataset: Dataset,
-        documents: Iterable[tuple[Int64, Int64]],
-        sequence_length: int,
-        cost: PackingCost,
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
     ) -> Iterator[PackedRows]:
         """Yield the rows of the documents, in order."""
         for starts, lengths in documents:

@@ -8,13 +8,13 @@ no label, as there. In a manifest and a lock it is `concat`, with that order. Ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from olm_data.dataset.dataset import Dataset
-from olm_data.packing.base import Int64, PackedRows, PackingCost
+from olm_data.packing.base import Documents, PackedRows, PackingCost
 from olm_data.packing.concat import Concat
 
 
@@ -30,11 +30,7 @@ class Instances(Concat, frozen=True):
     chunk_rows: int
 
     def pack(
-        self,
-        dataset: Dataset,
-        documents: Iterable[tuple[Int64, Int64]],
-        sequence_length: int,
-        cost: PackingCost,
+        self, dataset: Dataset, documents: Documents, sequence_length: int, cost: PackingCost
     ) -> Iterator[PackedRows]:
         """Yield the rows of each shard: pieces of all its documents, S tokens a row."""
         for number, info in enumerate(dataset.manifest.shards):

@@ -11,12 +11,21 @@ thousands of rows and what is left for each batch is copying tokens. A stage wit
 length sees each row of the schedule as several: the same inputs and labels in the same order, in
 another shape. Never: scan for an EOS id, hold
 a table of the dataset's size, look at anything but the rows asked for.
+
+Memory for the arrays of batches, recycled as soon as nobody looks at a batch any more.
+
+    Pool.lease -> one block -> BatchMemory: the arrays of a batch -> ... -> last view dies -> Pool
+
+Never: hand out memory that is still referenced, or copy.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
+import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +37,6 @@ from olm_data.dataset.shard import Shard, Verify
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
 from olm_data.packing.concat import row_span
-from olm_data.rows.batch_memory import BatchMemory, Pool
 from olm_data.rows.cache_plan import CacheOptions, open_cache
 from olm_data.rows.fields import (
     IGNORED_LABEL,
@@ -40,6 +48,55 @@ from olm_data.rows.fields import (
 )
 from olm_data.rows.remote_shards import CachedShard
 from olm_data.rows.shards import Shards
+
+
+class Pool:
+    """Memory of batches nobody references any more, by size.
+
+    A fresh batch of a few megabytes costs several times its copying in page faults, as the
+    allocator returns such blocks to the system. Here a block comes back when the last array (or
+    tensor) on it is gone: the arrays hang on one ndarray whose death a weak reference reports.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._leases: dict[int, weakref.ref[NDArray[np.uint8]]] = {}  # by the id of the block
+
+    def lease(self, size: int) -> NDArray[np.uint8]:
+        """Return uint8 [size] on a page border, to be reused once all views of it are gone."""
+        blocks = self._free.setdefault(size, [])
+        block = blocks.pop() if blocks else _pages(size)
+        array = np.frombuffer(block, dtype=np.uint8, count=size)
+        self._leases[id(block)] = weakref.ref(array, partial(_give_back, blocks, block))
+        return array
+
+
+def _give_back(blocks: list[mmap.mmap], block: mmap.mmap, _: object) -> None:
+    blocks.append(block)
+
+
+HUGE = 2 << 20
+
+
+def _pages(size: int) -> mmap.mmap:
+    """Return private memory that starts on a page border: NumPy's own often splits cache lines."""
+    whole = -(-size // HUGE) * HUGE  # the kernel gives huge pages for whole ones alone
+    block = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
+
+
+class BatchMemory:
+    """The arrays of one batch laid out in one block of a pool."""
+
+    def __init__(self, pool: Pool, rows: int, length: int) -> None:
+        size = rows * length
+        block = pool.lease(size * 20)
+        wide = block[: size * 16].view(np.int64).reshape(2, rows, length)
+        self.input_ids, self.labels = wide
+        self.positions = block[size * 16 :].view(np.int32).reshape(rows, length)
+
 
 PADDING_ROW = -1
 """Row id of a row that holds padding only."""
@@ -311,12 +368,6 @@ class Windows:
             max_seqlen=length,
             following=following,
         )
-
-    def read_tokens(self, i: int, j: int) -> tuple[Int64, Int64]:
-        """Return only (input_ids, labels) of windows i .. j-1, as `read` would."""
-        lease = BatchMemory(self._pool, j - i, self._length)
-        self._fill(i, j, lease)
-        return lease.input_ids, lease.labels
 
     def _fill(self, i: int, j: int, lease: BatchMemory) -> tuple[Int64, NDArray[Any]]:
         """Write inputs and labels of windows i .. j-1; return their cuts, and what follows them."""

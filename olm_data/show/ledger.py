@@ -18,7 +18,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data import printing
+from olm_data.counts import counted
 from olm_data.errors import InputError, UsageError, printable, suggest
+from olm_data.printing import Excess, Loss
 from olm_data.run_log.ledger import LEDGER, LedgerFile, ledger_files, read_ledger
 
 BEFORE = 20
@@ -35,9 +38,9 @@ class SourceLoss(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     labels: int
-    loss: float
-    usual: float | None
-    excess: float
+    loss: Loss
+    usual: Loss | None
+    excess: Excess
 
 
 class PieceLoss(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +60,9 @@ class PieceLoss(msgspec.Struct, frozen=True, kw_only=True):
     stop: int
     epoch: int
     labels: int
-    loss: float
-    usual: float | None
-    excess: float
+    loss: Loss
+    usual: Loss | None
+    excess: Excess
 
 
 class StepLosses(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,12 +83,41 @@ class StepLosses(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[SourceLoss]
     top: list[PieceLoss]
 
+    def lines(self) -> list[str]:
+        """Return the step for people: its sources, then the pieces that raised it most."""
+        ranks = f"note: of {self.world_size:,} ranks the ledger has {self.ranks:,}"
+        columns = ("source", "labels", "loss", "usual", "excess=excess nats")
+        return [
+            f"step {self.step:,}: loss {self.loss:.4f} over {self.labels:,} labels in "
+            f"{counted(self.pieces, 'piece')} of documents",
+            *[ranks] * (self.ranks < self.world_size),
+            *not_finite(self.not_finite),
+            *("", *printing.table(self.sources, *columns)),
+            *("", *printing.table(self.top, *_PIECE)),
+        ]
+
 
 class DocumentLosses(msgspec.Struct, frozen=True, kw_only=True):
     """Each piece of a document in the order of the run; `usual` is its source's in those steps."""
 
     address: str
     pieces: list[PieceLoss]
+
+    def lines(self) -> list[str]:
+        """Return for people what it cost each time it was seen."""
+        head = f"{self.address}: seen in {counted(len(self.pieces), 'piece')}"
+        return [head, "", *printing.table(self.pieces, *_PIECE)]
+
+
+_PIECE = (
+    *("address=document", "start", "stop", "labels"),
+    *("loss", "usual", "excess", "step", "row", "epoch"),
+)
+
+
+def not_finite(pieces: int) -> list[str]:
+    """Return a note on pieces whose loss is not finite; [] without one."""
+    return [f"note: {counted(pieces, 'piece')} with a loss that is not finite"] * (pieces > 0)
 
 
 def show_step_losses(folder: Path, step: int, most: int, source: str | None = None) -> StepLosses:

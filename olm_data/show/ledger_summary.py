@@ -20,9 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from olm_data import printing
+from olm_data.counts import counted
 from olm_data.errors import UsageError, suggest
+from olm_data.printing import Change, Loss, cell, fitted
 from olm_data.run_log.ledger import read_ledger
-from olm_data.show.ledger import check_ledger, mean_loss, no_step
+from olm_data.show.ledger import check_ledger, mean_loss, no_step, not_finite
 
 PERIODS = 10
 """Parts of the run that sources and positions are shown over."""
@@ -46,11 +49,11 @@ class LearnedDocument(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     epochs: int
     labels: int
-    first: float
-    second: float
-    last: float
-    above: float
-    drop: float
+    first: Loss
+    second: Loss
+    last: Loss
+    above: Change
+    drop: Change
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +61,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     labels: int
-    losses: list[float | None]
+    losses: list[Loss | None]
 
 
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +90,38 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     repeated: int
     never_learned: list[LearnedDocument]
     memorised: list[LearnedDocument]
+
+    def lines(self) -> list[str]:
+        """Return for people curves by source and position, then what was learned of documents."""
+        missing = f"note: {self.missing:,} of these steps are not in the ledger"
+        found = [
+            f"steps {self.first:,} to {self.last:,}: {counted(self.pieces, 'piece')} of documents, "
+            f"{self.labels:,} labels",
+            *[missing] * (self.missing > 0),
+            *not_finite(self.not_finite),
+        ]
+        for head, curves in (("source", self.sources), ("position", self.positions)):
+            rows = [
+                [one.name, cell(one.labels), *(cell(loss, ".4f") for loss in one.losses)]
+                for one in curves
+            ]
+            until = (f"..{step:,}" for step in self.until)
+            found += ["", *fitted([head, "labels", *until], rows)]
+        if not self.repeated:
+            return [*found, "", "no document was seen in two epochs yet"]
+        repeated = f"{counted(self.repeated, 'document')} seen in two epochs or more; never learned"
+        for title, documents in (
+            (repeated, self.never_learned),
+            ("memorised at the second epoch", self.memorised),
+        ):
+            found += ["", f"{title}:", *printing.table(documents, *LEARNED)]
+        return found
+
+
+LEARNED = (
+    *("address=document", "epochs", "labels", "first", "second", "last"),
+    *("above=above source", "drop"),
+)
 
 
 def summarise(folder: Path, most: int, source: str | None = None) -> LedgerSummary:

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import UNSET
 
+from olm_data.counts import counted
 from olm_data.errors import printable
+from olm_data.printing import table
 from olm_data.rows.views import DocumentView, RowView
 from olm_data.show.documents import DocumentSightings
-from olm_data.show.sightings import Sighting
 from olm_data.show.steps import TRAINED, Batches, StepView
 from olm_data.show.token_text import token_bytes, token_texts
 from olm_data.tokenizer.tokenizer import TokenizerSpec
@@ -108,20 +109,25 @@ def document_lines(
     if not found.sightings:
         yield "   no row of the run sees it"
         return
-    rows = len({sighting.row for sighting in found.sightings})
+    seen = [counted(len({sighting.row for sighting in found.sightings}), "row") + " of the run"]
     steps = {sighting.step for sighting in found.sightings if sighting.step}
     trained = {sighting.step for sighting in found.sightings if sighting.state == TRAINED}
-    said = f"   seen in {rows:,} row{'s' * (rows != 1)} of the run"
     if any(sighting.step is not UNSET for sighting in found.sightings):
-        said += f", {len(steps):,} step{'s' * (len(steps) != 1)}"
+        seen.append(counted(len(steps), "step"))
     if any(sighting.state is not UNSET for sighting in found.sightings):
-        said += f", {len(trained):,} of them trained"
-    yield said + ":"
+        seen.append(f"{len(trained):,} of them trained")
+    said = "its tokens from and to, at this token of the row"
+    yield f"   seen in {', '.join(seen)}; {said}:"
     shown = len(found.sightings) if full else SHOWN_SIGHTINGS
-    for sighting in found.sightings[:shown]:
-        yield "   " + _sighting(sighting)
+    yield from table(found.sightings[:shown], *_SIGHTING, indent="   ")
     if len(found.sightings) > shown:
         yield f"   ... {len(found.sightings) - shown:,} more (--full shows all)"
+
+
+_SIGHTING = (
+    *("row", "step", "state", "row_of_step=of step", "rank", "micro_batch", "stage", "epoch"),
+    *("start=from", "stop=to", "offset=at", "shorter_rows", "holds_text=holds it"),
+)
 
 
 def _document(
@@ -208,26 +214,6 @@ def _painted(text: str, style: str, colour: bool) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if colour and text else text
 
 
-def _sighting(seen: Sighting) -> str:
-    when = ""
-    if seen.step is not UNSET:
-        when = f"step {seen.step:,}" if seen.step else "no step"
-        when += "" if seen.state is UNSET else f" ({seen.state})"
-        when += "" if seen.row_of_step is UNSET else f", row {seen.row_of_step} of it{_rank(seen)}"
-        when += ": "
-    first, end = seen.parts
-    parts = f" (shorter rows {first} to {end - 1})" if end > first + 1 else ""
-    parts = f" (shorter row {first})" if first and not parts else parts
-    holds = ""
-    if seen.holds_text is not UNSET:
-        holds = "; holds the text" if seen.holds_text else "; not the text"
-    return (
-        f"{when}stage {printable(seen.stage)}, epoch {seen.epoch}, row {seen.row:,}: "
-        f"tokens {seen.start:,} to {seen.stop:,} of the document, from token {seen.offset:,} of "
-        f"the row{parts}{holds}"
-    )
-
-
-def _rank(row: RowView | Sighting) -> str:
+def _rank(row: RowView) -> str:
     rank = "" if row.rank is UNSET else f", rank {row.rank}"
     return rank + ("" if row.micro_batch is UNSET else f", micro-batch {row.micro_batch}")

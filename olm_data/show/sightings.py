@@ -53,6 +53,12 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch: int | UnsetType = UNSET
     holds_text: bool | UnsetType = UNSET
 
+    @property
+    def shorter_rows(self) -> str:
+        """The shorter rows it is in, in words; "" where the row is trained whole."""
+        first, end = self.parts
+        return f"{first} to {end - 1}" if end > first + 1 else f"{first or ''}"
+
 
 def sightings(
     rows: LockRows, batches: Batches | None, source: int, document: int, hit: tuple[int, int] | None

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from olm_data.bounded_json import MalformedJson
+from olm_data.counts import counted, duration
 from olm_data.dataset.container import HEADER_BYTES, tokens_header, tokens_suffix
 from olm_data.dataset.history import plan_digests
 from olm_data.dataset.job import JobFile
@@ -26,6 +27,7 @@ from olm_data.dataset.record import RECORD
 from olm_data.dataset.shard import ENDS
 from olm_data.errors import InputError, ValidationError, typed
 from olm_data.kinds import kind_of, nearest, require
+from olm_data.printing import Ordinal, Seconds, record, table
 from olm_data.runners.base import Count
 from olm_data.runners.heartbeat import PARENT, Beat, read_beats
 from olm_data.storage.store import Store
@@ -43,9 +45,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     host: str
-    pid: int
+    pid: Ordinal
     state: str
-    seconds_since_heard: int
+    seconds_since_heard: Seconds
     running: list[int]
     done: int
     documents: int
@@ -97,6 +99,35 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None
     workers: list[WorkerStatus]
     next: str
+
+    def lines(self) -> list[str]:
+        """Return the status for people; workers that need somebody to look come first."""
+        left = "" if self.seconds_left is None else f", about {duration(self.seconds_left)} left"
+        speed = f"{self.text_bytes_per_second / 1e6:.1f} MB/s of text{left}"
+        facts = {
+            "error": self.error,
+            "tasks": f"{self.done:,} of {self.tasks:,} done, {self.running:,} running, "
+            f"{self.left:,} left",
+            "written": f"{self.tokens:,} tokens in {counted(self.documents, 'document')}",
+            "speed": speed if self.text_bytes_per_second else "",
+        }
+        workers = sorted(self.workers, key=lambda one: _URGENCY.get(one.state, 5))
+        more = len(workers) - SHOWN_WORKERS
+        return [
+            f"{self.output}: {self.state}",
+            *record(facts),
+            *table(workers[:SHOWN_WORKERS], *_WORKER, indent="  "),
+            *([f"  and {more:,} more workers (--json shows them all)"] if more > 0 else []),
+            f"next: {self.next}",
+        ]
+
+
+SHOWN_WORKERS = 20
+_URGENCY = {"dead": 0, "failed": 1, "running": 2, "interrupted": 3, "done": 4}
+_WORKER = (
+    *("name=worker", "host", "pid", "state", "seconds_since_heard=last heard of"),
+    *("done=tasks done", "running=tasks at work", "documents"),
+)
 
 
 def read_status(output: str) -> Status:

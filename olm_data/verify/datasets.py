@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from olm_data.counts import counted, duration
+from olm_data.counts import counted
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.history import check_chain
 from olm_data.dataset.manifest import MANIFEST, VALIDATION, Manifest, build_manifest, read_manifest
@@ -353,30 +353,3 @@ def _round_trip(dataset: Dataset, spec: TokenizerSpec, report: VerifyReport) -> 
         if not np.array_equal(again, ids):
             report.add(where, "round trip", f"{len(ids)} ids", f"{len(again)} other ids")
         report.round_trip += 1
-
-
-def report_lines(report: VerifyReport) -> list[str]:
-    """Return the report for people: findings, notes, and one line that sums up."""
-    lines = [str(finding) for finding in report.findings]
-    lines += [f"note: {note}" for note in report.notes]
-    lines += [f"not compared: {line}" for line in report.unproved]
-    state = "verified" if report.sample is None else "looked at a sample of"
-    if not report.ok:
-        count = len(report.findings)
-        state = f"FAILED, {counted(count, 'finding')}:"
-    rate = report.bytes_read / max(report.read_seconds, 1e-9) / 1e6
-    sets = len(report.datasets)
-    lines += [
-        f"{state} {printable(report.target)}: {report.tokens:,} tokens, "
-        f"{counted(report.documents, 'document')}, "
-        f"{report.shards:,} shard{'s' * (report.shards != 1)} in {sets} dataset{'s' * (sets != 1)}",
-        f"  read        {report.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
-        f"{duration(report.seconds)} in all",
-        f"  round trip  {counted(report.round_trip, 'document')} decoded and encoded again",
-    ]
-    if report.deep:
-        lines.append(
-            f"  text        {counted(report.deep, 'document')} compared with their original text, "
-            f"{report.deep_encoded:,} of them tokenised again"
-        )
-    return lines

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from olm_data.counts import counted, duration
 from olm_data.dataset.container import HEADER_BYTES, file_header, npy_header
 from olm_data.dataset.docs import DOCS, DocumentRows
 from olm_data.dataset.manifest import Manifest, ShardInfo
@@ -22,6 +23,7 @@ from olm_data.dataset.record import RECORD, ShardRecord
 from olm_data.dataset.shard import ENDS
 from olm_data.dataset.windows import window_counts
 from olm_data.errors import OlmError, StorageError, printable
+from olm_data.printing import record
 from olm_data.regular_files import MAX_DOCUMENT, MAX_SMALL
 from olm_data.storage.store import Store
 
@@ -80,6 +82,36 @@ class VerifyReport(msgspec.Struct, kw_only=True):
     unproved: list[str] = []
     seconds: float = 0.0
     read_seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """Return the report for people: findings and notes, the verdict, what was done."""
+        rate = self.bytes_read / max(self.read_seconds, 1e-9) / 1e6
+        deep = counted(self.deep, "document")
+        done = {
+            "read": f"{self.bytes_read / 1e6:,.1f} MB of tokens at {rate:,.0f} MB/s; "
+            f"{duration(self.seconds)} in all",
+            "round trip": f"{counted(self.round_trip, 'document')} decoded and encoded again",
+            "text": f"{deep} compared with their original text, {self.deep_encoded:,} of them "
+            "tokenised again"
+            if self.deep
+            else "",
+        }
+        notes = [f"note: {note}" for note in self.notes]
+        *found, verdict = self.verdict()
+        return [*found, *notes, verdict, *record(done)]
+
+    def verdict(self) -> list[str]:
+        """Return what disagrees or could not be compared, and last one line that sums up."""
+        state = "verified" if self.sample is None else "looked at a sample of"
+        if not self.ok:
+            state = f"FAILED, {counted(len(self.findings), 'finding')}:"
+        return [
+            *map(str, self.findings),
+            *(f"not compared: {line}" for line in self.unproved),
+            f"{state} {self.target}: {self.tokens:,} tokens, "
+            f"{counted(self.documents, 'document')}, {counted(self.shards, 'shard')} in "
+            f"{counted(len(self.datasets), 'dataset')}",
+        ]
 
     def add(self, file: str, field: str, expected: object, found: object) -> None:
         """Note a disagreement unless `expected` equals `found`."""

@@ -20,22 +20,21 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from rich.console import Console
 
+from olm_data.counts import counted
 from olm_data.errors import InputError
 from olm_data.mixture.lock import Lock
 from olm_data.order.schedule import Schedule
 from olm_data.order.skip import KeptRows, Range, clip_ranges, merge_ranges
 from olm_data.order.steps import StepSizes, order_digest
+from olm_data.printing import Difference, Ordinal, table
 from olm_data.run_log.log import METRICS, STARTS, RunLog, Start, Step
 from olm_data.run_log.run_folder import refuse_without_lock
-from olm_data.tables import table
 
 Key = tuple[int, int, int]
 """(stage, source, epoch), by number."""
 
 MOST_SHOWN = 3
-HEAD = ("stage", "source", "epoch", "planned", "due so far", "skipped", "trained", "difference")
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,12 +52,12 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: str
     source: str
-    epoch: int
+    epoch: Ordinal
     planned: int
     due: int
     skipped: int
     trained: int
-    difference: int
+    difference: Difference
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +91,64 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     starts: list[Start]
     problems: list[str]
     rewound: int
+
+    def lines(self) -> list[str]:
+        """Return the report for people; numbers of the table are rows."""
+        return [
+            f"rows of {self.sequence_length:,} tokens, planned and trained",
+            *table(self.accounts, *_ACCOUNT, total=True, indent="  "),
+            *self.verdict(),
+        ]
+
+    def verdict(self) -> list[str]:
+        """Return what was left out and why, what differs, or that nothing does."""
+        lines = [
+            f"{counted(self.steps, 'step')}, {self.tokens:,} tokens, "
+            f"{counted(len(self.starts), 'start')}"
+        ]
+        if self.rewound:
+            lines.append(
+                f"{counted(self.rewound, 'step')} trained again: a kill or a rewind had lost their "
+                "weights, and they count once"
+            )
+        if self.not_taken:
+            steps = ", ".join(f"{step:,}" for step in self.not_taken[:MOST_SHOWN])
+            more = ", ..." if len(self.not_taken) > MOST_SHOWN else ""
+            lines.append(
+                f"{counted(len(self.not_taken), 'step')} left the weights as they were: loss or "
+                f"gradient was a spike or not finite (step {steps}{more}); their rows count as "
+                "skipped"
+            )
+        lines += [
+            f"step {start.step + 1:,}: went back and left out rows {_spelled(start.bad)}: "
+            "non-finite loss or gradient"
+            for start in self.starts
+            if start.bad
+        ]
+        lines += [f"skipped: rows {_spelled([span])}" for span in self.skipped]
+        lines += [f"differs: {problem}" for problem in self.problems]
+        if self.agrees:
+            lines.append(
+                f"agrees: steps 1 to {self.steps:,}, rows 0 to {self.reached:,}: each row due was "
+                "trained once, in the order of the lock, or skipped"
+            )
+        return lines
+
+
+_ACCOUNT = (
+    "stage",
+    "source",
+    "epoch",
+    "planned",
+    "due=due so far",
+    "skipped",
+    "trained",
+    "difference",
+)
+
+
+def _spelled(spans: Iterable[Range]) -> str:
+    return ", ".join(f"[{a:,}, {b:,})" for a, b in spans)
 
 
 def read_log(folder: str | Path) -> RunLog:
@@ -198,63 +255,6 @@ def _accounts(lock: Lock, **ranges: Iterable[Range]) -> list[Account]:
         )
         for key, rows in sorted(counts["planned"].items())
     ]
-
-
-def print_training(found: TrainingReport, console: Console) -> None:
-    """Print a report; numbers in the table are rows."""
-    title = f"rows of {found.sequence_length:,} tokens, planned and trained"
-    accounts = table(HEAD, names=2, title=title)
-    stage = found.accounts[0].stage
-    for account in found.accounts:
-        if account.stage != stage:
-            accounts.add_section()
-        stage = account.stage
-        numbers = (account.planned, account.due, account.skipped, account.trained)
-        accounts.add_row(
-            account.stage,
-            account.source,
-            str(account.epoch),
-            *(f"{number:,}" for number in numbers),
-            f"{account.difference:+,}" if account.difference else "0",
-        )
-    accounts.add_section()
-    totals = [
-        sum(getattr(account, name) for account in found.accounts)
-        for name in ("planned", "due", "skipped", "trained", "difference")
-    ]
-    shown = [f"{number:,}" for number in totals[:-1]]
-    accounts.add_row("total", "", "", *shown, f"{totals[-1]:+,}" if totals[-1] else "0")
-    console.print(accounts)
-    starts, rewound = len(found.starts), found.rewound
-    lines = [
-        f"{found.steps:,} steps, {found.tokens:,} tokens, {starts:,} start{'s' * (starts > 1)}"
-    ]
-    if rewound:
-        lines.append(
-            f"{rewound:,} steps were trained again: a kill or a rewind had lost their weights, and "
-            "they count once"
-        )
-    if found.not_taken:
-        steps = ", ".join(f"{step:,}" for step in found.not_taken[:MOST_SHOWN])
-        more = ", ..." if len(found.not_taken) > MOST_SHOWN else ""
-        lines.append(
-            f"{len(found.not_taken):,} steps left the weights as they were: loss or gradient was a "
-            f"spike or not finite (step {steps}{more}); their rows count as skipped"
-        )
-    lines += [
-        f"step {start.step + 1:,}: went back and left out rows "
-        f"{', '.join(f'[{a:,}, {b:,})' for a, b in start.bad)}: non-finite loss or gradient"
-        for start in found.starts
-        if start.bad
-    ]
-    lines += [f"skipped: rows [{a:,}, {b:,})" for a, b in found.skipped]
-    lines += [f"differs: {problem}" for problem in found.problems]
-    if found.agrees:
-        lines.append(
-            f"agrees: steps 1 to {found.steps:,}, rows 0 to {found.reached:,}: each row due was "
-            "trained once, in the order of the lock, or skipped"
-        )
-    console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def find_lock(log: RunLog, given: str | None) -> Lock:
@@ -370,10 +370,10 @@ def _repeated(pieces: Sequence[Range]) -> list[Range]:
 def _in_words(what: str, ranges: Sequence[Range]) -> list[str]:
     if not ranges:
         return []
-    shown = ", ".join(f"[{a:,}, {b:,})" for a, b in ranges[:MOST_SHOWN])
+    shown = _spelled(ranges[:MOST_SHOWN])
     more = f" and {len(ranges) - MOST_SHOWN:,} more ranges" if len(ranges) > MOST_SHOWN else ""
     count = sum(b - a for a, b in ranges)
-    return [f"{count:,} row{'s' if count > 1 else ''} {what}: {shown}{more}"]
+    return [f"{counted(count, 'row')} {what}: {shown}{more}"]
 
 
 def _first(texts: list[str]) -> list[str]:

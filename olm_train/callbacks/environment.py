@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -19,6 +18,7 @@ from typing import ClassVar
 
 import torch
 
+from olm_data.config.convert import differences
 from olm_data.errors import UsageError, ValidationError
 from olm_data.run_log.run_folder import ENVIRONMENT, read_environment, write_environment
 from olm_train.callbacks.base import Callback
@@ -104,12 +104,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu {torch.backends.cpu.get_cpu_capability()}"
-
-
-def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return one line for each thing that differs, `package torch: 2.12.0 -> 2.13.0`."""
-    return [
-        f"{name}: {old.get(name, 'none')} -> {new.get(name, 'none')}"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]

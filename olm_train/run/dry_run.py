@@ -7,7 +7,7 @@ reads a remote dataset.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,12 @@ import torch
 import yaml
 
 from olm_data import plugins
-from olm_data.counts import duration
+from olm_data.counts import counted, duration
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import ValidationError, printable
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.shared import warnings_of_held_out
+from olm_data.printing import aligned, table
 from olm_data.rows.views import LockRows
 from olm_data.storage.store import is_remote
 from olm_train.data.loader import DataLoader
@@ -62,7 +63,7 @@ def describe(
         OlmError: what the run itself would refuse at its start: sizes, lengths, missing data.
     """
     plan = plan or Plan()
-    here = "" if torch.cuda.is_available() else _here(config)
+    here = [] if torch.cuda.is_available() else [_here(config)]
     config, chosen = config.on_device(plan.gpu.capability)
     config, why = config.fitted(Machine(world_size=world_size, nodes=nodes, memory=plan.gpu.memory))
     microbatch = config.train_module.rank_microbatch_size
@@ -74,22 +75,18 @@ def describe(
         size = config.data_loader.global_batch_size
         loader.schedule_sizes(scheduler.sizes(size, config.model.num_params))
     with loader:
-        memory = _memory(config, loader, world_size, nodes, plan)
-        sections = [
-            "# configuration\n" + yaml.safe_dump(config.as_dict(), sort_keys=False),
-            "# mixture\n" + "\n".join(_mixture(loader.lock)) + "\n",
-            "# schedule\n" + "\n".join(_schedule(config, loader, world_size)) + "\n",
-            "# model\n" + "\n".join(_model(config, loader, world_size, plan)) + "\n",
-            "# device\n"
-            + "\n".join([*_chosen(chosen, plan), _threads(config), here]).rstrip("\n")
-            + "\n",
-            "# memory of a rank\n" + "\n".join([*memory, *why]) + "\n",
-            "# first rows\n" + "\n".join(first_rows(loader.lock, loader.rows_of_step(0).tolist())),
-        ]
-        held_out = list(_held_out(config, loader))
-    if held_out:
-        sections.append("\n# evaluation\n" + "\n".join(held_out))
-    return "\n".join(sections)
+        sections: dict[str, Iterable[str]] = {
+            "configuration": [yaml.safe_dump(config.as_dict(), sort_keys=False).rstrip()],
+            "mixture": _mixture(loader.lock),
+            "schedule": _schedule(config, loader, world_size),
+            "model": _model(config, loader, world_size, plan),
+            "device": [*_chosen(chosen, plan), _threads(config), *here],
+            "memory of a rank": [*_memory(config, loader, world_size, nodes, plan), *why],
+            "first rows": first_rows(loader.lock, loader.rows_of_step(0).tolist()),
+            "evaluation": _held_out(config, loader),
+        }
+        texts = {name: "\n".join(lines) for name, lines in sections.items()}
+    return "\n\n".join(f"# {name}\n{text}" for name, text in texts.items() if text) + "\n"
 
 
 def _threads(config: RunConfig) -> str:
@@ -108,18 +105,13 @@ def _here(config: RunConfig) -> str:
     model, module, _ = resolve(config.model, config.train_module, Capability())
     return (
         f"here, without a CUDA device: attention {model.attention}, dtype "
-        f"{module.dp_config.param_dtype}, {'' if module.compile_model else 'not '}compiled\n"
+        f"{module.dp_config.param_dtype}, {'' if module.compile_model else 'not '}compiled"
     )
 
 
 def _mixture(lock: Lock) -> Iterator[str]:
     yield f"lock {lock.digest[:16]}, sequence length {lock.sequence_length:,}, seed {lock.seed}"
-    width = max(len(source.name) for source in lock.sources)
-    for source in lock.sources:
-        yield (
-            f"source {source.name:<{width}}  {source.tokens:>15,} tokens  {source.rows:>12,} rows  "
-            f"{source.documents:>12,} documents"
-        )
+    yield from table(lock.sources, "name=source", "tokens", "rows", "documents")
     for stage, length in zip(lock.stages, lock.sequence_lengths, strict=True):
         shares = ", ".join(
             f"{source.name} {rows / stage.rows:.2%}"
@@ -138,23 +130,24 @@ def _schedule(config: RunConfig, loader: DataLoader, world_size: int) -> Iterato
     loader.check_sizes(0)
     of_one_size = list(loader.batch_sizes.of_one_size(range(stop_step)))
     sizes = ", then ".join(f"{size:,}" for _, size in of_one_size)
-    said = f"{stop_step:,} step{'s' * (stop_step != 1)}"
-    yield f"{said} of {sizes} tokens: {loader.tokens_before(stop_step):,} tokens"
+    seen = loader.tokens_before(stop_step)
+    yield f"{counted(stop_step, 'step')} of {sizes} tokens: {seen:,} tokens"
     for steps, size in of_one_size:
         when = "each step"
         if len(of_one_size) > 1:
             when = f"steps {steps.start + 1:,} to {steps.stop:,}, {size:,} tokens each"
         micro = size // (module.rank_microbatch_size * world_size)
+        batches = f"{micro} micro-batch{'es' * (micro > 1)} of"
         yield (
-            f"{when}: {world_size} rank{'s' if world_size > 1 else ''} x {micro} micro-batch"
-            f"{'es' if micro > 1 else ''} of {module.rank_microbatch_size:,} tokens"
+            f"{when}: {counted(world_size, 'rank')} x {batches} {module.rank_microbatch_size:,} "
+            "tokens"
         )
     phases = loader.phases()
     for phase in phases if len(phases) > 1 else []:
         rows = module.rank_microbatch_size // phase.sequence_length
         yield (
             f"steps {phase.first + 1:,} to {phase.stop:,}: sequence length "
-            f"{phase.sequence_length:,}, micro-batches of {rows:,} row{'s' if rows > 1 else ''}"
+            f"{phase.sequence_length:,}, micro-batches of {counted(rows, 'row')}"
         )
     if stop_step < max_steps:
         yield f"hard stop at step {stop_step:,} of {max_steps:,}"
@@ -228,11 +221,10 @@ def _memory(
         micro_batches=config.most_micro_batches(world_size),
     )
     unit, scale = ("GB", 1e9) if memory.total >= 1e9 else ("MB", 1e6)
-    for name, size in memory.by_component().items():
-        yield f"{name:<12} {size / scale:>10.4g} {unit}"
-    share = memory.total / plan.gpu.memory
-    total = f"{memory.total / scale:>10.4g} {unit}"
-    yield f"{'total':<12} {total}: {share:.1%} of the {plan.gpu.name}'s"
+    sizes = {**memory.by_component(), "total": memory.total}
+    rows = [[name, f"{size / scale:.4g}", unit] for name, size in sizes.items()]
+    rows[-1][2] += f": {memory.total / plan.gpu.memory:.1%} of the {plan.gpu.name}'s"
+    yield from aligned(rows, left=(0, 2))
     if memory.total > plan.gpu.budget:
         yield (
             f"too much: {plan.gpu.budget / 1e9:.0f} GB are left beside what the estimate does not "

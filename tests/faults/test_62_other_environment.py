@@ -23,7 +23,7 @@ def test_62_a_difference_is_said_and_strict_refuses(
     assert {"python", "device", "package torch", "package numpy"} <= ours.keys()
     path.write_text(json.dumps({**ours, "package torch": "1.0"}))
     before = (tmp_path / "starts.jsonl").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()
-    change = f"package torch: 1.0 -> {ours['package torch']}"
+    change = f"package torch: '1.0' -> {ours['package torch']!r}"
     with pytest.raises(ValidationError, match="environment is not that of the run") as refused:
         build_trainer(tiny_mixture, tmp_path, STRICT).fit()
     assert change in str(refused.value)

@@ -48,6 +48,12 @@ def test_the_tables_on_the_page_are_not_stale(gpu: str, repository: Path) -> Non
         rf"<!-- recipes of {gpu} -->\n(.*?)\n<!-- end of recipes -->", page, re.DOTALL
     )
     assert shown is not None
-    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS})
+    wanted = table(GPUS[gpu], {name: found(name, gpu) for name in PRESETS}, width=80)
     fix = f"stale: paste `olm-train presets --gpu {gpu}`"
-    assert shown[1].splitlines() == wanted, fix
+    assert shown[1].splitlines() == ["```text", *wanted, "```"], fix
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_table_fits_a_narrow_terminal(width: int) -> None:
+    lines = table(GPUS["h100"], {name: found(name, "h100") for name in PRESETS}, width=width)
+    assert max(map(len, lines)) <= width

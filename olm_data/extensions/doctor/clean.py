@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from olm_data.counts import counted, duration
 from olm_data.dataset.manifest import PLAN
 from olm_data.errors import InputError, UsageError
 from olm_data.kinds import require
@@ -64,6 +65,22 @@ class Cleaned(msgspec.Struct, frozen=True):
     place: str
     deleted: bool
     found: list[Leftover]
+
+    def lines(self) -> list[str]:
+        """Return for people what was, or would be, deleted."""
+        size = sum(item.bytes for item in self.found)
+        verdict = "deleted" if self.deleted else "would delete"
+        return [
+            *(
+                f"{verdict} {item.kind} {item.name} ({item.bytes:,} bytes, {_age(item)})"
+                for item in self.found
+            ),
+            f"{verdict} {counted(len(self.found), 'thing')}, {size:,} bytes, below {self.place}",
+        ]
+
+
+def _age(item: Leftover) -> str:
+    return "its writer is dead" if item.seconds is None else f"{duration(item.seconds)} old"
 
 
 Deletable = tuple[Leftover, Callable[[], object]]

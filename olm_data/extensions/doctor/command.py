@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from olm_data.commands.said import note, print_json, refuse_given, warn
-from olm_data.errors import printable, typed
-from olm_data.redaction import redacted
+from olm_data.commands.said import note, refuse_given, warn
+from olm_data.errors import typed
+from olm_data.printing import emit
 
 
 @click.command()
@@ -32,39 +32,17 @@ def doctor(
     olm-data doctor ./tokens/books --clean --older-than 12h
     """
     if clean:
-        _clean(place, older_than, dry_run, as_json)
+        from olm_data.extensions.doctor.clean import clean as delete
+        from olm_data.extensions.doctor.clean import parse_age
+
+        emit(delete(place, parse_age(older_than), dry_run=dry_run), as_json)
         return
     refuse_given(("older_than", "dry_run"), "--clean")
     from olm_data.extensions.doctor import doctor as verb
 
     report = verb.examine(place)
-    if as_json:
-        print_json(report)
-    else:
-        from olm_data.tables import aligned
-
-        rows: list[tuple[str, str, str]] = []
-        for finding in report.findings:
-            rows.append((finding.state, finding.check, redacted(printable(finding.seen))))
-            rows += [("", "", f"fix: {finding.fix}")] if finding.fix else []
-        click.echo("\n".join(aligned(rows, left=(0, 1, 2))))
+    emit(report, as_json)
     if report.exit_code:
         warn(f"{place} cannot be the output of a run as it is")
         ctx.exit(report.exit_code)
     note(f"next: olm-data tokenize ... --output {typed(place)}")
-
-
-def _clean(place: str, older_than: str, dry_run: bool, as_json: bool) -> None:
-    from olm_data.counts import duration
-    from olm_data.extensions.doctor import clean as verb
-
-    done = verb.clean(place, verb.parse_age(older_than), dry_run=dry_run)
-    if as_json:
-        print_json(done)
-        return
-    verdict = "deleted" if done.deleted else "would delete"
-    for item in done.found:
-        age = "its writer is dead" if item.seconds is None else f"{duration(item.seconds)} old"
-        click.echo(f"{verdict} {item.kind} {printable(item.name)} ({item.bytes:,} bytes, {age})")
-    size = sum(item.bytes for item in done.found)
-    click.echo(f"{verdict} {len(done.found)} things, {size:,} bytes, below {printable(place)}")

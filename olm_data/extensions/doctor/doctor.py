@@ -24,6 +24,7 @@ import msgspec
 
 from olm_data.errors import OlmError, ResourceError, StorageError, UsageError, printable
 from olm_data.kinds import kind_of, require
+from olm_data.printing import aligned
 from olm_data.storage.disk import existing_parent
 from olm_data.storage.flock import locked
 from olm_data.storage.output_paths import refuse_output
@@ -57,6 +58,14 @@ class Report(msgspec.Struct, frozen=True):
     place: str
     ok: bool
     findings: list[Finding]
+
+    def lines(self) -> list[str]:
+        """Return the findings for people, what to do below each."""
+        rows: list[tuple[str, str, str]] = []
+        for one in self.findings:
+            rows.append((one.state, one.check, one.seen))
+            rows += [("", "", f"fix: {one.fix}")] if one.fix else []
+        return aligned(rows, left=(0, 1, 2))
 
     @property
     def exit_code(self) -> int:

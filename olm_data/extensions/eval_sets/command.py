@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from olm_data.commands.said import note, print_json, warn
+from olm_data.commands.said import note, warn
 from olm_data.counts import counted
 from olm_data.errors import UsageError, suggest, typed
+from olm_data.printing import aligned, emit
 
 
 @click.group("eval-set")
@@ -35,11 +34,7 @@ def list_tasks(wheel: str, as_json: bool) -> None:
     from olm_data.extensions.eval_sets.tasks import list_ai2
 
     found = {name: licence_of(name) for name in list_ai2(wheel)}
-    if as_json:
-        print_json(found)
-        return
-    for name, licence in found.items():
-        click.echo(f"{name:<48}{licence}")
+    emit(found, as_json, aligned([*found.items()], left=(0, 1)))
 
 
 @eval_set.command()
@@ -113,16 +108,15 @@ def build(
         return
     spec = load_tokenizer(tokenizer, eos=eos, bos=bos)
     info = verb(found, spec, output, primary=judged, licence=licence).info
-    if as_json:
-        print_json(info)
-        return
-    click.echo(
-        f"{os.fspath(output)}: {info.name}, "
-        f"{counted(info.questions, 'question')}, {info.requests:,} "
-        f"requests, {info.tokens:,} tokens, primary metric {info.primary}, digest "
-        f"{info.digest[:12]}"
+    lines = (
+        f"{output}: {info.name}, {counted(info.questions, 'question')}, "
+        f"{counted(info.requests, 'request')}, {info.tokens:,} tokens, primary metric "
+        f"{info.primary}, digest {info.digest[:12]}",
+        f"licence of its texts: {info.licence}",
     )
-    click.echo(f"licence of its texts: {info.licence}")
+    emit(info, as_json, lines)
+    if as_json:
+        return
     if info.merged:
         warn(
             f"in {counted(info.merged, 'request')} a token spans context and continuation: choices "

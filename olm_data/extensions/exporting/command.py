@@ -6,9 +6,9 @@ import shlex
 
 import click
 
-from olm_data.commands.said import note, print_json, show_progress
-from olm_data.counts import counted
+from olm_data.commands.said import note, show_progress
 from olm_data.errors import printable
+from olm_data.printing import emit
 
 READERS = {
     "olmo-core": 'NumpyFSLDatasetConfig.glob("{output}/*.npy", dtype=NumpyDatasetDType.{dtype})',
@@ -54,21 +54,7 @@ def export(target: str, form: str, output: str, merge: bool, dry_run: bool, as_j
                 [f"{scaled(tokens / max(progress.seconds, 1e-9))} tokens/s", f"{tokens:,} tokens"],
             ),
         )
-    if as_json:
-        print_json(done)
-    else:
-        place = printable(done.output)
-        click.echo(
-            f"{done.status}: {counted(done.documents, 'document')}, {done.tokens:,} tokens",
-            nl=False,
-        )
-        click.echo(f" for {done.format} in {place}")
-        if done.files:
-            size = sum(done.files.values())
-            click.echo(f"{counted(len(done.files), 'file')}, {size / 1e9:,.3f} GB", nl=False)
-            click.echo(f"; tokens of {counted(done.linked, 'shard')} by link, not copied")
-        for sentence in done.lost:
-            click.echo(f"note: {printable(sentence)}")
+    emit(done, as_json)
     if dry_run:
         words = ["olm-data", "export", target, "--to", form, "--output", output]
         note(f"next: {printable(shlex.join(words + ['--merge'] * merge))}")

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from olm_data.bounded_json import MalformedJson, decode
+from olm_data.counts import counted
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.manifest import MANIFEST, VALIDATION
 from olm_data.decoding import convert
@@ -85,6 +86,20 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str]
     files: dict[str, int]
     merged: bool
+
+    def lines(self) -> list[str]:
+        """Return the result for people."""
+        size = sum(self.files.values()) / 1e9
+        written = (
+            f"{counted(len(self.files), 'file')}, {size:,.3f} GB; tokens of "
+            f"{counted(self.linked, 'shard')} by link, not copied"
+        )
+        return [
+            f"{self.status}: {counted(self.documents, 'document')}, {self.tokens:,} tokens for "
+            f"{self.format} in {self.output}",
+            *([written] if self.files else []),
+            *(f"note: {sentence}" for sentence in self.lost),
+        ]
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

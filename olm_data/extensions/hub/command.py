@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from olm_data.commands.said import note, print_json, show_bytes, show_progress
+from olm_data.commands.said import note, show_bytes, show_progress
 from olm_data.counts import counted
 from olm_data.errors import printable, typed
+from olm_data.printing import print_json
 
 
 @click.command()

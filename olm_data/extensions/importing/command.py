@@ -9,8 +9,9 @@ import click
 
 from olm_data.command import Count
 from olm_data.commands.import_mixture import MANIFEST, import_mixture
-from olm_data.commands.said import note, print_json, refuse_given, show_progress, show_read
+from olm_data.commands.said import note, refuse_given, show_progress, show_read
 from olm_data.errors import UsageError, typed
+from olm_data.printing import emit
 
 MIXTURES = (".yaml", ".yml", ".json", ".txt")
 
@@ -100,11 +101,8 @@ def import_(
         )
     for remark in done.notes:
         note(f"note: {remark}")
-    if as_json:
-        print_json(done)
-        return
-    click.echo("\n".join(done.lines()))
-    if not dry_run:
+    emit(done, as_json)
+    if not (dry_run or as_json):
         note(f"next: olm-data verify {typed(output)}")
 
 

@@ -53,6 +53,7 @@ from olm_data.extensions.importing.borders import (
 from olm_data.extensions.importing.dtypes import advice, looks_like
 from olm_data.extensions.importing.shard import scan_tokens, write_sidecars
 from olm_data.extensions.importing.token_files import TokenFile, copies, find, pieces, refuse
+from olm_data.printing import record
 from olm_data.runners.local import granted_cpus
 from olm_data.sources.passed import (
     passed_lines,
@@ -99,33 +100,24 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """Return the result for people."""
         verb = "checked" if self.digest is None else "imported"
-        found = [
-            f"{verb} {counted(self.files, 'file')}: {self.tokens:,} tokens, "
-            f"{counted(self.documents, 'document')}",
-        ]
-        if self.scanned:
-            found.append(
-                f"  EOS scan    {counted(self.scanned, 'file')} without a sidecar: documents were "
-                "found by EOS ids, which is a guess"
-            )
-        if self.not_ended:
-            found.append(
-                f"  not ended   {counted(self.not_ended, 'document')} without the EOS id at its end"
-            )
-        if self.empty:
-            found.append(
-                f"  empty       {counted(self.empty, 'document')} without a token were left out"
-            )
-        found += [f"  not read    {line}" for line in passed_lines(self.passed_over)]
+        said = {
+            "EOS scan": f"{counted(self.scanned, 'file')} without a sidecar: documents were found "
+            "by EOS ids, which is a guess"
+            if self.scanned
+            else "",
+            "not ended": self.not_ended and f"{counted(self.not_ended, 'document')} without EOS id",
+            "empty": self.empty and f"{counted(self.empty, 'document')} without a token left out",
+            "not read": passed_lines(self.passed_over),
+        }
         if self.digest is not None:
-            below = self.files - self.linked
-            found += [
-                f"  tokens      not copied: "
-                f"{counted(self.linked, 'file')} linked, {below:,} used by name",
-                f"  output      {printable(self.output)}",
-                f"  digest      {self.digest}",
-            ]
-        return found
+            said |= {
+                "tokens": f"not copied: {counted(self.linked, 'file')} linked, "
+                f"{self.files - self.linked:,} used by name",
+                "output": self.output,
+                "digest": self.digest,
+            }
+        head = f"{verb} {counted(self.files, 'file')}: {self.tokens:,} tokens"
+        return [f"{head}, {counted(self.documents, 'document')}", *record(said)]
 
 
 def import_files(

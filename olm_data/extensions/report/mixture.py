@@ -5,17 +5,16 @@ Everything is computed from the lock alone, so it says what training will do, no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from olm_data.counts import scaled
-from olm_data.mixture.explain import TreeNode, tree
+from olm_data.mixture.explain import TreeNode, tree, walk
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.lock_format import manifest_stages
-from olm_data.page import COLOURS, colours, joined, note, part, section, svg, table
+from olm_data.mixture.summary import summarise
+from olm_data.page import COLOURS, colours, fields, joined, note, part, section, svg, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,20 +42,13 @@ def tree_section(lock: Lock) -> str:
     """Return the groups and sources of each stage with the shares wanted, compiled and drawn."""
     parts = []
     for stage in tree(lock):
-        nodes = list(_nodes(stage.members))
+        nodes = list(walk(stage.members))
         title = f"{stage.name}: {stage.tokens:,} tokens"
         lines = [_line(lock, depth, node) for depth, node in nodes[:TREE_NODES]]
         parts.append(part("stage", title, lines))
         if len(nodes) > TREE_NODES:
             parts.append(note(f"... and {len(nodes) - TREE_NODES:,} more: olm-data mix --tree"))
     return section("Mixture", joined(parts))
-
-
-def _nodes(members: Sequence[TreeNode], depth: int = 0) -> Iterator[tuple[int, TreeNode]]:
-    """Walk a tree from above: (depth, node) pairs."""
-    for node in members:
-        yield depth, node
-        yield from _nodes(node.members or (), depth + 1)
 
 
 def _line(lock: Lock, depth: int, node: TreeNode) -> dict[str, Any]:
@@ -124,11 +116,14 @@ def stages_section(lock: Lock) -> str:
     return section("Stages over the run", picture + table(head, rows, numbers=5))
 
 
+_DRAWN = ("source", "tokens_available", "tokens=tokens drawn", "epochs", "max_epochs")
+
+
 def epochs_section(lock: Lock) -> str:
     """Return how often each source is seen, by stage, and the most the manifest allows."""
-    chosen, stages = largest(lock), manifest_stages(lock)
+    chosen, stages, drawn = largest(lock), manifest_stages(lock), summarise(lock).sources
     names = [lock.sources[i].name for i in chosen]
-    limits = [float(Fraction(lock.sources[i].max_epochs)) for i in chosen]
+    limits = [drawn[i].max_epochs for i in chosen]
     epochs = np.array(
         [[stage.rows_by_source[i] / lock.sources[i].rows for i in chosen] for stage in stages]
     )  # [stages, sources]
@@ -148,19 +143,10 @@ def epochs_section(lock: Lock) -> str:
         if len(stages) > 1:
             axes.legend(frameon=False, fontsize=8)
 
-    head = ("source", "tokens available", "tokens drawn", "epochs", "max_epochs")
-    rows = [
-        (
-            lock.sources[i].name,
-            f"{lock.sources[i].tokens:,}",
-            f"{sum(s.rows_by_source[i] for s in stages) * lock.sequence_length:,}",
-            f"{seen:.4f}",
-            f"{limit:g}",
-        )
-        for i, seen, limit in zip(chosen, epochs.sum(0), limits, strict=True)
-    ]
     rest = len(lock.sources) - len(chosen)
     more = note(f"The {len(chosen):,} sources drawn most; {rest:,} more.") if rest else ""
     alt = f"Epochs of {len(names):,} sources by stage; the table below has the numbers"
     picture = svg(draw, alt, height=1.0 + 0.28 * len(names))
-    return section("Epochs of each source", picture + table(head, rows, numbers=4) + more)
+    return section(
+        "Epochs of each source", picture + fields([drawn[i] for i in chosen], *_DRAWN) + more
+    )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from olm_data.mixture.lock import Lock
-from olm_data.page import COLOURS, joined, note, part, section, svg, table, whole_numbers
+from olm_data.mixture.summary import summarise
+from olm_data.page import COLOURS, fields, joined, note, part, section, svg, table, whole_numbers
 from olm_data.rows.fields import IGNORED_LABEL
 from olm_data.rows.reader import RowReader
 from olm_data.rows.views import LockRows, RowView
@@ -37,16 +38,6 @@ def spread(total: int, most: int) -> np.ndarray:
 def packing_section(lock: Lock) -> str:
     """Return what the packing costs: of each source from the lock, of rows from a sample."""
     length = lock.sequence_length
-    costs = []
-    for source in lock.sources:
-        costs.append(
-            (
-                source.name,
-                f"{source.rows:,}",
-                f"{source.tokens_in_no_row(length):,}",
-                f"{source.padding(length):.4%}",
-            )
-        )
     rows = spread(lock.total_rows, MEASURED_ROWS).astype(np.int64)
     batch = RowReader(lock).read(rows)
     # a piece starts where the position is 0; padding has no label
@@ -71,8 +62,8 @@ def packing_section(lock: Lock) -> str:
         ("positions with a label", f"{labels:.3%}"),
     ]
     alt = f"Histogram of the documents in a row, {pieces.mean():.2f} on average"
-    head = ("source", "rows", "tokens in no row", "padding")
-    body = table(head, costs, numbers=3) + svg(draw, alt, height=2.2)
+    costs = ("source", "rows_available=rows", "tokens_in_no_row", "padding")
+    body = fields(summarise(lock).sources, *costs) + svg(draw, alt, height=2.2)
     body += table(("measure", "value"), facts, numbers=1)
     return section(
         f"Packing: {lock.packing.name}",

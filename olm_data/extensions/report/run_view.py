@@ -7,6 +7,10 @@
 
 Only what is new is read and sent: a page says by a token what it has. Reads files of the run and of
 its data, nothing else; all texts are made harmless here.
+
+What a run has drawn of each source so far, and what its stages asked for.
+
+lock, rows passed, rows skipped -> Share of each source
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from threading import Lock as Mutex
 from typing import NamedTuple
@@ -25,7 +30,7 @@ from msgspec.structs import replace
 
 from olm_data.bounded_json import JsonObject, MalformedJson, decode_object
 from olm_data.counts import duration, scaled
-from olm_data.errors import InputError, OlmError, shown
+from olm_data.errors import InputError, OlmError, printable, shown
 from olm_data.extensions.report.curves import Curves, Points
 from olm_data.extensions.report.evaluations import (
     EvaluationPoint,
@@ -37,10 +42,10 @@ from olm_data.extensions.report.evaluations import (
 )
 from olm_data.extensions.report.ledger_curves import LedgerCurves, LedgerTail
 from olm_data.extensions.report.run_events import Event, Status, events, status
-from olm_data.extensions.report.run_mixture import Share, shares, total_steps
 from olm_data.extensions.report.step_documents import StepDocuments, step_documents
 from olm_data.kinds import nearest
 from olm_data.mixture.lock import Lock, lock_of_run
+from olm_data.order.schedule import Schedule
 from olm_data.order.skip import Range, merge_ranges
 from olm_data.regular_files import read_regular
 from olm_data.rows.views import LockRows
@@ -58,6 +63,68 @@ from olm_data.run_log.run_folder import CONFIG, Sample
 from olm_data.run_log.samples import StepSamples, picked, read_samples
 from olm_data.run_log.tail import LogTail
 from olm_data.run_log.watched import WatchedTail
+
+MOST_SKIPPED = 1 << 20
+"""Rows left out whose sources are looked up."""
+MOST_SOURCES = 24
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A source: tokens drawn so far, and the shares of the whole that were drawn and asked for."""
+
+    source: str
+    tokens: int
+    drawn: float
+    asked: float
+
+
+def shares(lock: Lock, schedule: Schedule, rows: int, skipped: Sequence[Range]) -> list[Share]:
+    """Return the shares of the sources drawn most, after the first `rows` rows of the run.
+
+    Args:
+        skipped: ranges of them that were left out, sorted and merged.
+    """
+    rows = min(rows, schedule.total_rows)
+    drawn = schedule.drawn_before(rows).astype(np.int64)
+    gone = [(a, min(b, rows)) for a, b in skipped if a < rows]
+    if sum(b - a for a, b in gone) <= MOST_SKIPPED:
+        for first, end in gone:
+            places = schedule.locate(np.arange(first, end))
+            drawn = drawn - np.bincount(places.source, minlength=len(drawn))
+    asked, left = [Fraction(0)] * len(drawn), rows
+    for stage in lock.stages:
+        here = min(left, stage.rows)
+        left -= here
+        asked = [a + here * Fraction(w) for a, w in zip(asked, stage.wanted, strict=True)]
+    total, wanted = max(1, int(drawn.sum())), sum(asked) or 1
+    order = sorted(range(len(drawn)), key=lambda i: (-int(drawn[i]), i))[:MOST_SOURCES]
+    return [
+        Share(
+            source=printable(lock.sources[i].name),
+            tokens=int(drawn[i]) * lock.sequence_length,
+            drawn=int(drawn[i]) / total,
+            asked=float(asked[i] / wanted),
+        )
+        for i in order
+    ]
+
+
+def total_steps(starts: Sequence[Start], lock: Lock) -> int:
+    """Return how many steps the last start is to have, by its sizes and `max_duration`."""
+    if not starts:
+        return 0
+    sizes = starts[-1].batch_sizes
+    skipped = sum(stop - first for first, stop in starts[-1].skip)
+    total = sizes.per(lock.sequence_length).count(lock.total_rows - skipped)
+    trainer = starts[-1].config.get("trainer")
+    limit = trainer.get("max_duration") if isinstance(trainer, dict) else None
+    if isinstance(limit, dict) and isinstance(limit.get("value"), int):
+        if limit.get("unit") == "steps":
+            return min(total, int(limit["value"]))
+        if limit.get("unit") == "tokens":
+            return min(total, sizes.steps_to(int(limit["value"])))
+    return total
+
 
 DRAWN = (CE_LOSS, LR, GRAD_NORM, TOKENS_PER_SECOND, DATA_WAIT_SHARE, MFU)
 MOST_ROWS = 200

@@ -1,7 +1,7 @@
 """The verb behind `olm-data report`: one HTML page about what was asked, got, and trained.
 
-    lock + datasets -> mixture.py, documents.py, rows.py --+--> sections -> one page
-    run folders     -> training.py ------------------------+
+    lock + datasets -> mixture.py, rows.py, lengths here --+--> sections -> one page
+    run folders     -> training.py, the ledger here -------+
                     -> frozen: what `olm-train watch` shows, at one moment
 
 Reads JSON, arrays and the run's logs; never torch, never the network but for data that lies there.
@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from olm_data.dataset.dataset import Dataset
 from olm_data.errors import OlmError
-from olm_data.extensions.report.documents import length_section
-from olm_data.extensions.report.ledger import ledger_section
-from olm_data.extensions.report.mixture import epochs_section, stages_section, tree_section
+from olm_data.extensions.report.mixture import (
+    epochs_section,
+    largest,
+    source_colour,
+    stages_section,
+    tree_section,
+)
 from olm_data.extensions.report.rows import packing_section, rows_section
 from olm_data.extensions.report.run_view import Update, encoded, open_views
 from olm_data.extensions.report.step_documents import StepDocuments
@@ -33,8 +41,129 @@ from olm_data.extensions.report.training import (
     tasks_section,
 )
 from olm_data.mixture.lock import Lock
-from olm_data.page import note, run_script, write_page
+from olm_data.page import (
+    COLOURS,
+    fields,
+    joined,
+    note,
+    run_script,
+    section,
+    svg,
+    table,
+    whole_numbers,
+    write_page,
+)
+from olm_data.run_log.ledger import ledger_files
+from olm_data.show.ledger_summary import LEARNED, Curve, LedgerSummary, summarise
 from olm_data.storage.output_paths import refuse_output
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_STYLES = ("-", "--", ":", "-.")
+MOST_SHOWN = 10
+"""Documents in a table."""
+
+
+def ledger_section(name: str, folder: Path) -> str:
+    """Return what the ledger of a run says; "" without one.
+
+    Raises:
+        ValidationError: a file is not one that a run writes.
+    """
+    if not ledger_files(folder):
+        return ""
+    view = summarise(folder, MOST_SHOWN)
+    parts = [
+        _curves("source", view, view.sources),
+        _curves("place in the document", view, view.positions),
+    ]
+    if view.missing:
+        parts.append(note(f"{view.missing:,} steps are not in the ledger."))
+    if view.repeated:
+        parts += [
+            note(f"{view.repeated:,} documents were seen in two epochs or more. Never learned:"),
+            fields(view.never_learned, *LEARNED),
+            note("Memorised at the second epoch:"),
+            fields(view.memorised, *LEARNED),
+        ]
+    return section(f"Loss by document of {name}", joined(parts))
+
+
+def _curves(what: str, view: LedgerSummary, curves: Sequence[Curve]) -> str:
+    def draw(axes: Axes) -> None:
+        for number, (curve, colour) in enumerate(zip(curves, cycle(COLOURS), strict=False)):
+            pairs = zip(view.until, curve.losses, strict=True)
+            known = [(step, loss) for step, loss in pairs if loss is not None]
+            steps, losses = [step for step, _ in known], [loss for _, loss in known]
+            style = _STYLES[number // len(COLOURS) % len(_STYLES)]
+            axes.plot(
+                steps, losses, style, color=colour, marker="o", markersize=3, label=curve.name
+            )
+        axes.set_xlabel("step")
+        axes.set_ylabel("nats a label")
+        whole_numbers(axes.xaxis)
+        axes.legend(frameon=False, fontsize=7)
+
+    ends = [f"{curve.name} ends at {curve.losses[-1]}" for curve in curves]
+    return svg(draw, f"Loss by {what} over the steps: {'; '.join(ends)}", height=2.4)
+
+
+SAMPLE_SOURCES = 8  # each has a colour of its own
+SAMPLE_SHARDS = 16  # lengths are drawn from at most this many shards a source, evenly spread
+
+
+def length_section(lock: Lock, datasets: Sequence[Dataset]) -> str:
+    """Return a histogram of the tokens by the length of their document, one a source."""
+    lengths: dict[str, np.ndarray] = {}
+    rows, partial = [], False
+    for index in sorted(largest(lock, SAMPLE_SOURCES)):
+        source, dataset = lock.sources[index], datasets[index]
+        shards = len(dataset.manifest.shards)
+        chosen = sorted({i * shards // SAMPLE_SHARDS for i in range(SAMPLE_SHARDS)})
+        partial |= len(chosen) < shards
+        ends = [dataset.shard(i).ends.astype(np.int64) for i in chosen]
+        sample = np.concatenate([np.diff(e, prepend=0) for e in ends])
+        lengths[source.name] = sample
+        low, middle, high = np.percentile(sample, [10, 50, 90])
+        rows.append(
+            (
+                source.name,
+                f"{dataset.documents:,}",
+                f"{dataset.tokens / dataset.documents:,.0f}",
+                f"{low:,.0f}",
+                f"{middle:,.0f}",
+                f"{high:,.0f}",
+                f"{sample.max():,}",
+                f"{100 * np.mean(sample > lock.sequence_length):.1f} %",
+            )
+        )
+    shortest = min(int(sample.min()) for sample in lengths.values())
+    longest = max(int(sample.max()) for sample in lengths.values())
+    bins = np.geomspace(shortest, longest + 1, 60)
+
+    def draw(axes: Axes) -> None:
+        for name, sample in lengths.items():
+            colour = source_colour(lock, name)
+            share, _ = np.histogram(sample, bins, weights=sample / sample.sum())
+            axes.stairs(100 * share, bins, fill=True, alpha=0.35, color=colour)
+            axes.stairs(100 * share, bins, color=colour, label=name)
+        axes.axvline(lock.sequence_length, color="#888", linestyle=":", linewidth=1)
+        axes.set_xscale("log")
+        axes.set_xlabel("document length, tokens (dotted: sequence length)")
+        axes.set_ylabel("share of the source's tokens, %")
+        axes.legend(frameon=False)
+
+    alt = f"Histogram of tokens by the length of their document, {shortest:,} to {longest:,} tokens"
+    head = ("source", "documents", "mean", "10 %", "median", "90 %", "longest", "longer than a row")
+    parts = [svg(draw, alt), table(head, rows, numbers=7)]
+    if partial:
+        parts.append(note(f"Of {SAMPLE_SHARDS} shards a source, evenly spread."))
+    if len(lengths) < len(lock.sources):
+        parts.append(note(f"Of the {len(lengths)} sources drawn most, of {len(lock.sources):,}."))
+    return section("Document lengths", joined(parts))
+
 
 MOST_STEPS, MOST_ROWS, MOST_TEXT = 48, 4, 240
 """Steps whose documents are in the page, rows of each, characters of each piece."""

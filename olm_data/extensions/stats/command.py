@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import click
 
 from olm_data.command import Count
-from olm_data.commands.said import note, print_json, show_progress
+from olm_data.commands.said import note, show_progress
 from olm_data.counts import counted
 from olm_data.errors import typed
-
-WITHOUT_TERMINAL = 120
+from olm_data.printing import emit
 
 
 @click.command()
@@ -45,11 +42,7 @@ def stats(dataset: str, top: int, page: str | None, as_json: bool) -> None:
         from olm_data.extensions.stats.page import write_stats_page
 
         write_stats_page(found, page)
-    if as_json:
-        print_json(found)
-    else:
-        width = shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns
-        click.echo("\n".join(stats_lines(found, width)))
+    emit(found, as_json, stats_lines(found))
     if page is not None:
         note(f"wrote {page}")
     following = found.few[0].document if found.few else 0

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from olm_data.counts import scaled
 from olm_data.errors import printable
-from olm_data.extensions.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
-from olm_data.extensions.stats.text import percent
+from olm_data.extensions.stats.count import EXTREME_BYTES, ColumnCount, Extreme, Stats
+from olm_data.extensions.stats.text import input_table, percent, top_table
 from olm_data.page import COLOURS, joined, note, part, section, svg, table, write_page
+from olm_data.printing import shortened
 from olm_data.sources.passed import passed_lines
-from olm_data.tables import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,23 +95,11 @@ def _inputs(stats: Stats) -> str:
         axes.set_xlabel("tokens")
         axes.grid(visible=False, axis="y")
 
-    def row(item: InputCount) -> list[str]:
-        return [
-            printable(item.path),
-            f"{item.documents:,}",
-            f"{item.tokens:,}",
-            percent(item.tokens, stats.tokens),
-            f"{item.tokens_per_byte:.4f}",
-            f"{item.held_out:,}",
-            f"{sum(item.dropped.values()):,}",
-        ]
-
-    head = ("input", "documents", "tokens", "share", "tokens a byte", "held out", "dropped")
     alt = f"Tokens of {len(items):,} inputs; the table below has the numbers"
     picture = svg(draw, alt, height=0.9 + 0.26 * len(items)) if len(items) > 1 else ""
     shown = len(stats.inputs)
     title = "Inputs" if shown == stats.inputs_all else f"The {shown:,} largest inputs"
-    return section(title, picture + table(head, [row(item) for item in items], numbers=6))
+    return section(title, picture + table(*input_table(stats), numbers=6))
 
 
 def _accounts(stats: Stats) -> str:
@@ -149,7 +137,7 @@ def _column(column: ColumnCount, documents: int) -> str:
     top = [(v, n) for v, n in column.top if column.distinct is not None or n > 1]
     kinds = "Too many values to count" if column.distinct is None else f"{column.distinct:,} values"
     about = f"; counts are at most {column.error:,} too low" if column.error and top else ""
-    rows = [(printable(v), f"{n:,}", percent(n, documents)) for v, n in top]
+    rows = top_table(column, documents, len(column.top))
 
     def draw(axes: Axes) -> None:
         heights = list(range(len(top)))

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from olm_data.counts import counted
 from olm_data.errors import printable
-from olm_data.extensions.stats.count import EXTREME_BYTES, ColumnCount, Extreme, InputCount, Stats
+from olm_data.extensions.stats.count import EXTREME_BYTES, ColumnCount, Stats
+from olm_data.printing import aligned, cell, fitted, record, shortened_end, terminal_width, wrapped
 from olm_data.sources.passed import passed_lines
-from olm_data.tables import aligned, shortened_end
 
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
 TEXT_TOP = 5
 
 
-def stats_lines(stats: Stats, width: int) -> list[str]:
-    """Return the statistics as lines of at most about `width` characters."""
-    lines = [f"{printable(stats.target)}  digest {stats.digest[:16]}"]
-    for line in _totals(stats):
-        lines += _wrapped(line, width, 14)
+def stats_lines(stats: Stats, width: int = 0) -> list[str]:
+    """Return the statistics as lines of at most about `width` cells; 0: those of the terminal."""
+    width = width or terminal_width()
+    lines = [
+        f"{printable(stats.target)}  digest {stats.digest[:16]}",
+        *record(_totals(stats), width=width),
+    ]
     if not stats.documents:
         return lines
     lines += ["", "length of documents in tokens", *_lengths(stats, width)]
-    lines += ["", _inputs_head(stats), *_inputs(stats, width)]
+    shown, whole = len(stats.inputs), stats.inputs_all
+    inputs = f"the {shown:,} largest of " * (shown < whole) + counted(whole, "input")
+    lines += ["", inputs, *fitted(*input_table(stats), left=(0, 6), indent="  ", width=width)]
     for column in stats.columns:
         lines += ["", *_column(column, stats.documents, width)]
     for name, extremes in (("fewest", stats.few), ("most", stats.many)):
         if extremes:
             lines += ["", f"{name} tokens a byte, of documents of {EXTREME_BYTES} bytes or more"]
-            lines += [_extreme(extreme, width) for extreme in extremes]
+        for one in extremes:
+            text = printable(" ".join(one.text.split()))
+            line = f"  {one.tokens_per_byte:.3f}  document {one.document}  {text}"
+            lines.append(shortened_end(line, min(width, 160)))
     return lines
-
-
-def _wrapped(line: str, width: int, indent: int) -> list[str]:
-    """Break a line between words; the lines after the first are indented."""
-    return textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=" " * indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
 
 
 def bar(share: float, width: int) -> str:
@@ -60,32 +53,23 @@ def percent(part: int, whole: int) -> str:
     return f"{share:.3g} %"
 
 
-def _totals(stats: Stats) -> list[str]:
-    per_byte = stats.tokens_per_byte
-    held = f"{counted(stats.other_split, 'document')}, " + percent(
-        stats.other_split, stats.other_split + stats.documents
+def _totals(stats: Stats) -> dict[str, object]:
+    per_byte, both = stats.tokens_per_byte, stats.documents + stats.other_split
+    held = f"{counted(stats.other_split, 'document')}, {percent(stats.other_split, both)}"
+    copies = (
+        f"{counted(stats.duplicates, 'document')} ({percent(stats.duplicates, both)}), "
+        f"{stats.duplicate_bytes / 1e6:,.1f} MB of text"
     )
-    lines = [
-        f"  {stats.split:<11} {counted(stats.documents, 'document')}, {stats.tokens:,} tokens, "
-        f"{stats.text_bytes / 1e6:,.1f} MB of text, "
-        f"{counted(stats.shards, 'shard')}",
-        f"  {'tokenizer':<11} {printable(stats.tokenizer)}: {per_byte:.4f} tokens a byte, "
+    return {
+        stats.split: f"{counted(stats.documents, 'document')}, {stats.tokens:,} tokens, "
+        f"{stats.text_bytes / 1e6:,.1f} MB of text, {counted(stats.shards, 'shard')}",
+        "tokenizer": f"{stats.tokenizer}: {per_byte:.4f} tokens a byte, "
         f"{1 / per_byte if per_byte else 0:.3f} bytes a token",
-        f"  {'held out':<11} {held if stats.split == 'train' else 'this is the held-out split'}",
-    ]
-    dropped = [f"{count:,} {reason}" for reason, count in stats.dropped.items()]
-    lines.append(
-        f"  {'dropped':<11} {', '.join(dropped) or 'nothing'} of "
-        f"{counted(stats.documents_in, 'record')}"
-    )
-    lines += [f"  {'not read':<11} {line}" for line in passed_lines(stats.passed_over)]
-    copies = f"{counted(stats.duplicates, 'document')} ({percent(stats.duplicates, _all(stats))})"
-    size = f", {stats.duplicate_bytes / 1e6:,.1f} MB of text"
-    return [*lines, f"  {'duplicates':<11} " + (copies + size if stats.duplicates else "none")]
-
-
-def _all(stats: Stats) -> int:
-    return stats.documents + stats.other_split
+        "held out": held if stats.split == "train" else "this is the held-out split",
+        "dropped": f"{cell(stats.dropped) or 'nothing'} of {counted(stats.documents_in, 'record')}",
+        "not read": passed_lines(stats.passed_over),
+        "duplicates": copies if stats.duplicates else "none",
+    }
 
 
 def _lengths(stats: Stats, width: int) -> list[str]:
@@ -101,35 +85,29 @@ def _lengths(stats: Stats, width: int) -> list[str]:
     parts += [f"{name} {stats.quantiles[key]:,.0f}" for name, key in shown]
     mean = stats.tokens / stats.documents
     summary = f"  {', '.join(parts)}, longest {stats.longest:,}, mean {mean:,.1f}"
-    return [*lines, *_wrapped(summary, width, 2)]
+    return [*lines, *wrapped(summary, 2, width)]
 
 
-def _inputs_head(stats: Stats) -> str:
-    shown = len(stats.inputs)
-    if shown == stats.inputs_all:
-        return counted(shown, "input")
-    return f"the {shown:,} largest of {counted(stats.inputs_all, 'input')}"
+def input_table(stats: Stats) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table of the inputs; the last two columns may be empty."""
+    head = ["input", "documents", "tokens", "share", "tokens/byte", "held out", "dropped"]
+    return head, [
+        [
+            *(printable(item.path), f"{item.documents:,}", f"{item.tokens:,}"),
+            *(percent(item.tokens, stats.tokens), f"{item.tokens_per_byte:.4f}"),
+            *(cell(item.held_out or None), cell(item.dropped)),
+        ]
+        for item in (*stats.inputs, *([stats.more] if stats.more else []))
+    ]
 
 
-def _inputs(stats: Stats, width: int) -> list[str]:
-    def row(item: InputCount) -> tuple[str, ...]:
-        return (
-            f"  {printable(item.path)}",
-            f"{item.documents:,}",
-            f"{item.tokens:,}",
-            percent(item.tokens, stats.tokens),
-            f"{item.tokens_per_byte:.4f}",
-            ", ".join(f"{count:,} {reason}" for reason, count in item.dropped.items()) or "-",
-        )
-
-    items = [*stats.inputs, *([stats.more] if stats.more else [])]
-    head = ("  input", "documents", "tokens", "share", "tokens/byte", "dropped")
-    rows = [head, *map(row, items)]
-    if not any(item.dropped for item in items):
-        rows = [cells[:-1] for cells in rows]
-    if width < 80:  # a narrow terminal: counts only
-        rows = [cells[:3] for cells in rows]
-    return aligned(rows, width)
+def top_table(column: ColumnCount, documents: int, most: int) -> list[list[str]]:
+    """Return the most frequent values, each with its count and share."""
+    return [
+        [printable(value), f"{count:,}", percent(count, documents)]
+        for value, count in (column.top or [])[:most]
+        if column.distinct is not None or count > 1
+    ]
 
 
 def _column(column: ColumnCount, documents: int, width: int) -> list[str]:
@@ -139,24 +117,9 @@ def _column(column: ColumnCount, documents: int, width: int) -> list[str]:
         if column.least is None:
             return [head]
         odd = f", {column.odd:,} not finite" if column.odd else ""
-        return [
-            head,
-            f"  least {column.least:,.6g}, median {column.middle:,.4g}, "
-            f"most {column.most:,.6g}{odd}",
-        ]
-    distinct = "many values" if column.distinct is None else f"{column.distinct:,} values"
-    if column.distinct == 1:
-        distinct = "1 value"
-    about = f" (counts at most {column.error:,} too low)" if column.error else ""
-    rows = [
-        (f"  {printable(value)}", f"{count:,}", percent(count, documents))
-        for value, count in column.top[:TEXT_TOP]
-        if column.distinct is not None or count > 1
-    ]
-    return [f"{head}: {distinct}{about if rows else ''}", *aligned(rows, width)]
-
-
-def _extreme(extreme: Extreme, width: int) -> str:
-    text = printable(" ".join(extreme.text.split()))
-    line = f"  {extreme.tokens_per_byte:.3f}  document {extreme.document}  {text}"
-    return shortened_end(line, width)
+        least, middle, most = column.least, column.middle, column.most
+        return [head, f"  least {least:,.6g}, median {middle:,.4g}, most {most:,.6g}{odd}"]
+    distinct = "many values" if column.distinct is None else counted(column.distinct, "value")
+    rows = top_table(column, documents, TEXT_TOP)
+    about = f" (counts at most {column.error:,} too low)" if column.error and rows else ""
+    return [f"{head}: {distinct}{about}", *(f"  {line}" for line in aligned(rows, width - 2))]

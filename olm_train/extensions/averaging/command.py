@@ -5,16 +5,15 @@ CHECKPOINTs -> verified -> one tensor at a time, summed in fp64 -> FOLDER, a che
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import get_args
 
 import click
-import msgspec
 
 from olm_data.command import Command, say
-from olm_data.errors import UsageError, shown
+from olm_data.errors import UsageError
 from olm_data.extras import needs
+from olm_data.printing import emit
 
 with needs("merging checkpoints"):
     from olm_train.checkpoint.load import find_checkpoint
@@ -66,12 +65,12 @@ def main(checkpoints: tuple[str, ...], output: str, weights: str, as_json: bool)
     chosen = parse_weights(weights)
     found = [find_checkpoint(place, World(), say) for place in checkpoints]
     folder, merge = merge_checkpoints(found, chosen, output)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(merge)))
-        return
-    for checkpoint, part in zip(found, merge.of, strict=True):
-        click.echo(f"{part.share:8.2%}  {shown(checkpoint.folder)}")
-    click.echo(f"the mean of {merge.count:,} weights: {shown(folder)}")
+    parts = [
+        (f"{part.share:8.2%}", checkpoint.folder)
+        for checkpoint, part in zip(found, merge.of, strict=True)
+    ]
+    lines = [*map("  ".join, parts), f"the mean of {merge.count:,} weights: {folder}"]
+    emit(merge, as_json, lines)
 
 
 if __name__ == "__main__":

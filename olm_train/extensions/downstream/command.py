@@ -12,7 +12,6 @@ writes, but for the tokens of a text file, which are deleted, and with `--watch`
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from olm_data.dataset.tokenizer import TokenizerRules, spec_of
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.extras import needs
 from olm_data.kinds import nearest
+from olm_data.printing import emit
 from olm_data.run_log.metric_names import (
     EVAL_BPB,
     EVAL_CE_LOSS,
@@ -367,13 +367,13 @@ def main(
         found = open_portable(model, checkpoint, warn, trust=trust)
         evaluation = opened(found)
         result = evaluation.measure(found, against)
-    if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(result)))
-        return
     step = "" if found.step is None else f", step {found.step:,}"
-    for name, values in result.datasets.items():
-        for line in _lines(name, values, f"({found.name}{step})", evaluation.after(name)):
-            click.echo(line)
+    lines = (
+        line
+        for name, values in result.datasets.items()
+        for line in _lines(name, values, f"({found.name}{step})", evaluation.after(name))
+    )
+    emit(result, as_json, lines)
 
 
 def _lines(name: str, values: dict[str, float], of: str, after: str) -> list[str]:

@@ -52,12 +52,12 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     shown = olm_data(*words, "--dry-run")
     assert shown.returncode == 0
     assert "would write" in shown.stdout
-    assert "document 0: " in shown.stdout
-    assert "  runner     local: 1 of " in shown.stdout
-    assert re.search(r"  tokens     some [\d,]+, [\d,]+ bytes on disk", shown.stdout)
+    assert "document 0  " in shown.stdout
+    assert "  runner      local: 1 of " in shown.stdout
+    assert re.search(r"  tokens      some [\d,]+, [\d,]+ bytes on disk", shown.stdout)
     slurm = ["--runner", "slurm", "--slurm", "time=1:00:00", "--workers", "8"]
     assert (
-        "  runner     slurm: an array of 1, 1 at a time, --time=1:00:00; logs in "
+        "  runner      slurm: an array of 1, 1 at a time, --time=1:00:00; logs in "
         in olm_data(*words, "--dry-run", *slurm).stdout
     )
     refused = olm_data(*words, "--dry-run", "--slurm", "time=1:00:00")

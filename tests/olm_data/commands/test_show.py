@@ -101,7 +101,7 @@ def test_in_a_phase_of_shorter_rows_a_sighting_says_which_of_them(
     assert {part for _, part in parts} == {0, 1, 2, 3}
     assert {s.parts for s in found.sightings if s.row < late} == {(0, 1)}
     text = run("document", lock_of("phases"), "b:30", "--full").stdout
-    assert "(shorter rows 0 to 3)" in text
+    assert "  0 to 3\n" in text
 
 
 def test_an_id_an_address_and_a_text_lead_to_the_same_document(
@@ -166,11 +166,12 @@ def test_what_is_printed_has_stage_source_shard_file_line_and_borders(
     assert "6 more rows of this step" in text
     text = run("search", lock, "a whale and", "--global-batch", 8 * S, "--world", 4).stdout
     assert "source b, address b:30" in text
-    assert ", rank " in text
+    assert "  rank  " in text
     assert "more (--full shows all)" in text
     whole = run("search", lock, "a whale and", "--global-batch", 8 * S, "--full").stdout
-    assert "; holds the text" in whole
-    assert "; not the text" in whole
+    assert "holds it\n" in whole
+    sightings = whole.partition("holds it\n")[2].splitlines()
+    assert {line.endswith("  yes") for line in sightings if " main " in line} == {True, False}
     everything = run("document", lock, "b:30", "--full").stdout
     assert "more (" not in everything
     assert len(everything) > len(text)

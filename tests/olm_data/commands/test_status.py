@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -34,4 +35,4 @@ def test_a_run_is_seen_from_another_process_while_it_works(
     make_dataset([source], tiny_tokenizer, tmp_path / "out", runner=Look(), **OPTIONS)
     assert "out: running" in seen[0]
     assert "1 of " in seen[0]
-    assert "parent on" in seen[0]
+    assert re.search(r"\n  parent +\S+ +\d+ +running ", seen[0])

@@ -15,7 +15,7 @@ from support.command import WITH_TESTS, environment
 
 from olm_data.encoders import hf, make_encoder
 from olm_data.encoders.base import concatenate
-from olm_data.encoders.segment import pieces
+from olm_data.encoders.hf import pieces
 from olm_data.tokenizer.tokenizer import TokenizerSpec, spec_from_bytes
 
 

@@ -43,12 +43,12 @@ def test_what_changes_every_row_is_named_and_leaves_no_row_the_same() -> None:
         ),
         {name: stand_in_dataset(name, 4_001) for name in "abc"},
     )
-    assert diff(old, new).lines == ()
+    assert diff(old, new).differences == []
     found = diff(old, changed)
     assert found.same_rows == 0
-    assert "seed: 3 -> 4" in found.lines
-    assert "stage s0: a 50.0000% -> 100.0000% wanted, 50 -> 400 rows" in found.lines
-    assert any(line.startswith("source b: dataset ") for line in found.lines)
+    assert "seed 3 -> 4" in found.lines()
+    assert "stage s0: a 50.0000% wanted, 50 rows -> 100.0000% wanted, 400 rows" in found.lines()
+    assert any(line.startswith("source b: dataset ") for line in found.differences)
 
 
 def test_another_order_is_named_and_leaves_no_row_the_same() -> None:
@@ -56,7 +56,7 @@ def test_another_order_is_named_and_leaves_no_row_the_same() -> None:
     windowed = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(4, 4, 4)))
     wider = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(5, 4, 4)))
     unused = msgspec.structs.replace(old, order=Windowed(window_chunks=2, chunk_rows=(4, 4, 5)))
-    assert 'order: global -> windowed {"window_chunks":2,"chunk_rows":[4,4,4]}' in (
-        diff(old, windowed).lines
+    assert 'order global -> windowed {"window_chunks":2,"chunk_rows":[4,4,4]}' in (
+        diff(old, windowed).differences
     )
     assert [same_rows(windowed, other) for other in (old, wider, unused)] == [0, 0, 100]

@@ -19,10 +19,10 @@ from olm_data.errors import InputError, OlmError, UsageError, ValidationError
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import parse_mixture
 from olm_data.mixture.mix import mix
-from olm_data.mixture.summary import summarise, view_lines, warnings
+from olm_data.mixture.summary import summarise, warnings
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader
-from olm_data.verify.datasets import report_lines, verify
+from olm_data.verify.datasets import verify
 
 S = 16
 SHARDS = [[5, 3, 40, 24, 1, 1, 6], [16, 17, 2], [9] * 20, [64, 1, 30, 33]]
@@ -104,7 +104,7 @@ def test_the_lock_and_the_plan_say_what_was_kept_and_why_the_rest_was_not(projec
     assert (view.documents, view.tokens) == (len(CHOSEN), sum(flat[n] for n in CHOSEN))
     assert (view.left_by_where, view.left_by_ids) == (COUNT - len(KEPT), len(KEPT) - len(CHOSEN))
     assert (view.ids, view.ids_unmatched, view.ids_shared) == (6, 2, 0)
-    (line,) = view_lines(lock)
+    line = summarise(lock).lines()[-1]
     assert f"{len(CHOSEN)} of {COUNT} documents kept" in line
     assert "2 matched nothing" in line
     shown = summarise(lock).sources[0]
@@ -157,7 +157,7 @@ def test_an_id_of_several_documents_leaves_out_all_of_them_and_says_so(tmp_path:
 def test_verify_tells_the_view_and_finds_a_damaged_plan_that_mix_then_mends(project: Path) -> None:
     path = mix(str(write_manifest(project, f"where: {WHERE}", "exclude_ids: ids.txt"))).path
     report = verify(path)
-    notes = [line for line in report_lines(report) if "draws on" in line]
+    notes = [line for line in report.lines() if "draws on" in line]
     assert notes == [
         f"note: source web draws on {len(CHOSEN)} of {COUNT} documents: "
         "where (score >= 2) and (language == 'en') and without 6 ids"

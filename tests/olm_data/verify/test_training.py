@@ -206,7 +206,7 @@ def test_a_real_run_with_skips_a_crash_and_a_resume_agrees_and_a_changed_log_doe
         assert sum(mine) == rows
     code, out = run_verify(run)
     assert code == 0
-    assert "2 steps were trained again" in out
+    assert "2 steps trained again" in out
     assert "skipped: rows [16, 24)" in out
 
     lines = (run / METRICS).read_text().splitlines(keepends=True)

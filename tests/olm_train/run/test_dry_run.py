@@ -37,7 +37,7 @@ def test_memory_is_listed_by_component_and_adds_up(tiny_mixture: Path, tmp_path:
     config = resolved(tiny_mixture, tmp_path, "--model={preset: olm-125m}")
     config, _ = config.on_device(GPUS["h100"].capability)
     text = describe(config, 4).partition("# memory of a rank\n")[2].partition("\n#")[0]
-    listed = dict(re.findall(r"^(\w+) +([\d.e+-]+) MB", text, re.MULTILINE))
+    listed = dict(re.findall(r"^(\w+) +([\d.e+-]+) +MB", text, re.MULTILINE))
     expected = memory_of_step(
         config.model, config.train_module, sequence_length=32, world_size=4
     ).by_component()
@@ -64,7 +64,7 @@ def test_the_time_and_memory_of_a_toy_are_in_units_for_people(
 ) -> None:
     text = describe(resolved(tiny_mixture, tmp_path), 1)
     assert "\nless than a second on 1 x h100" in text
-    assert re.search(r"^total +[\d.]+ MB: ", text, re.MULTILINE)
+    assert re.search(r"^total +[\d.]+ +MB: ", text, re.MULTILINE)
     long = describe(resolved(tiny_mixture, tmp_path, "--model={preset: llama3-70b}"), 1)
     assert re.search(r"^about [\d.]+ (s|min \d+ s) on 1 x h100", long, re.MULTILINE)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from support.html_page import HtmlPage
 
-from olm_data.extensions.report.documents import length_section
+from olm_data.extensions.report.write import length_section
 from olm_data.mixture.lock import Lock
 
 

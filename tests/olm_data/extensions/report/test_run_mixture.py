@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olm_data.extensions.report.run_mixture import shares
+from olm_data.extensions.report.run_view import shares
 from olm_data.mixture.lock import Lock
 
 

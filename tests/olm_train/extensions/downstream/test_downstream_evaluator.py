@@ -12,9 +12,12 @@ from support.distributed import run_ranks
 from support.eval_requests import make_task, one_by_one
 from support.runs import build_trainer, group_world, metrics
 
-from olm_data.run_log.task_scores import last_scores
 from olm_train.evaluation.scoring import TaskScores
-from olm_train.extensions.downstream.downstream_evaluator import comparable, question_scores
+from olm_train.extensions.downstream.downstream_evaluator import (
+    comparable,
+    last_scores,
+    question_scores,
+)
 
 TASK = "--trainer.callbacks.downstream_evaluator"
 OFF = "--trainer.callbacks.lm_evaluator=null"

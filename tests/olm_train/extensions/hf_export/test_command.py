@@ -55,8 +55,8 @@ def test_each_option_has_its_effect(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--dtype", "float32"], "--dtype has no effect without --to hf"),
-        (["--verify", "files"], "--verify has no effect without --to hf"),
+        (["--dtype", "float32"], "--dtype is for --to hf"),
+        (["--verify", "files"], "--verify is for --to hf"),
         (["--to", "hf", "--shard-size", "big"], "'big' is not a size"),
     ],
 )

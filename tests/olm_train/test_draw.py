@@ -10,8 +10,8 @@ from support.distributed import run_ranks
 from support.own_data import Own
 
 from olm_data.errors import InputError, ValidationError
-from olm_train.data.draw import draw
 from olm_train.distributed.world import World
+from olm_train.trainer import draw
 
 
 def _drawn() -> tuple[list[bool], list[str]]:

@@ -8,8 +8,8 @@ import pytest
 from support.ledgers import Piece, write_ledger
 
 from olm_data.run_log.ledger import ledger_files, read_ledger
-from olm_data.run_log.ledger_store import LedgerSender, fetch_ledger
 from olm_data.storage.store import Store
+from olm_train.extensions.ledger.loss_ledger import LedgerSender, fetch_ledger
 
 
 @pytest.fixture

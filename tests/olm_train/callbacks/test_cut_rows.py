@@ -10,8 +10,8 @@ import torch
 from support.runs import STEPS
 
 from olm_data.rows.reader import RowReader
+from olm_train.callbacks.sequence_length_scheduler import split_rows, truncate_rows
 from olm_train.data.batch import Batch
-from olm_train.data.cut_rows import split_rows, truncate_rows
 
 ROWS = np.arange(2 * STEPS, dtype=np.int64)
 NAMES = ("input_ids", "labels", "doc_start", "positions", "rows")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import InputError, ValidationError
-from olm_data.run_log.task_scores import QuestionScores, last_scores
 from olm_data.storage.store import Store
+from olm_train.extensions.downstream.downstream_evaluator import QuestionScores, last_scores
 
 
 def scores(step: int, *values: float | None) -> QuestionScores:

@@ -38,13 +38,13 @@ def test_a_step(run: Path) -> None:
     lines = show(run, "--step", 1, "--top", 1).output.splitlines()
     assert lines[0] == "step 1: loss 3.5000 over 40 labels in 4 pieces of documents"
     assert lines[1] == "note: of 2 ranks the ledger has 1"
-    assert lines[-1].split()[:5] == ["web:3", "0", "to", "10", "10"]
+    assert lines[-1].split()[:5] == ["web:3", "0", "10", "10", "5.0000"]
 
 
 def test_a_document(run: Path) -> None:
     lines = show(run, "--document", "web:2").output.splitlines()
     assert lines[0] == "web:2: seen in 3 pieces"
-    assert [line.split()[5] for line in lines[3:]] == ["4.0000", "1.0000", "1.0000"]
+    assert [line.split()[4] for line in lines[3:]] == ["4.0000", "1.0000", "1.0000"]
 
 
 def test_json_has_all_of_it(run: Path) -> None:

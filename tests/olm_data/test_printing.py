@@ -1,0 +1,156 @@
+"""What is printed of a result: cells stand under each other, whatever their letters take."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from rich.cells import cell_len
+
+from olm_data.errors import printable
+from olm_data.printing import (
+    Difference,
+    Loss,
+    Ordinal,
+    Share,
+    aligned,
+    cell,
+    emit,
+    record,
+    shortened,
+    shortened_end,
+    table,
+)
+
+
+@given(st.text(max_size=40).map(printable), st.integers(1, 50))
+def test_a_shortened_name_fits_and_keeps_both_ends(text: str, width: int) -> None:
+    short = shortened(text, width)
+    assert cell_len(short) <= width
+    assert short == text or "\u2026" in short
+
+
+def test_columns_are_aligned_and_long_names_lose_their_middle() -> None:
+    assert aligned([("name", "1"), ("x" * 40, "22"), ("\u4f60" * 3, "3")], 30) == [
+        "name" + " " * 24 + " 1",
+        "x" * 12 + "\u2026" + "x" * 13 + "  22",
+        "\u4f60" * 3 + " " * 22 + " 3",
+    ]
+
+
+def test_columns_may_all_stand_at_the_left_and_no_cell_is_markup() -> None:
+    rows = [("ok", "[bold]a", "1"), ("", "", "fix: b"), ("fail", "c", "[/] " + "x" * 300)]
+    assert aligned(rows, left=(0, 1, 2)) == [
+        "ok    [bold]a  1",
+        "               fix: b",
+        "fail  c        [/] " + "x" * 300,
+    ]
+    assert aligned([]) == []
+
+
+@given(st.text(max_size=40).map(printable), st.integers(1, 50))
+def test_a_text_cut_at_its_end_fits(text: str, width: int) -> None:
+    assert cell_len(shortened_end(text, width)) <= width
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """What `table` is asked to show."""
+
+    source: str
+    number: Ordinal
+    tokens: int
+    share_got: Share
+    capped: bool = False
+    usual: Loss | None = None
+    dropped: dict[str, int] = {}
+
+
+class Gap(msgspec.Struct, kw_only=True):
+    """A difference."""
+
+    stage: str
+    rows: Difference
+
+
+ROWS = [
+    Row(source="fineweb-edu", number=1000, tokens=1_234_567, share_got=0.5),
+    Row(source="code", number=2000, tokens=0, share_got=0.0, usual=2.0),
+]
+
+
+def test_a_table_has_a_column_for_each_field_that_some_row_has_a_value_of() -> None:
+    assert table(ROWS, width=80) == [
+        "source       number     tokens  share got   usual",
+        "fineweb-edu    1000  1,234,567   50.0000%",
+        "code           2000          0          0  2.0000",
+    ]
+    assert table([], "source") == []
+
+
+def test_a_sum_is_shown_as_what_it_sums() -> None:
+    rows = [Gap(stage="a", rows=3), Gap(stage="b", rows=0)]
+    assert table(rows, total=True, width=80) == [
+        "stage  rows",
+        "a        +3",
+        "b         0",
+        "total    +3",
+    ]
+
+
+def test_columns_are_chosen_named_and_summed_but_for_ordinals() -> None:
+    assert table(ROWS, "source=of", "number", "tokens", total=True, indent="  ", width=80) == [
+        "  of           number     tokens",
+        "  fineweb-edu    1000  1,234,567",
+        "  code           2000          0",
+        "  total                1,234,567",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
+def test_no_word_and_no_number_is_broken_however_narrow_the_terminal(width: int) -> None:
+    lines = table(ROWS, width=width)
+    assert max(map(cell_len, lines)) <= max(width, 22)
+    for whole in ("fineweb-edu", "share got", "1,234,567", "50.0000%"):
+        assert any(whole in line for line in lines)
+
+
+def test_a_record_leaves_out_what_has_no_value_and_breaks_between_words() -> None:
+    values = {"made": "a b", "none": None, "no": "", "not read": ["x", "y"], "zero": 0}
+    assert record(values, width=80) == ["  made      a b", "  not read  x", "  not read  y"]
+    assert record({"made": "word " * 9}, width=40) == [
+        "  made  word word word word word word",
+        "        word word word",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1234, "1,234"),
+        (12.3456, "12.35"),
+        (True, "yes"),
+        (False, ""),
+        (None, ""),
+        (UNSET, ""),
+        ({"empty": 1200, "bad": 1}, "1,200 empty, 1 bad"),
+        ([1, 2], "1, 2"),
+        ("a\x1b[31m", "a\\x1b[31m"),
+    ],
+)
+def test_a_value_as_a_cell(value: object, shown: str) -> None:
+    assert cell(value) == shown
+
+
+def test_a_result_is_its_fields_as_json_or_lines_without_secrets_or_escapes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    emit(ROWS, as_json=True)
+    assert [one["source"] for one in json.loads(capsys.readouterr().out)] == ["fineweb-edu", "code"]
+    emit(ROWS, False, ["\x1b[2J https://user:pass@host/x"])
+    out = capsys.readouterr().out
+    assert "\\x1b[2J" in out
+    assert "pass@" not in out
