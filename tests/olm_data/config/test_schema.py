@@ -57,7 +57,7 @@ def test_a_misspelt_name_is_found_as_the_types_find_it(
     "option",
     [
         "--model={preset: olmo2-1b}",
-        "--model={depth: 4, qk_norm: head}",
+        "--model={depth: 4, attention: {qk_norm: head}}",
         "--train_module.scheduler=null",
         "--trainer.callbacks.speed_monitor=null",
         '--trainer.callbacks.lm_evaluator.datasets["any name"]=x',
