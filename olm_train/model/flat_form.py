@@ -49,22 +49,24 @@ _BIASES = (
 _PARTS = {place[0] for place in FLAT.values()}
 _KINDS = {"norm": "rms_norm", "positions": "rope"}
 """Kinds where the flat form named none."""
+_ALWAYS = {"d_model", "n_layers", "n_heads", "tie_embeddings", "init_std"}
+"""Recorded of every decoder; the shape of another module has not all of these names."""
 _BACKENDS = ("auto", "sdpa", "math", "varlen", "flex", "flash")
 
 
 def from_flat(model: JsonObject) -> JsonObject:
-    """Return a recorded shape in the form of now; one that has it already, as it is."""
-    if any(isinstance(model.get(part), dict) for part in _PARTS):
+    """Return a recorded shape in the form of now; any other record as it is."""
+    if not model.keys() >= _ALWAYS or any(isinstance(model.get(part), dict) for part in _PARTS):
         return model
     kinds = {part: model.get(part, usual) for part, usual in _KINDS.items()}
-    parts: dict[str, JsonObject] = {}
+    parts: dict[str, JsonObject] = {"attention": {"name": "grouped_query"}}
     for name, (part, field, *kind) in FLAT.items():
         if name in model and kind in ([], [kinds.get(part)]):
             parts.setdefault(part, {})[field] = model[name]
     if "bias" in model:
         known = (new for old, *new in _BIASES if old == model["bias"])
         attention, feed_forward = next(known, (model["bias"], False))
-        parts.setdefault("attention", {})["bias"] = attention
+        parts["attention"]["bias"] = attention
         parts.setdefault("feed_forward", {})["bias"] = feed_forward
     return {name: each for name, each in model.items() if name not in FLAT | {"bias": 0}} | parts
 

@@ -49,6 +49,11 @@ def test_every_field_has_its_place_and_its_case() -> None:
     assert {*FLAT, "bias"} == BASE.keys() - as_dict(CONFIG).keys() | {*PARTS} - {"head"}
 
 
+def test_the_shape_of_another_module_is_left_alone() -> None:
+    other = {"d_model": 8, "n_layers": 2, "n_heads": 2, "hidden_size": 9, "norm": "own"}
+    assert from_flat(other) is other
+
+
 def test_what_had_no_effect_is_left_out() -> None:
     old = BASE | {"positions": "learned", "max_positions": 9, "rope_theta": 5.0}
     old |= {"norm": "layer_norm", "norm_zero_centred": False}
@@ -84,6 +89,8 @@ def test_a_run_goes_on_from_a_checkpoint_with_the_flat_form(
     trainer = build_trainer(tiny_mixture, run, *quiet, stop.format(4))
     trainer.fit()
     assert trainer.resumed
+    started = (run / "starts.jsonl").read_text().splitlines()[-1]
+    assert json.loads(started)["changes"] == ["trainer.hard_stop.value: 2 -> 4"]
     with pytest.raises(ValidationError, match=r"model\.norm\.eps: 1e-06 -> 0\.1"):
         build_trainer(tiny_mixture, tmp_path / "other", *quiet, "--model.norm.eps=0.1").fit()
 
