@@ -289,10 +289,10 @@ class Family:
     def _in_their_words(self, problem: Problem) -> Problem:
         """Return what is wrong with a shape, said of the fields of a config.json."""
         theirs = {
-            name: row.theirs[0]
+            name: leaf if (leaf := name.rpartition(".")[2]) in row.theirs else row.theirs[0]
             for row in self.rows
             for name in row.ours[:1]
-            if row.theirs and name not in row.theirs
+            if row.theirs
         }
         said = str(problem).removeprefix(f"{DecoderConfig.__name__} ")
         field, _, why = re.sub(

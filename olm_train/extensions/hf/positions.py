@@ -24,7 +24,7 @@ from olm_train.model.rope import (
     YaRNScaling,
 )
 
-ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+ROPE_FIELDS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 
 _KEYS = {
     "default": (),
