@@ -38,15 +38,15 @@ def transformers_model(model: Decoder, positions: int) -> Any:
         LlamaConfig(
             vocab_size=c.vocab_size,
             hidden_size=c.d_model,
-            intermediate_size=c.ffn_size,
+            intermediate_size=c.feed_forward.width(c),
             num_hidden_layers=c.n_layers,
             num_attention_heads=c.n_heads,
             num_key_value_heads=c.kv_heads,
             head_dim=c.head_size,
-            rms_norm_eps=c.norm_eps,
-            rope_theta=c.rope_theta,
+            rms_norm_eps=c.norm.eps,
+            rope_theta=c.positions.theta,
             max_position_embeddings=positions,
-            tie_word_embeddings=c.tie_embeddings,
+            tie_word_embeddings=c.head.tied,
             pad_token_id=0,
             eos_token_id=None,
             bos_token_id=None,
@@ -73,7 +73,7 @@ def transformers_model(model: Decoder, positions: int) -> Any:
             f"{at}input_layernorm.weight": block.attention_norm.weight,
             f"{at}post_attention_layernorm.weight": block.feed_forward_norm.weight,
         }
-    other.load_state_dict(weights, strict=not c.tie_embeddings)
+    other.load_state_dict(weights, strict=not c.head.tied)
     return other
 
 
@@ -89,7 +89,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     fields = dict(PRESETS[args.preset].fields)
-    shape: dict[str, Any] = {**fields, "vocab_size": 4096, "qk_norm": None, "block": "pre_norm"}
+    attention = {**fields.get("attention", {}), "qk_norm": None}
+    shape: dict[str, Any] = {**fields, "vocab_size": 4096, "attention": attention}
+    shape["block"] = "pre_norm"
     model = Decoder(DecoderConfig(**shape)).eval()
     init_parameters(model, 0)
     draw = torch.Generator().manual_seed(0)

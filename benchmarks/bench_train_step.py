@@ -65,14 +65,14 @@ class PlainBlock(nn.Module):
     def __init__(self, c: DecoderConfig) -> None:
         super().__init__()
         self.c, d, size = c, c.d_model, c.head_size
-        self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=c.norm_eps), nn.RMSNorm(d, eps=c.norm_eps)
+        self.norm_1, self.norm_2 = nn.RMSNorm(d, eps=c.norm.eps), nn.RMSNorm(d, eps=c.norm.eps)
         self.q = nn.Linear(d, c.n_heads * size, bias=False)
         self.k = nn.Linear(d, c.kv_heads * size, bias=False)
         self.v = nn.Linear(d, c.kv_heads * size, bias=False)
         self.o = nn.Linear(c.n_heads * size, d, bias=False)
-        self.gate = nn.Linear(d, c.ffn_size, bias=False)
-        self.up = nn.Linear(d, c.ffn_size, bias=False)
-        self.down = nn.Linear(c.ffn_size, d, bias=False)
+        self.gate = nn.Linear(d, c.feed_forward.width(c), bias=False)
+        self.up = nn.Linear(d, c.feed_forward.width(c), bias=False)
+        self.down = nn.Linear(c.feed_forward.width(c), d, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         h = self.norm_1(x)
@@ -96,15 +96,15 @@ class PlainGPT(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(PlainBlock(c) for _ in range(c.n_layers))
-        self.norm = nn.RMSNorm(c.d_model, eps=c.norm_eps)
+        self.norm = nn.RMSNorm(c.d_model, eps=c.norm.eps)
         self.head = nn.Linear(c.d_model, c.vocab_size, bias=False)
-        if c.tie_embeddings:
+        if c.head.tied:
             self.head.weight = self.embedding.weight
         for parameter in self.parameters():
             # torch's own table of deviation 1 makes subnormal probabilities, slow on a CPU.
             if parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
-        frequencies = c.rope_theta ** (-torch.arange(0, c.head_size, 2) / c.head_size)
+        frequencies = c.positions.theta ** (-torch.arange(0, c.head_size, 2) / c.head_size)
         angles = (torch.arange(sequence_length)[:, None] * frequencies).repeat(1, 2)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
@@ -182,7 +182,10 @@ def shape_and_batches(
 ) -> tuple[DecoderConfig, list[Batch], list[Batch]]:
     """The decoder's config, and the same tokens with their documents and without."""
     config = preset(
-        args.preset, vocab_size=args.vocab_size, tie_embeddings=True, attention=args.attention
+        args.preset,
+        vocab_size=args.vocab_size,
+        head={"tied": True},
+        attention={"backend": args.attention},
     )
     batch = random_batch(
         args.rows, args.sequence_length, args.vocab_size, args.mean_document, world

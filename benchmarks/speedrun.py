@@ -68,7 +68,8 @@ LONG = [
 LONG_SECONDS = 300
 GPU_LENGTH = 1024
 GPU_CONFIG = """\
-model: {preset: olm-125m, tie_embeddings: true, vocab_multiple: 128, qk_norm: head}
+model:
+  {preset: olm-125m, head: {tied: true}, vocab_multiple: 128, attention: {qk_norm: head}}
 data_loader: {mixture: mixture.lock.json, global_batch_size: 491520}
 train_module:
   rank_microbatch_size: 16384

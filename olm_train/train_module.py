@@ -115,7 +115,8 @@ class TransformerTrainModule(GradientStep):
 
     def describe(self) -> list[str]:
         """Return attention, loss, and the rates of groups that have their own."""
-        lines = [f"attention {self.model.config.attention}; loss {self.loss.name}: {self.loss.why}"]
+        backend = self.model.config.attention.backend
+        lines = [f"attention {backend}; loss {self.loss.name}: {self.loss.why}"]
         for number, group in enumerate(self._groups_apart()):
             first = group["names"][0] if group.get("names") else "unnamed"
             lines.append(

@@ -18,7 +18,11 @@ def graph() -> changed.Graph:
     ("name", "within", "without"),
     [
         # by an import, and by one of a support module
-        ("olm_train/extensions/hf/windows.py", "olm_train/extensions/hf/test_windows", "test_prp"),
+        (
+            "olm_train/extensions/hf/attention.py",
+            "olm_train/extensions/hf/test_attention",
+            "test_prp",
+        ),
         ("olm_data/order/prp.py", "olm_data/order/test_prp", "olm_data/storage/test_retry"),
         ("tests/support/hf_page.py", "docs/test_hugging_face_page", "olm_data/order/test_prp"),
         # by the name of a command, a callback, a fixture

@@ -65,12 +65,12 @@ def llama(shape: DecoderConfig) -> Any:
         LlamaConfig(
             vocab_size=shape.vocab_size,
             hidden_size=shape.d_model,
-            intermediate_size=shape.ffn_size,
+            intermediate_size=shape.feed_forward.width(shape),
             num_hidden_layers=shape.n_layers,
             num_attention_heads=shape.n_heads,
             num_key_value_heads=shape.kv_heads,
             max_position_embeddings=max(LENGTH, 1024),
-            tie_word_embeddings=shape.tie_embeddings,
+            tie_word_embeddings=shape.head.tied,
         )
     )
 

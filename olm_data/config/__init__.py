@@ -17,7 +17,8 @@ A configuration is a frozen dataclass; its annotations are the checks, written o
         output: FilePath                                    # counts from the file's folder
         workers: Annotated[int, Meta(ge=1)] = 4             # msgspec's Meta: ge, gt, pattern, ...
         mode: Literal["strict", "lenient"] = "strict"
-        source: Jsonl | Parquet = field(default_factory=Jsonl)   # by their `name: Literal[...]`
+        source: Jsonl | Parquet = field(default_factory=Jsonl)   # by their `name: Literal[...]`;
+                                                            # `parquet` is `{name: parquet}`
 
     values = Values.read("recipe.yaml")
     values.override_all(["--workers=8", "--source.text_key", "body"])

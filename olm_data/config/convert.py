@@ -41,6 +41,7 @@ from olm_data.config.hints import (
     parts_of,
     plain,
     rest_of,
+    tags_of,
 )
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
@@ -171,6 +172,8 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
     kind, notes = plain(hint)
     numpy = sys.modules.get("numpy")  # a number of it cannot be given before it is loaded
     value = value.item() if numpy is not None and isinstance(value, numpy.generic) else value
+    if isinstance(value, str) and tags_of(kind):
+        value = {"name": value}
     for note in notes:
         if isinstance(note, Reader):
             return _read(note, value, values, path)

@@ -193,6 +193,14 @@ def summary_of(kind: type) -> str:
     return " ".join(text.split()).removesuffix(".")
 
 
+def tags_of(hint: Any) -> list[Any]:
+    """Return the names that stand for a section of this type; none where it may be no section."""
+    kinds = kinds_of(plain(hint)[0])
+    if not all(map(is_section, kinds)):
+        return []
+    return [name for kind in kinds for name in choices(hints_of(kind).get("name"))]
+
+
 def name_of(kind: Any) -> Any:
     """Return what a configuration calls a component of this kind: its `name`, None without."""
     found = next((field.default for field in fields_of(kind) if field.name == "name"), None)

@@ -54,6 +54,8 @@ def parse_path(text: str) -> KeyPath | None:
 def put(data: PlainMapping, path: KeyPath, value: Any, *, where: str) -> None:
     """Put `value` at `path` of `data`, in place; missing mappings on the way are made.
 
+    A text on the way is the name of a component, `{name: text}`.
+
     A list has to be there already; the place just behind its end adds an item.
 
     Raises:
@@ -64,8 +66,8 @@ def put(data: PlainMapping, path: KeyPath, value: Any, *, where: str) -> None:
         here = path[: depth + 1]
         _check(place, part, here, where)
         below = place.get(part) if isinstance(part, str) else _item(place, part, here, where)
-        if below is None and isinstance(path[depth + 1], str):
-            below = {}
+        if isinstance(below, str | None) and isinstance(path[depth + 1], str):
+            below = {} if below is None else {"name": below}
             place[part] = below
         place = below
     last = path[-1]

@@ -93,8 +93,7 @@ def _lines(config: Any, prefix: str) -> Iterator[str]:
             meaning = attributes(config).get(field.name, "")
             yield _line(f"{prefix}NAME", Row("mapping with `name: module:Class`", "-", meaning))
             continue
-        sections = [kind for kind in kinds_of(plain(hint)[0]) if is_section(kind)]
-        row = _row(config, field, hint)
+        sections, row = _sections(hint), _row(config, field, hint)
         if len(sections) > 1:
             yield from _variants(sections, f"{name}.", field, row.meaning)
             continue
@@ -114,22 +113,32 @@ def _variants(kinds: list[Any], prefix: str, field: Field, meaning: str) -> Iter
     which = ", ".join(f"`{name}`" for name in names)
     yield _line(f"{prefix}name", Row(which, usual, f"which: {meaning}"))
     found: dict[str, dict[Row, list[str]]] = {}
-    items: dict[str, Any] = {}
+    fields: dict[str, tuple[Field, Any]] = {}
     for kind, own in zip(kinds, names, strict=True):
         for one in fields_of(kind):
             if one.name != "name":
                 hint = hints_of(kind)[one.name]
                 found.setdefault(one.name, {}).setdefault(_row(kind, one, hint), []).append(own)
-                items[one.name] = _item(hint)
+                fields[one.name] = one, hint
     for name, rows in found.items():
         for row, owners in rows.items():
             whose = ", ".join(f"`{owner}`" for owner in owners)
             if len(owners) > len(kinds) / 2:
                 whose = "not " + ", ".join(f"`{own}`" for own in names if own not in owners)
             note = "" if len(owners) == len(kinds) else f"{whose}: "
-            yield _line(prefix + name, replace(row, meaning=note + row.meaning))
-        if (item := items.get(name)) is not None:
+            row = replace(row, meaning=note + row.meaning)
+            one, hint = fields[name]
+            if len(inner := _sections(hint)) > 1:
+                yield from _variants(inner, f"{prefix}{name}.", one, row.meaning)
+            else:
+                yield _line(prefix + name, row)
+        if (item := _item(fields[name][1])) is not None:
             yield from _lines(item, f"{prefix}{name}[].")
+
+
+def _sections(hint: Any) -> list[Any]:
+    """Return the kinds of sections that a field may hold."""
+    return [kind for kind in kinds_of(plain(hint)[0]) if is_section(kind)]
 
 
 def _item(hint: Any) -> Any:

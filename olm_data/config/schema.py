@@ -32,6 +32,7 @@ from olm_data.config.hints import (
     plain,
     rest_of,
     summary_of,
+    tags_of,
 )
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
@@ -116,7 +117,7 @@ def _named_parts(hint: Any, definitions: Schema, counts: bool) -> Schema:
     return found
 
 
-def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
+def _of(hint: Any, definitions: Schema, counts: bool, *, text: bool = True) -> Schema:
     kind, notes = plain(hint)
     for note in notes:
         if isinstance(note, Reader):
@@ -125,6 +126,9 @@ def _of(hint: Any, definitions: Schema, counts: bool) -> Schema:
     if (parts := parts_of(hint)) is not None:
         own = _part(parts.group)
         found = {"anyOf": [*found.get("anyOf", [found]), own]} if found else own
+    if text and (names := tags_of(kind)):
+        named = {"type": "string"} if parts else {"enum": names}
+        found = {"anyOf": [*found.get("anyOf", [found]), named]}
     for note in notes:
         if isinstance(note, Meta):
             given = {name: getattr(note, name) for name in _LIMITS}
@@ -156,7 +160,7 @@ def _other_names(kind: Any, definitions: Schema, counts: bool) -> Schema | bool:
 def _of_kind(hint: Any, kind: Any, definitions: Schema, counts: bool) -> Schema:
     origin, inner = get_origin(kind), get_args(kind)
     if is_union(kind):
-        return {"anyOf": [_of(one, definitions, counts) for one in inner]}
+        return {"anyOf": [_of(one, definitions, counts, text=False) for one in inner]}
     if is_section(kind):
         name = kind.__name__
         if name not in definitions:

@@ -38,6 +38,7 @@ from olm_train.checkpoint.manifest import (
 from olm_train.checkpoint.state import StateDict, flatten, put_back, split
 from olm_train.checkpoint.tensors import fill
 from olm_train.distributed.world import World
+from olm_train.model.flat_form import from_flat
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Checkpoint:
         config = self.read_json(CONFIG)
         if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
             raise ValidationError(f"{CONFIG} is not the configuration of a run", where=self.folder)
-        return config
+        return {**config, "model": from_flat(config["model"])}
 
     @cached_property
     def index(self) -> Index:

@@ -45,7 +45,7 @@ from olm_train.checkpoint.weights import model_config
 from olm_train.data.base import DataLoaderBase
 from olm_train.data.lock_words import drawn_before
 from olm_train.model.config import DecoderConfig
-from olm_train.model.load import padded
+from olm_train.model.load import own_parts, padded
 from olm_train.model.weights_folder import is_exported, load_exported
 from olm_train.optim.state import OptimizerState, create_state, make_room
 from olm_train.train_module_base import TrainModule
@@ -374,9 +374,12 @@ def _refuse_other_sizes(checkpoint: Checkpoint, state: RunState, loader: DataLoa
 
 def _refuse_other_model(checkpoint: Checkpoint, run: Run) -> None:
     old, new = _model_of(checkpoint, run), run.config["model"]
-    if "attention" in new:
+    if all(
+        isinstance(model, dict) and isinstance(model.get("attention"), dict) for model in (old, new)
+    ):
         # Every back-end computes the same function; which one fits depends on the device.
-        old = {**old, "attention": new["attention"]}
+        backend = {"backend": new["attention"].get("backend")}
+        old = {**old, "attention": {**old["attention"], **backend}}
     _refuse(differences({"model": old}, {"model": new}), checkpoint)
 
 
@@ -390,7 +393,8 @@ def _model_of(checkpoint: Checkpoint, run: Run) -> Any:
     """
     kind = type(run.train_module.model_config)
     if kind is DecoderConfig:
-        return as_dict(model_config(checkpoint))
+        known = own_parts(run.config["model"])  # of this run's own configuration
+        return as_dict(model_config(checkpoint, known=known))
     plain = checkpoint.config()
     if is_dataclass(kind):
         values = Values(copy.deepcopy(plain), file=f"{checkpoint.folder}/config.json")

@@ -11,8 +11,7 @@ Never: a pickle, an optimiser, or a path.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable
 
 import torch
 
@@ -34,16 +33,22 @@ from olm_train.model.weights_folder import (
 )
 
 RUN = "run.json"
+_ANYWHERE = {"backend": "sdpa"}
 
 
-def model_config(checkpoint: Checkpoint, *, trust: bool = False) -> DecoderConfig:
+def model_config(
+    checkpoint: Checkpoint, *, known: Collection[str] = (), trust: bool = False
+) -> DecoderConfig:
     """Return the shape of a checkpoint's model; fields it does not know have their defaults.
+
+    Arguments as of `parse_model`.
 
     Raises:
         InputError: it is of somebody's own class, and not trusted.
         ValidationError: this program does not know such a model.
     """
-    return parse_model(checkpoint.config(), f"{checkpoint.folder}/{CONFIG}", trust=trust)
+    where = f"{checkpoint.folder}/{CONFIG}"
+    return parse_model(checkpoint.config(), where, known=known, trust=trust)
 
 
 def evaluation_model(
@@ -64,14 +69,16 @@ def evaluation_model(
         ValidationError: shape and weights do not fit each other.
     """
     if isinstance(source, ForeignModel):
-        return source.build(torch.float32, attention="sdpa")
+        return source.build(torch.float32, attention=_ANYWHERE)
     if isinstance(source, Exported):
-        model = model_of(source, classes=classes, trust=trust, vocab_multiple=1, attention="sdpa")
+        model = model_of(
+            source, classes=classes, trust=trust, vocab_multiple=1, attention=_ANYWHERE
+        )
         return model.float()
     config, entries = model_config(source, trust=trust), source.index.tensors.items()
     held = sum(entry.elements for name, entry in entries if name.startswith("model."))
     refuse_size(config, held, source.folder)
-    model = build_decoder(replace(config, attention="sdpa"), dtype=torch.float32)
+    model = build_decoder(config.changed(attention=_ANYWHERE), dtype=torch.float32)
     own = {name: value.data for name, value in model.named_parameters()}
     source.load_tensors({"model": own}, World())
     return model.eval()

@@ -86,14 +86,14 @@ def resolve(
         compiles, reason = _compiles(module, capability)
         why["compiled" if compiles else "not compiled"] = reason
         module = replace(module, compile_model=compiles)
-    if model.attention == AUTO:
+    if model.attention.backend == AUTO:
         name, reason = (
             _attention(model, dtype, capability)
             if cuda
             else _attention_on_cpu(model, dtype, module.rank_microbatch_size)
         )
         why[f"attention {name}"] = reason
-        model = replace(model, attention=name)
+        model = model.changed(attention={"backend": name})
     return model, module, why
 
 
@@ -133,7 +133,7 @@ def _attention(model: DecoderConfig, dtype: str, capability: Capability) -> tupl
         DTYPES[dtype],
         model.head_size,
         training=True,
-        softcap=model.attention_softcap is not None,
+        softcap=model.attention.softcap is not None,
     )
     passed: list[str] = []
     for name in BY_SPEED:

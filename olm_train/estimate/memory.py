@@ -25,11 +25,11 @@ from olm_train.estimate.device_defaults import AUTO, Capability, resolve
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import build_decoder
 from olm_train.model.loss import LOGITS_BYTES
+from olm_train.model.part import FP32, Saved
 from olm_train.optim.base import OptimConfig
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
-_FP32 = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,19 +130,17 @@ class TrainingTensors:
         own = {name: _shard(shape, shards) for name, shape in self.parameters.items()}
         per_block, block_input = block_bytes(model, sequence_length, param_dtype)
         blocks = model.n_layers * (kept * per_block + (1 - kept) * block_input)
-        around = size * 2 * model.d_model  # the last norm
-        if model.positions == "rope":
-            around += _FP32 * model.head_size  # the table of cosines and sines
+        around = size * 2 * model.d_model + model.positions.kept(model)  # the last norm, positions
         loss = microbatch if loss_tokens is None else min(loss_tokens, microbatch)
-        logits = loss * model.padded_vocab_size * (LOGITS_BYTES if size < _FP32 else 2 * _FP32)
+        logits = loss * model.padded_vocab_size * (LOGITS_BYTES if size < FP32 else 2 * FP32)
         # The logits are gone when a block is recomputed.
         again = microbatch * (per_block - block_input) if kept < 1 else 0
         here = 0 if offload else 1
         return Memory(
-            weights=here * _FP32 * sum(own.values()),
-            gradients=_FP32 * sum(map(math.prod, self.parameters.values()))
+            weights=here * FP32 * sum(own.values()),
+            gradients=FP32 * sum(map(math.prod, self.parameters.values()))
             if accumulates
-            else here * _FP32 * sum(own.values()),
+            else here * FP32 * sum(own.values()),
             optimizer=here
             * sum(
                 same * own[name] // math.prod(self.parameters[name]) + other
@@ -161,16 +159,16 @@ class TrainingTensors:
             parts, numel = name.split("."), math.prod(shape)
             if parts[0] == "blocks":
                 blocks[parts[1]] = blocks.get(parts[1], 0) + numel
-            elif parts[0] == "embeddings" and not self.model.tie_embeddings:
+            elif parts[0] == "embeddings" and not self.model.head.tied:
                 table += numel
             else:
                 root += numel
         largest = sorted(blocks.values(), reverse=True)
         if shards == 1:  # each matrix product keeps its cast weight; a look-up casts nothing
-            return 0 if size == _FP32 else size * (sum(largest) + root)
+            return 0 if size == FP32 else size * (sum(largest) + root)
         # One block computes while the next is gathered, and the last one's gradients are reduced.
         kept = 0 if reshard is True else sum(largest[2:]) // max(int(reshard), 1)
-        return size * (sum(largest[:2]) + kept + root + table) + _FP32 * largest[0]
+        return size * (sum(largest[:2]) + kept + root + table) + FP32 * largest[0]
 
 
 def memory_of_step(
@@ -197,7 +195,7 @@ def memory_of_step(
     Raises:
         UsageError: the parallel degrees do not fit the world.
     """
-    on_cpu = model.attention == AUTO
+    on_cpu = model.attention.backend == AUTO
     model, module, _ = resolve(model, module, Capability())
     dp, microbatch = module.dp_config, module.rank_microbatch_size
     compiling = module.compile_model is True
@@ -224,12 +222,9 @@ def _kept(
     if config.mode == "selected_blocks":
         return 1 - math.ceil(model.n_layers / (config.block_interval or 1)) / model.n_layers
     if config.mode == "selected_ops":  # results of matrix products and of attention
-        heads = 2 * (model.n_heads + model.kv_heads) * model.head_size
-        if model.attention == "math":
-            heads += model.n_heads * sequence_length
-        wide = (1 if model.feed_forward == "gelu" else 2) * model.ffn_size
+        attention = model.attention.products(model, sequence_length)
         dtype = module.dp_config.param_dtype
-        ops = _ITEMSIZE[dtype] * (heads + wide + 2 * model.d_model)
+        ops = _ITEMSIZE[dtype] * (attention + model.feed_forward.products(model))
         return min(1.0, ops / block_bytes(model, sequence_length, dtype)[0])
     if config.mode == "budget":
         return config.activation_memory_budget or 0.0
@@ -241,31 +236,16 @@ def block_bytes(
 ) -> tuple[float, float]:
     """Return the bytes a token costs in one block: all that is kept, and its input alone.
 
-    Kept are the inputs of each norm, matrix product, attention and activation function; views
-    keep the tensor they look into. Statistics of norms and of attention are fp32.
+    Kept are the inputs of each norm, matrix product, attention and activation function, as each
+    part says (`kept`); views keep the tensor they look into. Statistics are fp32.
     """
-    size = _ITEMSIZE[param_dtype]
-    heads, kv_heads, head = model.n_heads, model.kv_heads, model.head_size
-    attention = (heads + 2 * kv_heads) * head  # values are a view into this product
-    attention += heads * head  # output
-    changed = model.positions == "rope" or model.qk_norm is not None
-    attention += changed * (heads + kv_heads) * head  # queries and keys anew
-    products = 0  # of a query with all keys: bent ones, and their softmax, fp32
-    softcap = model.attention_softcap is not None
-    if model.attention == "math" or (softcap and model.attention in ("sdpa", "auto")):
-        held = (1 + softcap) * _FP32 + (size if size < _FP32 else 0)
-        products = heads * sequence_length * held
-    elif model.attention in ("sdpa", "auto"):
-        attention += sequence_length  # a row of the mask, as the kernel wants it
-        if kv_heads < heads:  # keys and values for each head, not those that were changed
-            attention += 2 * heads * head
-            attention -= kv_heads * head * changed
-    hidden = 2 if model.feed_forward == "gelu" else 4  # gate and up, act(gate), their product
-    norms = 2 if model.block == "peri_norm" else 1  # of attention, and of the feed-forward
-    streams = 2 * (norms + 1) * model.d_model  # what goes into and comes out of each
-    statistics = _FP32 * (heads + 2 * norms)
-    kept = size * (attention + hidden * model.ffn_size + streams) + statistics + products
-    return float(kept), float(size * model.d_model)
+    saved = Saved(_ITEMSIZE[param_dtype], sequence_length)
+    kept = (
+        model.attention.kept(model, saved, rotated=model.positions.rotates)
+        + model.feed_forward.kept(model, saved)
+        + model.block.kept(model, saved)
+    )
+    return float(kept), float(saved.itemsize * model.d_model)
 
 
 def _shard(shape: tuple[int, ...], shards: int) -> int:

@@ -111,7 +111,7 @@ class Recipe:
             if changed:
                 module[name] = changed
         return {
-            "model": {"preset": self.preset, "attention": _attention(self.gpu)},
+            "model": {"preset": self.preset, "attention": {"backend": _attention(self.gpu)}},
             "train_module": module,
         }
 
@@ -230,12 +230,16 @@ def _ways(
 @functools.cache
 def counted_tensors(name: str, attention: str = ATTENTION) -> TrainingTensors:
     """Return the tensors of preset `name` and of AdamW."""
-    model = preset(name, vocab_size=PRESETS[name].vocab_size, attention=attention)
-    return TrainingTensors.count(model, AdamWConfig())
+    return TrainingTensors.count(_with(name, attention), AdamWConfig())
 
 
 def _model(name: str, gpu: Gpu) -> DecoderConfig:
-    return preset(name, vocab_size=PRESETS[name].vocab_size, attention=_attention(gpu))
+    return _with(name, _attention(gpu))
+
+
+def _with(name: str, attention: str) -> DecoderConfig:
+    backend = {"backend": attention}
+    return preset(name, vocab_size=PRESETS[name].vocab_size, attention=backend)
 
 
 def _attention(gpu: Gpu) -> str:

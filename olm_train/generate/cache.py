@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olm_train.model.attention import attention_by_products
 from olm_train.model.attention_backend import Attend, KeyMemory, Scores, keys_before
+from olm_train.model.attention_dense import attention_by_products
 
 
 class Places(NamedTuple):

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from olm_train.generate.cache import KVCache
-from olm_train.model.decoder import Block, Decoder
+from olm_train.model.attention import Attention
+from olm_train.model.block import Block
+from olm_train.model.decoder import Decoder
+from olm_train.model.feed_forward import FeedForward, GatedFeedForward
 from olm_train.model.head import Head
-from olm_train.model.layers import Attention, FeedForward, GatedFeedForward
 
 CHUNK = 1024
 """Tokens of a long prompt that go through the model at a time."""

@@ -1,171 +1,45 @@
-"""Causal attention inside documents: one signature, several back-ends, chosen by name.
+"""Attention within documents: configuration, module and cost; and the back-ends, by name.
 
 A query sees a key of its own document at or before its own place, and nothing else:
 
     allowed(q, k) = doc_start[q] <= k <= q       and with a window: q - k < window
 
-The signature is `attention_backend.py`'s. `sdpa`, with a dense mask, runs everywhere and is the
-reference; on a CPU it takes documents one by one where that is less work. `math` holds all products
-of queries and keys, the fastest in bf16 on a CPU where rows are short; `varlen` and `flash` are in
-`attention_varlen.py`, `flex` in `attention_flex.py`. A back-end is named in the model's config and
-never replaced by another silently; one that cannot run where it is asked to raises.
+How that is computed is a back-end with the signature of `attention_backend.py`: `sdpa` and `math`
+are in `attention_dense.py`, `varlen` and `flash` in `attention_varlen.py`, `flex` in
+`attention_flex.py`. A back-end is named in the model's config and never replaced by another
+silently; one that cannot run where it is asked to raises.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat
 from olm_data.errors import UsageError, suggest
-from olm_train.model.attention_backend import Attend, AttentionBackend, DocumentLayout, Scores
+from olm_train.model.attention_backend import (
+    AttentionBackend,
+    KeyMemory,
+    Scores,
+    Shifted,
+    keys_before,
+)
+from olm_train.model.attention_dense import MATH, SDPA
 from olm_train.model.attention_flex import FLEX
 from olm_train.model.attention_varlen import FLASH, VARLEN
-from olm_train.model.precision import at_least_fp32
-
-CALL = 2048
-"""Products of a query and a key that take as long as a call of the kernel, forward and back."""
-
-
-def block_causal_mask(doc_start: Tensor, window: int | None = None) -> Tensor:
-    """The boolean mask of `allowed(q, k)`, [b, 1, S, S] for doc_start [b, S]."""
-    sequence_length = doc_start.shape[1]
-    place = torch.arange(sequence_length, device=doc_start.device)
-    causal = place[None, :] <= place[:, None]  # [S, S]
-    if window is not None:  # a document seems to start where the window does
-        doc_start = torch.maximum(doc_start, place - window + 1)
-    own_document = place[None, None, :] >= doc_start[:, :, None]  # [b, S, S]
-    return (causal & own_document)[:, None]
-
-
-class Documents:
-    """The context of a micro-batch on a CPU, whose documents are attended one by one.
-
-    No tuple, which would be compiled anew for each micro-batch: a compiled block takes the mask.
-
-    Args:
-        doc_start, window: as in `DocumentLayout`.
-    """
-
-    def __init__(self, doc_start: Tensor, window: int | None) -> None:
-        self.doc_start, self.window = doc_start, window
-        begins = doc_start.numpy() == np.arange(doc_start.shape[1])
-        starts = np.flatnonzero(begins).tolist()
-        self.lengths = [end - start for start, end in pairwise([*starts, doc_start.numel()])]
-
-    @property
-    def worth_it(self) -> bool:
-        """Whether it is less work than all products of the rows."""
-        work = sum(length**2 + CALL for length in self.lengths)
-        return work < self.doc_start.numel() * self.doc_start.shape[1]
-
-    def mask(self) -> Tensor:
-        """Return the mask of the whole micro-batch."""
-        return block_causal_mask(self.doc_start, self.window)
-
-    def attend(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Tensor:
-        """Call `attend` on each document, with its own mask if the window is shorter."""
-        parts = (x.flatten(0, 1)[None].split(self.lengths, dim=1) for x in (q, k, v))
-        out = []
-        for own_q, own_k, own_v in zip(*parts, strict=True):
-            length, mask = own_q.shape[1], None
-            if self.window is not None and length > self.window:
-                mask = block_causal_mask(self.doc_start.new_zeros(1, length), self.window)
-            out.append(attend(own_q, own_k, own_v, mask, scores))  # [1, length, heads, D]
-        return torch.cat(out, dim=1).view_as(q)
-
-
-def _sdpa_prepare(layout: DocumentLayout) -> Documents | Tensor | None:
-    doc_start, window = layout.doc_start, layout.window
-    if doc_start is None:
-        return None
-    if doc_start.is_cpu and not torch.compiler.is_compiling():
-        documents = Documents(doc_start, window)
-        if documents.worth_it:
-            return documents
-    return block_causal_mask(doc_start, window)
-
-
-def _math_prepare(layout: DocumentLayout) -> Tensor | None:
-    if layout.doc_start is None:
-        return None
-    mask = block_causal_mask(layout.doc_start, layout.window)
-    return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)
-
-
-def attention_by_products(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores
-) -> Tensor:
-    """Attention by two matrix products and a softmax in fp32 between them.
-
-    Args:
-        q: [..., G, Q, D], the queries of G heads that share keys.
-        k, v: [..., S, D].
-        mask: broadcast to [..., G, Q, S]: bool, keys that a query sees, or floats that are added to
-            the products; None: all are seen.
-        scores: what is done to the products.
-
-    Returns:
-        [..., G, Q, D]. All products are held, in fp32 and in the dtype of `v`.
-    """
-    scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
-    heads = q.shape[-3:-1]
-    products = at_least_fp32((q * scale).flatten(-3, -2) @ k.transpose(-1, -2))
-    products = products.unflatten(-2, heads)  # [..., G, Q, S]
-    if scores.softcap is not None:
-        products = scores.softcap * torch.tanh(products / scores.softcap)
-    if mask is not None and mask.dtype == torch.bool:
-        products = products.masked_fill(~mask, -torch.inf)
-    elif mask is not None:
-        products = products.add_(mask)
-    shares = products.softmax(-1).to(v.dtype).flatten(-3, -2)
-    return (shares @ v).unflatten(-2, heads)
-
-
-def _math_attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
-    if mask is None:
-        length = q.shape[1]
-        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()[None, None]
-    grouped = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 3, 1, 4)  # [b, K, H / K, S, D]
-    keys, values = (x.transpose(1, 2) for x in (k, v))  # [b, K, S, D]
-    out = attention_by_products(grouped, keys, values, mask[:, None], scores)
-    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-
-def _sdpa_attend(
-    q: Tensor, k: Tensor, v: Tensor, context: Documents | Tensor | None, scores: Scores
-) -> Tensor:
-    if isinstance(context, Documents):
-        if not torch.compiler.is_compiling():
-            return context.attend(_sdpa_attend, q, k, v, scores)
-        context = context.mask()
-    mask = context
-    if scores.softcap is not None:  # no kernel of torch has one on a CPU
-        return _math_attend(q, k, v, mask, scores)
-    group = q.shape[2] // k.shape[2]
-    if mask is not None and group > 1:
-        # With a mask and fewer heads of keys, CUDA has the slow kernel only, which writes all b x H
-        # x S x S products to memory.
-        k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # [b, S, H, D]
-        group = 1
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),  # [b, H, S, D]
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scores.scale,
-        enable_gqa=group > 1,
-    )
-    return out.transpose(1, 2)
-
+from olm_train.model.layers import Linear
+from olm_train.model.norm import NormPart
+from olm_train.model.part import FP32, Params, Saved, Sizes, require
+from olm_train.model.rope import rotate
+from olm_train.model.tap import NO_TAP, Tap
 
 ATTENTION_BACKENDS: dict[str, AttentionBackend] = {
-    "sdpa": AttentionBackend(_sdpa_prepare, _sdpa_attend),
-    "math": AttentionBackend(_math_prepare, _math_attend),
+    "sdpa": SDPA,
+    "math": MATH,
     "varlen": VARLEN,
     "flex": FLEX,
     "flash": FLASH,
@@ -182,7 +56,176 @@ def attention_backend(name: str) -> AttentionBackend:
     if backend is None:
         raise UsageError(
             f"unknown attention back-end {name!r}",
-            where="attention",
+            where="backend",
             fix=suggest(name, ["auto", *ATTENTION_BACKENDS]),
         )
     return backend
+
+
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al., 2023) with rotary positions and optional QK-norm.
+
+    `w_qkv` holds the rows of all query heads, then key heads, then value heads. QK-norm comes
+    before the rotation: over each head (Henry et al., 2020; Qwen 3), or over all at once (OLMo 2).
+    """
+
+    def __init__(
+        self, config: AttentionConfig, sizes: Sizes, norm: NormPart, **factory: Any
+    ) -> None:
+        super().__init__()
+        self.head_dim = sizes.head_size
+        self.heads = (sizes.n_heads, sizes.kv_heads, sizes.kv_heads)
+        self.attend, self.scores = attention_backend(config.backend).attend, config.scores
+        parts = tuple(heads * self.head_dim for heads in self.heads)
+        self.w_qkv = Linear(
+            sizes.d_model, sum(parts), parts=parts, bias=config.bias is not None, **factory
+        )
+        self.w_out = Linear(parts[0], sizes.d_model, bias=config.bias == "all", **factory)
+        self.norm_whole = config.qk_norm == "full"
+        q_size, k_size, _ = parts if self.norm_whole else (self.head_dim,) * 3
+        self.q_norm = norm.build(q_size, **factory) if config.qk_norm else None
+        self.k_norm = norm.build(k_size, **factory) if config.qk_norm else None
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor] | None,
+        context: Any,
+        tap: Tap = NO_TAP,
+    ) -> Tensor:
+        """Attend within documents: [b, S, d_model] -> [b, S, d_model].
+
+        Args:
+            x: input.
+            rope: cos and sin as `rope_table` gives them; None: nothing is rotated.
+            context: what the back-end prepared; or a memory of keys; or one of them `Shifted`.
+            tap: what looks at activations.
+        """
+        qkv = tap("w_qkv", self.w_qkv(x)).unflatten(-1, (-1, self.head_dim))  # [b, S, H + 2K, D]
+        q, k, v = qkv.split(self.heads, dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = tap("q_norm", self._normalise(self.q_norm, q))
+            k = tap("k_norm", self._normalise(self.k_norm, k))
+        if isinstance(context, Shifted):
+            moved, context = context
+            kept = isinstance(context, KeyMemory)
+            before = context.before(k) if kept else keys_before(k, k[:, :1])
+            k = torch.where(moved, before, k)
+        if rope is not None:
+            q, k = rotate(q, *rope), rotate(k, *rope)
+        if isinstance(context, KeyMemory):
+            heads = context.attend(self.attend, q, k, v, self.scores)
+        else:
+            heads = self.attend(q, k, v, context, self.scores)  # [b, S, H, D]
+        return tap("w_out", self.w_out(heads.flatten(2)))
+
+    def _normalise(self, norm: nn.Module, x: Tensor) -> Tensor:
+        if self.norm_whole:
+            return norm(x.flatten(2)).view_as(x)
+        return norm(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """Attention of queries in groups, each with its keys and values.
+
+    Attributes:
+        name: queries in groups, each with its keys and values.
+        bias: "qkv": of the query, key and value maps; "all": of the output map too.
+        qk_norm: normalise queries and keys: "head": each head (Qwen 3), "full": all heads at once
+            (OLMo 2).
+        shift_keys: half of each key is that of the token before it in its document, so that one
+            layer finds what followed a token like its own (induction). With RoPE it is the half
+            that turns slowest. Costs nothing; no model of transformers has it.
+        sliding_window: keys a query sees, its own among them, by layer; the list is repeated over
+            the layers, -1 is no limit: `[4096, 4096, 4096, -1]` (OLMo 3).
+        query_pre_attn_scalar: products of queries and keys are divided by the square root of this
+            (Gemma). Default: head_dim.
+        softcap: those products are bent into (-this, this) as logits are by `head.softcap` (Gemma
+            2: 50). Back-ends math, sdpa, which then computes as math, flex and flash.
+        backend: sdpa, math, varlen, flex or flash, [see below](#attention-back-ends); auto: [what
+            fits the device](#what-auto-stands-for), and sdpa for a model that is built by itself.
+    """
+
+    name: Literal["grouped_query"] = "grouped_query"
+    bias: Literal["qkv", "all"] | None = None
+    qk_norm: Literal["head", "full"] | None = None
+    shift_keys: bool = False
+    sliding_window: tuple[int, ...] | None = None
+    query_pre_attn_scalar: PositiveFloat | None = None
+    softcap: PositiveFloat | None = None
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        windows = self.sliding_window
+        require(
+            windows is None or (bool(windows) and all(w == -1 or w >= 1 for w in windows)),
+            "sliding_window",
+            "a window is at least 1 token, or -1 for all",
+        )
+        attention_backend(self.backend)
+
+    def check(self, sizes: Sizes) -> None:
+        """Refuse what these sizes do not allow.
+
+        Raises:
+            UsageError: names the field.
+        """
+        require(
+            not self.shift_keys or sizes.head_size >= 4,
+            "attention.shift_keys",
+            f"heads of {sizes.head_size} have no half to shift",
+        )
+
+    def windows(self, sizes: Sizes) -> tuple[int | None, ...]:
+        """Each layer's window, None where there is no limit."""
+        pattern = self.sliding_window or (-1,)
+        repeated = (pattern[layer % len(pattern)] for layer in range(sizes.n_layers))
+        return tuple(None if window == -1 else window for window in repeated)
+
+    @property
+    def scores(self) -> Scores:
+        """What is done to the products of queries and keys."""
+        scalar = self.query_pre_attn_scalar
+        return Scores(None if scalar is None else scalar**-0.5, self.softcap)
+
+    def build(self, sizes: Sizes, norm: NormPart, **factory: Any) -> nn.Module:
+        """Return the layer of a block: its `forward` takes what `Attention.forward` does."""
+        return Attention(self, sizes, norm, **factory)
+
+    def flops(self, sizes: Sizes, norm: NormPart) -> int:
+        """FLOPs of forward and backward for a token, without those of queries with keys."""
+        return 6 * Params.of(self.build(sizes, norm, device="meta")).matrices
+
+    def pair_flops(self, sizes: Sizes) -> int:
+        """FLOPs of forward and backward for a query and a key that it sees."""
+        return 12 * sizes.n_heads * sizes.head_size  # q.k and p.v, 2 each, times 3
+
+    def kept(self, sizes: Sizes, saved: Saved, *, rotated: bool) -> float:
+        """Bytes of activations that a token keeps for the backward pass, without the input.
+
+        Args:
+            rotated: whether positions change queries and keys.
+        """
+        heads, kv_heads, head = sizes.n_heads, sizes.kv_heads, sizes.head_size
+        kept = (heads + 2 * kv_heads) * head  # values are a view into this product
+        kept += heads * head  # output
+        changed = rotated or self.qk_norm is not None
+        kept += changed * (heads + kv_heads) * head  # queries and keys anew
+        products = 0  # of a query with all keys: bent ones, and their softmax, fp32
+        softcap, dense = self.softcap is not None, self.backend in ("sdpa", "auto")
+        if self.backend == "math" or (softcap and dense):
+            held = (1 + softcap) * FP32 + (saved.itemsize if saved.itemsize < FP32 else 0)
+            products = heads * saved.length * held
+        elif dense:
+            kept += saved.length  # a row of the mask, as the kernel wants it
+            if kv_heads < heads:  # keys and values for each head, not those that were changed
+                kept += 2 * heads * head
+                kept -= kv_heads * head * changed
+        return saved.itemsize * kept + FP32 * heads + products
+
+    def products(self, sizes: Sizes, length: int) -> int:
+        """Elements that matrix products and attention give a token of a row of `length`."""
+        kept = 2 * (sizes.n_heads + sizes.kv_heads) * sizes.head_size + sizes.d_model
+        return kept + (sizes.n_heads * length if self.backend == "math" else 0)

@@ -183,7 +183,7 @@ class AttentionBackend:
         if refusal is not None:
             raise UsageError(
                 f"the attention back-end {name} cannot run here",
-                where="model.attention",
+                where="model.attention.backend",
                 why=refusal.why,
                 fix=refusal.fix,
             )

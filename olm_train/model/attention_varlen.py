@@ -208,7 +208,7 @@ def _no_flash() -> Refusal | None:
 
 def _no_cap_in_torch() -> Refusal:
     return Refusal(
-        "torch's varlen_attn has no soft cap of attention (model.attention_softcap)",
+        "torch's varlen_attn has no soft cap of attention (model.attention.softcap)",
         "use flex, or flash with the package flash-attn",
     )
 
@@ -217,7 +217,7 @@ def _no_cap_in_flash() -> Refusal | None:
     if "softcap" in inspect.signature(_flash_function()).parameters:
         return None
     return Refusal(
-        "this version of flash-attn has no soft cap of attention (model.attention_softcap)",
+        "this version of flash-attn has no soft cap of attention (model.attention.softcap)",
         "install flash-attn 2.6 or later, or use flex",
     )
 

@@ -2,9 +2,8 @@
 
     ids -> embeddings -> block * n -> norm -> head -> logits
 
-    pre_norm        x += attention(norm(x));        x += feed_forward(norm(x))
-    reordered_norm  x += norm(attention(x));        x += norm(feed_forward(x))          (OLMo 2)
-    peri_norm       x += norm(attention(norm(x)));  x += norm(feed_forward(norm(x)))    (Gemma 3)
+What stands in each place is a part with a file of its own: `block.py`, `attention.py`,
+`feed_forward.py`, `norm.py`, `positions.py`, `head.py`.
 
 A row holds pieces of several documents. Positions restart and attention is cut at each document's
 start, so the logits of one document are a function of that document alone.
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olm_data.model_folder import About
@@ -27,67 +25,10 @@ from olm_train.model.attention import attention_backend
 from olm_train.model.attention_backend import DocumentLayout, Shifted, Use
 from olm_train.model.config import DecoderConfig
 from olm_train.model.head import Head
-from olm_train.model.layers import Attention, Linear, build_feed_forward, build_norm
+from olm_train.model.layers import Embedding
 from olm_train.model.rope import rope_table
-from olm_train.model.tap import NO_TAP, Tap, Watcher, names_within
+from olm_train.model.tap import NO_TAP
 from olm_train.model.weights_folder import save_model
-
-
-class Embedding(nn.Module):
-    """A table of vectors, weight [entries, d_model]."""
-
-    def __init__(self, entries: int, d_model: int, **factory: Any) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(entries, d_model, **factory))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Look up [b, S] ids: [b, S, d_model]."""
-        return F.embedding(ids, self.weight)
-
-
-class Block(nn.Module):
-    """Attention and feed-forward, each added to the residual stream, with norms before or after."""
-
-    def __init__(self, config: DecoderConfig, **factory: Any) -> None:
-        super().__init__()
-
-        def norm(needed: bool) -> nn.Module:
-            return build_norm(config, config.d_model, **factory) if needed else nn.Identity()
-
-        before, after = config.block != "reordered_norm", config.block != "pre_norm"
-        self.attention_norm = norm(before)
-        self.attention = Attention(config, **factory)
-        self.post_attention_norm = norm(after)
-        self.feed_forward_norm = norm(before)
-        self.feed_forward = build_feed_forward(config, **factory)
-        self.post_feed_forward_norm = norm(after)
-
-    def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        context: Any,
-        tap: Tap = NO_TAP,
-    ) -> Tensor:
-        """[b, S, d_model] -> [b, S, d_model]; other arguments as in `Attention.forward`."""
-        h = tap("attention_norm", self.attention_norm(x))
-        h = self.attention(h, rope, context, tap.within("attention"))
-        x = x + tap("post_attention_norm", self.post_attention_norm(h))
-        h = tap("feed_forward_norm", self.feed_forward_norm(x))
-        h = self.feed_forward(h, tap.within("feed_forward"))
-        return tap("", x + tap("post_feed_forward_norm", self.post_feed_forward_norm(h)))
-
-    def watched(
-        self,
-        slots: Tensor,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor] | None,
-        context: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what `forward` does, and the rows of a `Watcher` [submodules and this, ROW]."""
-        watcher = Watcher(names_within(self), slots)
-        x = type(self).forward(self, x, rope, context, watcher)
-        return x, torch.stack(watcher.rows)
 
 
 class Decoder(nn.Module):
@@ -105,17 +46,12 @@ class Decoder(nn.Module):
         self.config = config
         self.compute_dtype: torch.dtype | None = None
         self.tap = NO_TAP
-        self.backend = attention_backend(config.attention)
-        rows = config.padded_vocab_size
-        self.embeddings = Embedding(rows, config.d_model, **factory)
-        self.position_embeddings = (
-            Embedding(config.max_positions, config.d_model, **factory)
-            if config.max_positions is not None
-            else None
-        )
-        self.blocks = nn.ModuleList(Block(config, **factory) for _ in range(config.n_layers))
-        self.norm = build_norm(config, config.d_model, **factory)
-        self.lm_head = None if config.tie_embeddings else Linear(config.d_model, rows, **factory)
+        self.backend = attention_backend(config.attention.backend)
+        self.embeddings = Embedding(config.padded_vocab_size, config.d_model, **factory)
+        self.position_embeddings = config.positions.build(config, **factory)
+        self.blocks = nn.ModuleList(config.build_block(**factory) for _ in range(config.n_layers))
+        self.norm = config.norm.build(config.d_model, **factory)
+        self.lm_head = config.head.build(config, **factory)
 
     def require_attention(
         self, device: torch.device, dtype: torch.dtype, *, training: bool
@@ -125,9 +61,9 @@ class Decoder(nn.Module):
         Raises:
             UsageError: it cannot; nothing is computed by another one instead.
         """
-        config = self.config
-        use = Use(device, dtype, config.head_size, training, config.attention_softcap is not None)
-        self.backend.require(config.attention, use)
+        attention, head_dim = self.config.attention, self.config.head_size
+        use = Use(device, dtype, head_dim, training, attention.softcap is not None)
+        self.backend.require(attention.backend, use)
 
     def forward(
         self,
@@ -172,7 +108,7 @@ class Decoder(nn.Module):
         self.require_attention(x.device, x.dtype, training=torch.is_grad_enabled())
         if contexts is None:
             contexts = self.contexts(input_ids, doc_start, cu_seqlens, max_seqlen)
-        if config.shift_keys:
+        if config.attention.shift_keys:
             place = torch.arange(input_ids.shape[1], device=input_ids.device)
             within = positions if doc_start is None else place - doc_start
             contexts = Shifted.of(contexts, within > 0, config.head_size)
@@ -193,7 +129,7 @@ class Decoder(nn.Module):
         (rows, length), device = input_ids.shape, input_ids.device
         if doc_start is None:
             layout = DocumentLayout.whole_rows(rows, length, device)
-            if self.config.sliding_window is not None:
+            if self.config.attention.sliding_window is not None:
                 layout = layout._replace(doc_start=torch.zeros_like(input_ids))
         else:
             layout = DocumentLayout(doc_start, cu_seqlens, max_seqlen or length)
@@ -207,7 +143,7 @@ class Decoder(nn.Module):
         """The map from normalised states of `dtype` to logits."""
         table = self.embeddings if self.lm_head is None else self.lm_head
         config = self.config
-        return Head(table.weight.to(dtype), config.vocab_size, config.logit_softcap)
+        return Head(table.weight.to(dtype), config.vocab_size, config.head.softcap)
 
     def save(self, folder: str | os.PathLike[str], tokenizer: object = None) -> About:
         """Write the model to a folder: safetensors and JSON, no pickle; `load_model` reads it.
@@ -241,7 +177,7 @@ class Decoder(nn.Module):
             for name, tensor in (*self.named_parameters(), *self.named_buffers())
         }
         self.to("meta", torch.float32)
-        self.config, self.backend = config, attention_backend(config.attention)
+        self.config, self.backend = config, attention_backend(config.attention.backend)
         return tensors
 
     def _embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:

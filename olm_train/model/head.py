@@ -1,4 +1,4 @@
-"""The last map of a decoder, normalised states to logits, as a value.
+"""The last map of a decoder, normalised states to logits: its configuration, and itself as a value.
 
 A loss that never holds all logits at once takes this apart into pieces of states and calls it on
 each; the model's own `head` calls it on all of them. So both compute the same logits.
@@ -6,11 +6,17 @@ each; the model's own `head` calls it on all of them. So both compute the same l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from olm_data.config.convert import Config
+from olm_data.config.hints import PositiveFloat
+from olm_train.model.layers import Linear
+from olm_train.model.part import Sizes
 
 
 class Head(NamedTuple):
@@ -40,3 +46,24 @@ class Head(NamedTuple):
         if logits.shape[-1] != self.vocab_size:
             logits = logits[..., : self.vocab_size]
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig(Config):
+    """The map from the last states to logits.
+
+    Attributes:
+        tied: use the embedding table as its matrix.
+        softcap: logits are bent into (-this, this): this * tanh(logits / this) (Gemma 2: 30).
+    """
+
+    tied: bool = False
+    softcap: PositiveFloat | None = None
+
+    def build(self, sizes: Sizes, **factory: Any) -> Linear | None:
+        """Return the matrix, None where it is the embedding table."""
+        return None if self.tied else Linear(sizes.d_model, sizes.padded_vocab_size, **factory)
+
+    def tables(self) -> int:
+        """Number of tables with a row for each id: the embeddings', and the head's own."""
+        return 1 if self.tied else 2

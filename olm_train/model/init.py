@@ -55,8 +55,7 @@ def init_parameters(model: Decoder, seed: int, *, threads: int | None = None) ->
     config, pieces = model.config, deque[_Piece]()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            zeros = name.endswith(".bias") or config.norm_zero_centred
-            parameter.fill_(0.0 if zeros else 1.0)
+            parameter.fill_(0.0 if name.endswith(".bias") else config.norm.initial_weight)
             continue
         residual = name.endswith(RESIDUAL_OUTPUTS)
         std = config.init_std / (math.sqrt(2 * config.n_layers) if residual else 1)

@@ -9,7 +9,7 @@ somebody else's only when the caller names it, or trusts whoever wrote the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import parse
+from olm_data.config.convert import Config, parse
+from olm_data.config.hints import hints_of, tags_of
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.values import Values
 from olm_data.dataset.tokenizer import TOKENIZER, prompt_tokenizer
 from olm_data.errors import InputError, UsageError, ValidationError, printable
 from olm_data.storage.store import absolute
-from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
+from olm_train.model.config import PARTS, VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
+from olm_train.model.flat_form import from_flat
 from olm_train.model.weights_folder import Exported, kept, load_exported
 
 if TYPE_CHECKING:
@@ -76,7 +78,8 @@ def model_of(
     known = {import_path(kind): kind for kind in classes}
     model_class = _class(about.model_class, Decoder, known, trust, where)
     config_class = _class(about.config_class, DecoderConfig, known, trust, where)
-    config = replace(parse_model({"model": about.model}, where, config_class), **changes)
+    config = parse_model({"model": about.model}, where, config_class, known=known, trust=trust)
+    config = config.changed(**changes)
     held = sum(value.numel() for value in found.weights.values())
     refuse_size(replace(config, vocab_multiple=1), held, where)
     weights = padded(found.weights, config)
@@ -93,6 +96,11 @@ def _class(path: str, base: type, known: Mapping[str, type], trust: bool, where:
     found = {import_path(base): base, **known}.get(path)
     if found is not None and issubclass(found, base):
         return found
+    _require_trust(path, trust, where)
+    return load_class(path, base, where=where, never_from=where)
+
+
+def _require_trust(path: str, trust: bool, where: str) -> None:
     if not trust:
         raise InputError(
             f"the model is of a class that is not part of this program: {printable(path)[:80]}",
@@ -101,7 +109,15 @@ def _class(path: str, base: type, known: Mapping[str, type], trust: bool, where:
             fix="give classes=[...] with that class; or, if you trust whoever wrote this model and "
             "have the package of that name installed, trust=True or --trust",
         )
-    return load_class(path, base, where=where, never_from=where)
+
+
+def own_parts(model: JsonObject) -> set[str]:
+    """Return the names of parts of a recorded shape that are none of ours."""
+    hints = hints_of(DecoderConfig)
+    named = {part: model[part].get("name") for part in PARTS if isinstance(model.get(part), dict)}
+    return {name for part, name in named.items() if isinstance(name, str)} - {
+        name for part in named for name in tags_of(hints[part])
+    }
 
 
 def parse_model(
@@ -109,6 +125,7 @@ def parse_model(
     where: str,
     kind: type[DecoderConfig] = DecoderConfig,
     *,
+    known: Collection[str] = (),
     trust: bool = False,
 ) -> DecoderConfig:
     """Return the shape of the model that a configuration is of.
@@ -117,18 +134,25 @@ def parse_model(
         config: with the shape under `model`.
         where: its file, for messages.
         kind: class of the shape.
-        trust: import the class that it names, if it is not ours.
+        known: import paths of parts of one's own that it may have.
+        trust: import any class that it names.
 
     Raises:
         InputError: it names a class, and is not trusted.
         ValidationError: this program does not know such a model.
     """
-    model = config.get("model")
-    if isinstance(model, dict) and is_import_path(model.get("name")):
-        kind = _class(model["name"], DecoderConfig, {}, trust, where)
-        config = {"model": {key: value for key, value in model.items() if key != "name"}}
+    model, own = config.get("model"), set[str]()
+    if isinstance(model, dict):
+        if is_import_path(model.get("name")):
+            kind = _class(model["name"], DecoderConfig, {}, trust, where)
+            model = {key: value for key, value in model.items() if key != "name"}
+        config = {"model": (model := from_flat(model))}
+        own = own_parts(model)
+        for path in own - {*known}:
+            _require_trust(path, trust, where)
+            load_class(path, Config, where=where, never_from=where)
     try:
-        return parse(kind, Values(config, file=where), ("model",))
+        return parse(kind, Values(config, file=where, imports=bool(own)), ("model",))
     except UsageError as error:
         raise ValidationError(
             f"this program does not know the model of the checkpoint: {error.what}",
@@ -148,8 +172,7 @@ def refuse_size(config: DecoderConfig, held: int, where: str) -> None:
     Raises:
         ValidationError: it has more parameters.
     """
-    tables = 1 if config.tie_embeddings else 2
-    pads = tables * (config.padded_vocab_size - config.vocab_size) * config.d_model
+    pads = config.head.tables() * (config.padded_vocab_size - config.vocab_size) * config.d_model
     wanted = config.num_params + pads
     if wanted > held:
         raise ValidationError(

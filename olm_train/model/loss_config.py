@@ -159,9 +159,9 @@ class LossConfig(Config):
             sign = ">" if size > limit else "<="
             why = f"logits of a micro-batch need {size:.3g} GB {sign} max_logits_gb {limit:g}"
         if name == "linear_cross_entropy" and (
-            model.logit_softcap is not None or model.padded_vocab_size != model.vocab_size
+            model.head.softcap is not None or model.padded_vocab_size != model.vocab_size
         ):
-            why = "torch's linear_cross_entropy knows no logit_softcap and no padded vocabulary"
+            why = "torch's linear_cross_entropy knows no head.softcap and no padded vocabulary"
             raise UsageError(
                 f"loss.name: {why}", where="train_module.loss.name", fix="use name: chunked"
             )

@@ -8,13 +8,12 @@ Never: how the model is trained or spread over devices (`olm_train/estimate/reci
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import UsageError, suggest
-from olm_train.model.config import DecoderConfig
-from olm_train.model.rope import Llama3Scaling
+from olm_train.model.config import DecoderConfig, overlaid
 
 Fields = dict[str, Any]
 
@@ -38,8 +37,11 @@ class Preset:
     source: str = "this project"
 
 
-def _shape(layers: int, width: int, heads: int, **fields: Any) -> Fields:
-    return {"d_model": width, "n_layers": layers, "n_heads": heads, **fields}
+def _shape(
+    layers: int, width: int, heads: int, *, hidden_size: int | None = None, **fields: Any
+) -> Fields:
+    wide: Fields = {} if hidden_size is None else {"feed_forward": {"hidden_size": hidden_size}}
+    return {"d_model": width, "n_layers": layers, "n_heads": heads, **wide, **fields}
 
 
 def _family(
@@ -60,8 +62,10 @@ def _family(
 _GPT2 = _family(
     "openai-community/{}",
     {
-        "positions": "learned", "max_positions": 1024, "norm": "layer_norm", "norm_bias": True,
-        "norm_eps": 1e-5, "bias": "all", "feed_forward": "gelu", "tie_embeddings": True,
+        "positions": {"name": "learned", "max_positions": 1024},
+        "norm": {"name": "layer_norm", "bias": True, "eps": 1e-5},
+        "attention": {"bias": "all"}, "feed_forward": {"name": "gelu", "bias": True},
+        "head": {"tied": True},
     },
     {
         "gpt2-small": ("gpt2", _shape(12, 768, 12), 124_439_808),
@@ -74,7 +78,7 @@ _GPT2 = _family(
 
 _LLAMA2 = _family(
     "meta-llama/Llama-2-{}-hf",
-    {"norm_eps": 1e-5},
+    {"norm": {"eps": 1e-5}},
     {
         "llama2-7b": ("7b", _shape(32, 4096, 32, hidden_size=11_008), 6_738_415_616),
         "llama2-13b": ("13b", _shape(40, 5120, 40, hidden_size=13_824), 13_015_864_320),
@@ -89,7 +93,7 @@ _LLAMA2 = _family(
 
 _LLAMA3 = _family(
     "meta-llama/Meta-Llama-3-{}",
-    {"norm_eps": 1e-5, "rope_theta": 500_000.0, "n_kv_heads": 8},
+    {"norm": {"eps": 1e-5}, "positions": {"theta": 500_000.0}, "n_kv_heads": 8},
     {
         "llama3-8b": ("8B", _shape(32, 4096, 32, hidden_size=14_336), 8_030_261_248),
         "llama3-70b": ("70B", _shape(80, 8192, 64, hidden_size=28_672), 70_553_706_496),
@@ -100,9 +104,12 @@ _LLAMA3 = _family(
 _LLAMA32 = _family(
     "meta-llama/Llama-3.2-{}",
     {
-        "norm_eps": 1e-5, "rope_theta": 500_000.0, "n_kv_heads": 8, "hidden_size": 8192,
-        "tie_embeddings": True,
-        "rope_scaling": Llama3Scaling(factor=32.0, old_context_len=8192),
+        "norm": {"eps": 1e-5}, "n_kv_heads": 8, "feed_forward": {"hidden_size": 8192},
+        "head": {"tied": True},
+        "positions": {
+            "theta": 500_000.0,
+            "scaling": {"name": "llama3", "factor": 32.0, "old_context_len": 8192},
+        },
     },
     {
         "llama3.2-1b": ("1B", _shape(16, 2048, 32), 1_235_814_400),
@@ -111,7 +118,9 @@ _LLAMA32 = _family(
     vocab_size=128_256, sequence_length=8192,
 )  # fmt: skip
 
-_OLMO: Fields = {"block": "reordered_norm", "qk_norm": "full", "rope_theta": 500_000.0}
+_OLMO: Fields = {
+    "block": "reordered_norm", "attention": {"qk_norm": "full"}, "positions": {"theta": 500_000.0},
+}  # fmt: skip
 _OLMO_7B = _shape(32, 4096, 32, hidden_size=11_008)
 _OLMO_32B = _shape(64, 5120, 40, n_kv_heads=8, hidden_size=27_648)
 
@@ -127,19 +136,22 @@ _OLMO2 = _family(
     vocab_size=100_352,
 )
 
-# As pre-trained on rows of 8,192 tokens; the published long-context stage adds rope_scaling:
+# As pre-trained on rows of 8,192 tokens; the published long-context stage adds scaling:
 # {name: yarn, factor: 8, old_context_len: 8192} on the layers without a window.
 _OLMO3 = _family(
     "allenai/Olmo-3-1025-{}",
-    {**_OLMO, "sliding_window": (4096, 4096, 4096, -1)},
+    {**_OLMO, "attention": {"qk_norm": "full", "sliding_window": [4096, 4096, 4096, -1]}},
     {"olmo3-7b": ("7B", _OLMO_7B, 7_298_011_136), "olmo3-32b": ("32B", _OLMO_32B, 32_233_522_176)},
     vocab_size=100_278, sequence_length=8192,
 )  # fmt: skip
 
-_TIED = {"tie_embeddings": True}
+_TIED = {"head": {"tied": True}}
 _QWEN3 = _family(
     "Qwen/Qwen3-{}-Base",
-    {"qk_norm": "head", "rope_theta": 1_000_000.0, "n_kv_heads": 8, "head_dim": 128},
+    {
+        "attention": {"qk_norm": "head"}, "positions": {"theta": 1_000_000.0}, "n_kv_heads": 8,
+        "head_dim": 128,
+    },
     {
         "qwen3-0.6b": ("0.6B", _shape(28, 1024, 16, hidden_size=3072, **_TIED), 596_049_920),
         "qwen3-1.7b": ("1.7B", _shape(28, 2048, 16, hidden_size=6144, **_TIED), 1_720_574_976),
@@ -149,7 +161,7 @@ _QWEN3 = _family(
         "qwen3-32b": ("32B", _shape(64, 5120, 64, hidden_size=25_600), 32_762_123_264),
     },
     vocab_size=151_936,
-)
+)  # fmt: skip
 
 _OURS = {
     # Nominal: within a tenth, the name lies between the parameters without embeddings and the
@@ -162,7 +174,7 @@ _OURS = {
     "olm-125m": _shape(12, 768, 12),
     "olm-350m": _shape(24, 1024, 8),
     "olm-760m": _shape(24, 1536, 12),
-    "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, rope_theta=500_000.0),
+    "olm-1b": _shape(16, 2048, 16, n_kv_heads=8, hidden_size=8192, positions={"theta": 500_000.0}),
 }
 
 PRESETS: dict[str, Preset] = {
@@ -186,7 +198,7 @@ def preset_fields(name: str) -> Fields:
     Raises:
         UsageError: there is no preset of that name.
     """
-    return {field: _plain(value) for field, value in _named(name).fields.items()}
+    return copy.deepcopy(_named(name).fields)
 
 
 def depth_fields(depth: int) -> Fields:
@@ -205,8 +217,8 @@ def depth_fields(depth: int) -> Fields:
 
 
 def preset(name: str, *, vocab_size: int, **overrides: Any) -> DecoderConfig:
-    """The config of preset `name` for a vocabulary, with any field replaced."""
-    return DecoderConfig(**{**_named(name).fields, "vocab_size": vocab_size, **overrides})
+    """The config of preset `name` for a vocabulary, with fields replaced: `overlaid`."""
+    return DecoderConfig(**overlaid(_named(name).fields, overrides), vocab_size=vocab_size)
 
 
 def _named(name: str) -> Preset:
@@ -215,9 +227,3 @@ def _named(name: str) -> Preset:
             f"unknown model preset {name!r}", where="model.preset", fix=suggest(name, PRESETS)
         )
     return PRESETS[name]
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    return list(value) if isinstance(value, tuple) else value

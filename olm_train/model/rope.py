@@ -3,7 +3,7 @@
     positions -> angles = position * frequency of each pair -> cos, sin -> rotate(q), rotate(k)
 
 A scaling changes the frequencies (and with YaRN the length of cos and sin), nothing else. A larger
-`rope_theta` (ABF, Xiong et al., 2023) needs no scaling of its own: it is the base of the series.
+`theta` (ABF, Xiong et al., 2023) needs no scaling of its own: it is the base of the series.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import nn
 from olm_data.config.convert import Config
 from olm_data.config.hints import NonNegativeFloat
 from olm_data.errors import UsageError, suggest
-from olm_train.model.decoder import Embedding
+from olm_train.model.layers import Embedding
 
 PLACE = "train_module.optim.group_overrides"
 

@@ -170,8 +170,10 @@ def _resolve(arguments: Arguments) -> RunConfig:
         values.override("--trainer.callbacks.environment.strict=true")
 
     from olm_data.config.schema import check_names
+    from olm_train.model.flat_form import refuse_flat
     from olm_train.run.reference import written
 
+    refuse_flat(values)
     check_names(written(), values)
 
     from olm_train.run.config import RunConfig

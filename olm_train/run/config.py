@@ -41,7 +41,7 @@ from olm_train.distributed.world import World
 from olm_train.duration import Duration
 from olm_train.estimate.device_defaults import Capability, resolve
 from olm_train.estimate.sharding import CHOSEN, Goal, Machine, choose
-from olm_train.model.config import DecoderConfig
+from olm_train.model.config import DecoderConfig, overlaid
 from olm_train.model.init import RULE
 from olm_train.run.derived import derive_model, named_shape, refuse_contradictions
 from olm_train.train_module import TransformerTrainModule
@@ -246,7 +246,7 @@ class RunConfig(Config):
         if model is None and (begins or "model" in values.data):  # `model:` with nothing below it
             model = {}
         if isinstance(model, dict):
-            values.data["model"] = model = named_shape(model, values) | model
+            values.data["model"] = model = overlaid(named_shape(model, values), model)
             if isinstance(values.data.get("data_loader"), dict):
                 lock = Lock.read(parse(DataLoaderConfig, values, ("data_loader",)).mixture)
             if begins:
@@ -265,9 +265,9 @@ class RunConfig(Config):
         longest = config.model.max_positions
         if lock is not None and longest is not None and longest < lock.sequence_length:
             raise UsageError(
-                f"model.max_positions {longest:,} is smaller than the lock's sequence length "
-                f"{lock.sequence_length:,}",
-                where=values.where(("model", "max_positions")),
+                f"model.positions.max_positions {longest:,} is smaller than the lock's sequence "
+                f"length {lock.sequence_length:,}",
+                where=values.where(("model", "positions", "max_positions")),
                 why="a document may be as long as a row, and each of its tokens needs a position",
             )
         return config
@@ -349,8 +349,8 @@ def _fill_in(model: JsonObject, values: Values, lock: Lock | None) -> None:
     derived = derive_model(values, trainer.load_policy(), trainer.save_folder, ids)
     if derived is not None:
         refuse_contradictions(model, derived, values)
-        for name, value in derived.fields.items():
-            model.setdefault(name, value)
+        given = {**model}
+        model.update(overlaid(derived.fields, given))
 
 
 def _refuse_two_choices(config: RunConfig, values: Values) -> None:

@@ -20,6 +20,7 @@ from olm_train.checkpoint.manifest import CONFIG, MANIFEST, Manifest
 from olm_train.checkpoint.merged import folder_of_paths
 from olm_train.distributed.world import local_device
 from olm_train.estimate.device_defaults import Capability
+from olm_train.model.flat_form import from_flat
 from olm_train.run.config import RunConfig
 
 
@@ -53,6 +54,8 @@ def config_diff(run: str, config: RunConfig) -> list[str]:
     if not isinstance(saved, dict):
         raise ValidationError("the saved configuration is not JSON object", where=str(path))
     try:
+        if isinstance(saved.get("model"), dict):
+            saved["model"] = from_flat(saved["model"])
         there = parse(RunConfig, Values(saved, file=str(path), folder=_folder_of_paths(path)))
         old, notes = there.on_device(here)[0].as_dict(), []
     except UsageError as error:

@@ -21,7 +21,7 @@ from olm_train.checkpoint.load import Checkpoint
 from olm_train.checkpoint.manifest import Manifest
 from olm_train.checkpoint.model_format import ModelFormat, format_of
 from olm_train.checkpoint.policy import LoadPolicy
-from olm_train.model.config import DecoderConfig
+from olm_train.model.config import DecoderConfig, by_name, overlaid
 from olm_train.model.presets import depth_fields, preset_fields
 
 
@@ -63,8 +63,9 @@ def derive_model(values: Values, policy: LoadPolicy, save_folder: str, ids: int)
         if isinstance(path, str) and all(map(known.may_change, (policy.path, path))):
             values.data["trainer"]["load_path"] = path
         model: JsonObject = {**begun["model"]}
-        model.pop("attention", None)  # that of the device it ran on
-        return Derived(known, model)
+        attention = {**model.get("attention", {})}
+        attention.pop("backend", None)  # that of the device it ran on
+        return Derived(known, {**model, "attention": attention})
     place = known.pinned(policy.path)
     if known.may_change(place):
         values.data["trainer"]["load_path"] = place
@@ -100,9 +101,9 @@ def named_shape(model: JsonObject, values: Values) -> JsonObject:
             raise UsageError(f"model.depth is an integer, not {value!r}")
     except UsageError as error:
         raise UsageError(error.what, where=where, fix=error.fix) from error
-    if shape.keys() <= model.keys():
+    if (named := by_name(shape)).keys() <= by_name(model).keys():
         raise UsageError(
-            f"model.{given[0]} has no effect: {', '.join(shape)} are all given beside it",
+            f"model.{given[0]} has no effect: {', '.join(named)} are all given beside it",
             where=where,
             why="fields of model override those of the shape that it names",
             fix="leave it out, or the fields",
@@ -127,15 +128,14 @@ def refuse_contradictions(given: JsonObject, found: Derived, values: Values) -> 
             fix="leave it out",
         )
     known, derived = found
-    merged = Values({"model": {**derived, **given}}, file=values.file)
+    merged = Values({"model": overlaid(derived, given)}, file=values.file)
     config = parse(DecoderConfig, merged, ("model",))
-    same = as_dict(known.canonical(config))
-    for name in given:
-        if name not in known.free and name in derived and same[name] != derived[name]:
+    same, theirs = by_name(as_dict(known.canonical(config))), by_name(derived)
+    for name, value in by_name(given).items():
+        if name not in known.free and name in theirs and same.get(name) != theirs[name]:
             raise UsageError(
-                f"model.{name} is {derived[name]} in the weights of trainer.load_path, not "
-                f"{given[name]}",
-                where=values.where(("model", name)),
+                f"model.{name} is {theirs[name]} in the weights of trainer.load_path, not {value}",
+                where=values.where(("model", *name.split("."))),
                 fix="leave it out: it follows from their config.json",
             )
 

@@ -104,7 +104,7 @@ def _here(config: RunConfig) -> str:
     """Return a line that says what `auto` would be on this machine, which has no CUDA device."""
     model, module, _ = resolve(config.model, config.train_module, Capability())
     return (
-        f"here, without a CUDA device: attention {model.attention}, dtype "
+        f"here, without a CUDA device: attention {model.attention.backend}, dtype "
         f"{module.dp_config.param_dtype}, {'' if module.compile_model else 'not '}compiled"
     )
 
@@ -199,7 +199,7 @@ def _model(config: RunConfig, loader: DataLoader, world_size: int, plan: Plan) -
         microbatch=module.rank_microbatch_size,
         compiling=module.compile_model is True,
     )
-    yield f"attention {config.model.attention}; loss {loss.name}: {loss.why}"
+    yield f"attention {config.model.attention.backend}; loss {loss.name}: {loss.why}"
     rate = plan.gpu.peak_flops * plan.mfu * world_size
     seconds = flops * tokens / rate
     time = f"about {duration(seconds)}" if seconds >= 1 else "less than a second"

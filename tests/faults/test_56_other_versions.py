@@ -35,10 +35,10 @@ def test_56_what_a_later_program_knows_of_a_model_has_its_default_where_an_old_c
 ) -> None:
     folder = shutil.copytree(saved / "step00000002", tmp_path / "step00000002")
     config = json.loads((folder / "config.json").read_bytes())
-    del config["model"]["norm_eps"]
+    del config["model"]["norm"]["eps"]
     (folder / "config.json").write_text(json.dumps(config))
     seal(folder)
-    assert model_config(open_checkpoint(folder, World())).norm_eps == 1e-6
+    assert model_config(open_checkpoint(folder, World())).norm.eps == 1e-6
 
 
 @pytest.mark.parametrize("version", [1, 2, VERSION + 7])

@@ -52,7 +52,7 @@ def logits(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
 def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
     backend: str, dtype: torch.dtype
 ) -> None:
-    model = Decoder(replace(CONFIG, attention=backend))
+    model = Decoder(CONFIG.changed(attention={"backend": backend}))
     init_parameters(model, seed=3)
     model.compute_dtype = dtype
     check_isolation(model, reach=96)
@@ -60,7 +60,7 @@ def test_changing_any_token_of_a_document_keeps_every_other_documents_logits(
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_way_to_give_positions_and_windows_keeps_documents_apart(family: str) -> None:
-    model = stirred(replace(CONFIG, **FAMILIES[family]))
+    model = stirred(CONFIG.changed(**FAMILIES[family]))
     # Gemma 2's windows here are 7, 3 and 7: a change reaches 6 + 2 + 6 tokens ahead, no further.
     check_isolation(model, reach=14 if family == "Gemma 2" else 96)
 
@@ -85,7 +85,7 @@ def test_the_check_sees_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ATTENTION_BACKENDS["sdpa"]
     leaking = replace(plain, prepare=lambda _layout: None)  # plain causal over the whole row
     monkeypatch.setitem(ATTENTION_BACKENDS, "leaking", leaking)
-    model = Decoder(replace(CONFIG, attention="leaking"))
+    model = Decoder(CONFIG.changed(attention={"backend": "leaking"}))
     init_parameters(model, seed=3)
     ids = make_batch(LENGTHS, vocab_size=64).input_ids
     changed = ids.clone()

@@ -146,7 +146,11 @@ def test_subclasses_of_configurations_with_one_more_field_resume(
 ) -> None:
     lock = Lock.read(tiny_mixture)
     shape = MoreFields(
-        vocab_size=lock.tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, hidden_size=16
+        vocab_size=lock.tokenizer.vocab_size,
+        d_model=16,
+        n_layers=1,
+        n_heads=2,
+        feed_forward={"hidden_size": 16},
     )
     options = MoreOptions(rank_microbatch_size=64)
     for name, stops in (("whole", (4,)), ("stopped", (2, 4))):
@@ -190,7 +194,7 @@ def test_a_decoder_with_parameters_and_fields_of_its_own_resumes(
         d_model=16,
         n_layers=1,
         n_heads=2,
-        hidden_size=16,
+        feed_forward={"hidden_size": 16},
     )
 
     def module(shape: DecoderConfig) -> TransformerTrainModule:
@@ -204,7 +208,11 @@ def test_a_decoder_with_parameters_and_fields_of_its_own_resumes(
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
     plain = module(
         DecoderConfig(
-            vocab_size=shape.vocab_size, d_model=16, n_layers=1, n_heads=2, hidden_size=16
+            vocab_size=shape.vocab_size,
+            d_model=16,
+            n_layers=1,
+            n_heads=2,
+            feed_forward={"hidden_size": 16},
         )
     )
     trainer(plain, lock, tmp_path / "plain", 4).fit()

@@ -14,7 +14,8 @@ from olm_train.checkpoint.load import Checkpoint, open_checkpoint
 from olm_train.distributed.world import World
 
 OLMO2 = (
-    "d_model: 32, n_layers: 2, n_heads: 4, hidden_size: 48, block: reordered_norm, qk_norm: full"
+    "d_model: 32, n_layers: 2, n_heads: 4, feed_forward: {hidden_size: 48}, block: reordered_norm, "
+    "attention: {qk_norm: full}"
 )
 QUIET = (
     "--trainer.hard_stop={value: 2, unit: steps}",

@@ -22,9 +22,15 @@ POSITIONS = 64
 def plain_llama(vocab_size: int, seed: int = 3) -> Decoder:
     """A model that is a Llama, of weights large enough that its choices differ."""
     config = DecoderConfig(
-        vocab_size=vocab_size, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm=None,
-        hidden_size=48, init_std=0.2, max_positions=None,
-    )  # fmt: skip
+        vocab_size=vocab_size,
+        d_model=32,
+        n_layers=2,
+        n_heads=4,
+        n_kv_heads=2,
+        attention={"qk_norm": None},
+        feed_forward={"hidden_size": 48},
+        init_std=0.2,
+    )
     model = build_decoder(config, dtype=torch.float32)
     init_parameters(model, seed)
     return model.eval()
@@ -37,9 +43,10 @@ def twin(model: Decoder) -> Any:
     c = model.config
     size = c.d_model // c.n_heads
     config = LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.d_model, intermediate_size=c.hidden_size,
+        vocab_size=c.vocab_size, hidden_size=c.d_model,
+        intermediate_size=c.feed_forward.hidden_size,
         num_hidden_layers=c.n_layers, num_attention_heads=c.n_heads,
-        num_key_value_heads=c.n_kv_heads, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta,
+        num_key_value_heads=c.n_kv_heads, rms_norm_eps=c.norm.eps, rope_theta=c.positions.theta,
         max_position_embeddings=POSITIONS, bos_token_id=None, eos_token_id=0,
     )  # fmt: skip
     ours = {name: each.detach().clone() for name, each in model.state_dict().items()}

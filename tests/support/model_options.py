@@ -12,28 +12,48 @@ from olm_train.model.init import init_parameters, parameter_key
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 CONFIG = DecoderConfig(
-    vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, qk_norm="head"
+    vocab_size=50, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, attention={"qk_norm": "head"}
 )
 GPT2: dict[str, Any] = {
-    "positions": "learned", "max_positions": 96, "norm": "layer_norm", "norm_bias": True,
-    "feed_forward": "gelu", "bias": "all", "tie_embeddings": True, "qk_norm": None,
+    "positions": {"name": "learned", "max_positions": 96},
+    "norm": {"name": "layer_norm", "bias": True},
+    "feed_forward": {"name": "gelu", "bias": True},
+    "attention": {"bias": "all", "qk_norm": None},
+    "head": {"tied": True},
     "n_kv_heads": None,
-}  # fmt: skip
+}
 OLMO3: dict[str, Any] = {
-    "block": "reordered_norm", "qk_norm": "full", "sliding_window": (5, -1),
-    "rope_scaling": YaRNScaling(factor=4, old_context_len=64), "rope_scaling_windowed": False,
-}  # fmt: skip
+    "block": "reordered_norm",
+    "attention": {"qk_norm": "full", "sliding_window": (5, -1)},
+    "positions": {"scaling": YaRNScaling(factor=4, old_context_len=64), "scaling_windowed": False},
+}
 GEMMA2: dict[str, Any] = {
-    "block": "peri_norm", "feed_forward": "geglu", "sliding_window": (7, 3), "embed_scale": 5.7,
-    "logit_softcap": 2.0, "tie_embeddings": True, "vocab_multiple": 128, "attention_softcap": 3.0,
-    "norm_zero_centred": True, "query_pre_attn_scalar": 12.0, "qk_norm": None,
-}  # fmt: skip
+    "block": "peri_norm",
+    "feed_forward": "geglu",
+    "attention": {
+        "sliding_window": (7, 3),
+        "softcap": 3.0,
+        "query_pre_attn_scalar": 12.0,
+        "qk_norm": None,
+    },
+    "embed_scale": 5.7,
+    "head": {"softcap": 2.0, "tied": True},
+    "vocab_multiple": 128,
+    "norm": {"zero_centred": True},
+}
 GEMMA3: dict[str, Any] = {
-    "block": "peri_norm", "feed_forward": "geglu", "sliding_window": (4, -1), "embed_scale": 5.7,
-    "norm_zero_centred": True, "query_pre_attn_scalar": 12.0, "rope_theta_windowed": 50.0,
-    "rope_scaling": PositionInterpolation(factor=4), "rope_scaling_windowed": False,
-    "tie_embeddings": True,
-}  # fmt: skip
+    "block": "peri_norm",
+    "feed_forward": "geglu",
+    "attention": {"sliding_window": (4, -1), "query_pre_attn_scalar": 12.0},
+    "embed_scale": 5.7,
+    "norm": {"zero_centred": True},
+    "positions": {
+        "theta_windowed": 50.0,
+        "scaling": PositionInterpolation(factor=4),
+        "scaling_windowed": False,
+    },
+    "head": {"tied": True},
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "GPT-2": GPT2, "OLMo 3": OLMO3, "Gemma 2": GEMMA2, "Gemma 3": GEMMA3,
 }  # fmt: skip
@@ -41,36 +61,40 @@ OPTIONS: list[dict[str, Any]] = [
     {"n_kv_heads": 4},
     {"n_kv_heads": 1},
     {"head_dim": 16},
-    {"hidden_size": 40},
+    {"feed_forward": {"hidden_size": 40}},
     {"feed_forward": "geglu"},
     {"feed_forward": "gelu"},
-    {"bias": "qkv"},
-    {"bias": "attention"},
-    {"bias": "all"},
-    {"bias": "all", "feed_forward": "gelu"},
+    {"attention": {"bias": "qkv"}},
+    {"attention": {"bias": "all"}},
+    {"attention": {"bias": "all"}, "feed_forward": {"bias": True}},
+    {"attention": {"bias": "all"}, "feed_forward": {"bias": True, "name": "gelu"}},
     {"block": "reordered_norm"},
     {"block": "peri_norm"},
     {"norm": "layer_norm"},
-    {"norm": "layer_norm", "norm_bias": True, "block": "peri_norm", "qk_norm": "full"},
-    {"norm_eps": 0.1},
-    {"qk_norm": None},
-    {"qk_norm": "full"},
-    {"shift_keys": True},
-    {"shift_keys": True, "sliding_window": (5, -1), "qk_norm": None},
-    {"positions": "learned", "max_positions": 96},
-    {"rope_theta": 100.0},
-    {"rope_scaling": PositionInterpolation(factor=4)},
-    {"rope_scaling": Llama3Scaling(factor=8, old_context_len=32)},
-    {"rope_scaling": YaRNScaling(factor=4, old_context_len=64)},
-    {"no_rope_layer_interval": 2},
-    {"sliding_window": (5, -1)},
-    {"sliding_window": (5, -1), "rope_theta_windowed": 100.0},
-    {"query_pre_attn_scalar": 3.0},
-    {"attention_softcap": 0.5},
-    {"attention_softcap": 0.5, "query_pre_attn_scalar": 3.0, "sliding_window": (5, -1)},
+    {
+        "norm": {"name": "layer_norm", "bias": True},
+        "block": "peri_norm",
+        "attention": {"qk_norm": "full"},
+    },
+    {"norm": {"eps": 0.1}},
+    {"attention": {"qk_norm": None}},
+    {"attention": {"qk_norm": "full"}},
+    {"attention": {"shift_keys": True}},
+    {"attention": {"shift_keys": True, "sliding_window": (5, -1), "qk_norm": None}},
+    {"positions": {"name": "learned", "max_positions": 96}},
+    {"positions": {"theta": 100.0}},
+    {"positions": {"scaling": PositionInterpolation(factor=4)}},
+    {"positions": {"scaling": Llama3Scaling(factor=8, old_context_len=32)}},
+    {"positions": {"scaling": YaRNScaling(factor=4, old_context_len=64)}},
+    {"positions": {"no_rope_layer_interval": 2}},
+    {"attention": {"sliding_window": (5, -1)}},
+    {"attention": {"sliding_window": (5, -1)}, "positions": {"theta_windowed": 100.0}},
+    {"attention": {"query_pre_attn_scalar": 3.0}},
+    {"attention": {"softcap": 0.5}},
+    {"attention": {"softcap": 0.5, "query_pre_attn_scalar": 3.0, "sliding_window": (5, -1)}},
     {"embed_scale": 8.0},
-    {"tie_embeddings": True},
-    {"logit_softcap": 0.1},
+    {"head": {"tied": True}},
+    {"head": {"softcap": 0.1}},
     {"init_std": 0.05},
     GPT2,
     OLMO3,
@@ -79,7 +103,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 PADDED: list[dict[str, Any]] = [
     {"vocab_multiple": 128},
-    {"vocab_multiple": 16, "tie_embeddings": True},
+    {"vocab_multiple": 16, "head": {"tied": True}},
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,20 @@ from torch import Tensor, nn
 from olm_data.bounded_json import JsonObject
 from olm_data.config.hints import PositiveFloat, PositiveInt
 from olm_train.callbacks.base import Callback
+from olm_train.model.attention import Attention, AttentionConfig
+from olm_train.model.block import Block, BlockConfig
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
+from olm_train.model.feed_forward import FeedForwardPart
 from olm_train.model.head import Head
+from olm_train.model.layers import Linear
 from olm_train.model.loss import LossSums, loss_sums
 from olm_train.model.loss_config import OwnLoss
+from olm_train.model.norm import NormPart
+from olm_train.model.part import Saved, Sizes
+from olm_train.model.positions import PositionsPart
+from olm_train.model.rope import Rope
+from olm_train.model.tap import NO_TAP, Tap
 from olm_train.optim.base import OptimConfig
 from olm_train.optim.groups import ParamGroup
 from olm_train.optim.schedule_base import Schedule
@@ -49,6 +59,91 @@ class ScaledDecoder(Decoder):
 
 
 ScaledConfig.decoder_class = ScaledDecoder
+
+
+class Squared(nn.Module):
+    """W_down relu(W_up x)^2."""
+
+    def __init__(self, d_model: int, hidden_size: int, **factory: Any) -> None:
+        super().__init__()
+        self.w_up = Linear(d_model, hidden_size, **factory)
+        self.w_down = Linear(hidden_size, d_model, **factory)
+
+    def forward(self, x: Tensor, tap: Tap = NO_TAP) -> Tensor:
+        return tap("w_down", self.w_down(tap("w_up", self.w_up(x)).relu().square()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredReLU(FeedForwardPart):
+    """A fourth feed-forward layer, in one file.
+
+    Attributes:
+        hidden_size: its width.
+    """
+
+    hidden_size: PositiveInt
+
+    def build(self, sizes: Sizes, **factory: Any) -> Squared:
+        return Squared(sizes.d_model, self.hidden_size, **factory)
+
+    def kept(self, sizes: Sizes, saved: Saved) -> float:
+        return saved.itemsize * 3 * self.hidden_size  # up, relu(up), its square
+
+    def products(self, sizes: Sizes) -> int:
+        return self.hidden_size + sizes.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfNorm(NormPart):
+    """A norm without weights, divided by two."""
+
+    def build(self, size: int, **factory: Any) -> nn.Module:
+        return nn.Sequential(nn.RMSNorm(size, elementwise_affine=False), Halved())
+
+
+class Halved(nn.Module):
+    """Half of what comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPositions(PositionsPart):
+    """No positions at all."""
+
+    def ropes(self, windows: Sequence[int | None]) -> tuple[Rope | None, ...]:
+        return (None,) * len(windows)
+
+
+class GatedAttention(Attention):
+    """Attention whose output is halved."""
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return super().forward(*arguments) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalvedAttention(AttentionConfig):
+    """Attention whose output is halved."""
+
+    def build(self, sizes: Sizes, norm: NormPart, **factory: Any) -> nn.Module:
+        return GatedAttention(self, sizes, norm, **factory)
+
+
+class DoubledBlock(Block):
+    """A block whose output is doubled."""
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return super().forward(*arguments) * 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoubledBlocks(BlockConfig):
+    """Blocks whose output is doubled."""
+
+    def build(self, *parts: Any, **factory: Any) -> Block:
+        return DoubledBlock(self, *parts, **factory)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ They stand here, and run in one call, because starting processes is what costs t
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def all_checks(folder: str) -> dict[str, Any]:
         results["optim", name] = train(build("fsdp", world=world, optim=optim), [2, 2])
     for name, change in FAMILIES.items():
         for strategy in ("fsdp", "ddp"):
-            model = replace(MODEL, **change)
+            model = MODEL.changed(**change)
             results[strategy, name] = train(build(strategy, world=world, model=model), [2, 2])
     results["shares"] = _shares(world)
     return results

@@ -6,12 +6,12 @@ It has no mask, no batch and no fused product, so it shares no fault with the on
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from olm_train.model.config import DecoderConfig
+from olm_train.model.positions import LearnedPositionsConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 
@@ -19,25 +19,30 @@ def plain_logits(config: DecoderConfig, weights: dict[str, Tensor], ids: list[in
     """Logits [n, vocab_size] of one document of n tokens."""
     w = {name: value.double() for name, value in weights.items()}
     x = w["embeddings.weight"][ids] * config.embed_scale  # [n, d_model]
-    if config.positions == "learned":
+    if isinstance(config.positions, LearnedPositionsConfig):
         x = x + w["position_embeddings.weight"][: len(ids)]
     for layer in range(config.n_layers):
         part = {k.removeprefix(f"blocks.{layer}."): v for k, v in w.items()}
         for name in ("attention", "feed_forward"):
-            h = x if config.block == "reordered_norm" else _norm(config, part, f"{name}_norm", x)
+            h = (
+                x
+                if config.block.name == "reordered_norm"
+                else _norm(config, part, f"{name}_norm", x)
+            )
             h = _attention(config, part, layer, h) if name == "attention" else _mlp(config, part, h)
-            if config.block != "pre_norm":
+            if config.block.name != "pre_norm":
                 h = _norm(config, part, f"post_{name}_norm", h)
             x = x + h
-    head = w["embeddings.weight" if config.tie_embeddings else "lm_head.weight"]
+    head = w["embeddings.weight" if config.head.tied else "lm_head.weight"]
     logits = _norm(config, w, "norm", x) @ head[: config.vocab_size].T
-    cap = config.logit_softcap
+    cap = config.head.softcap
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def frequencies(config: DecoderConfig) -> list[float]:
     """Angle per token of each pair, with the scaling."""
-    d, theta, scaling = config.head_size, config.rope_theta, config.rope_scaling
+    rope = config.positions
+    d, theta, scaling = config.head_size, rope.theta, rope.scaling
     plain = [theta ** (-2 * i / d) for i in range(d // 2)]
     return (
         plain
@@ -70,10 +75,11 @@ def _scaled(scaling: object, f: float, i: int, d: int, theta: float) -> float:
 
 
 def _norm(config: DecoderConfig, w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    if config.norm == "layer_norm":
+    if config.norm.name == "layer_norm":
         x = x - x.mean(-1, keepdim=True)
-    x = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm_eps)
-    return x * (w[f"{name}.weight"] + config.norm_zero_centred) + w.get(f"{name}.bias", 0.0)
+    x = x / torch.sqrt((x * x).mean(-1, keepdim=True) + config.norm.eps)
+    centred = getattr(config.norm, "zero_centred", False)
+    return x * (w[f"{name}.weight"] + centred) + w.get(f"{name}.bias", 0.0)
 
 
 def _linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
@@ -81,13 +87,13 @@ def _linear(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _mlp(config: DecoderConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
-    if config.feed_forward == "gelu":
+    if config.feed_forward.name == "gelu":
         hidden = _gelu(_linear(w, "feed_forward.w_up", x))
     else:
         both = _linear(w, "feed_forward.w_gate_up", x)
-        gate, up = both[:, : config.ffn_size], both[:, config.ffn_size :]
+        gate, up = both.chunk(2, dim=-1)
         hidden = up * (
-            _gelu(gate) if config.feed_forward == "geglu" else gate / (1 + (-gate).exp())
+            _gelu(gate) if config.feed_forward.name == "geglu" else gate / (1 + (-gate).exp())
         )
     return _linear(w, "feed_forward.w_down", hidden)
 
@@ -100,37 +106,39 @@ def _attention(config: DecoderConfig, w: dict[str, Tensor], layer: int, x: Tenso
     heads, kv_heads, d = config.n_heads, config.kv_heads, config.head_size
     qkv = _linear(w, "attention.w_qkv", x)
     q, k, v = qkv.split([heads * d, kv_heads * d, kv_heads * d], dim=-1)
-    if config.qk_norm == "full":
+    if config.attention.qk_norm == "full":
         q, k = (_norm(config, w, f"attention.{n}_norm", y) for n, y in (("q", q), ("k", k)))
     q, k, v = (y.unflatten(-1, (-1, d)) for y in (q, k, v))  # [n, heads, d]
-    if config.qk_norm == "head":
+    if config.attention.qk_norm == "head":
         q, k = (_norm(config, w, f"attention.{n}_norm", y) for n, y in (("q", q), ("k", k)))
-    if config.shift_keys:
+    if config.attention.shift_keys:
         k = k.clone()
         for pair in range(d // 4, d // 2):
             for dim in (pair, pair + d // 2):
                 k[1:, :, dim] = k[:-1, :, dim].clone()
-    pattern = config.sliding_window or (-1,)
+    pattern = config.attention.sliding_window or (-1,)
     window = pattern[layer % len(pattern)]
-    every = config.no_rope_layer_interval
-    if config.positions == "rope" and not (every and layer % every == every - 1):
+    rope = config.positions
+    every = getattr(rope, "no_rope_layer_interval", None)
+    if rope.name == "rope" and not (every and layer % every == every - 1):
         of = config
         if window > 0:
-            of = replace(
-                config,
-                rope_theta=config.rope_theta_windowed or config.rope_theta,
-                rope_theta_windowed=None,
-                rope_scaling=config.rope_scaling if config.rope_scaling_windowed else None,
-                rope_scaling_windowed=True,
+            of = config.changed(
+                positions={
+                    "theta": rope.theta_windowed or rope.theta,
+                    "theta_windowed": None,
+                    "scaling": rope.scaling if rope.scaling_windowed else None,
+                    "scaling_windowed": True,
+                }
             )
         q, k = _turn(of, q), _turn(of, k)
-    out, cap = torch.zeros_like(q), config.attention_softcap
+    out, cap = torch.zeros_like(q), config.attention.softcap
     for place in range(len(x)):
         first = 0 if window < 0 else max(0, place - window + 1)
         for head in range(heads):
             of_head = head // (heads // kv_heads)
             scores = k[first : place + 1, of_head] @ q[place, head]
-            scores = scores / math.sqrt(config.query_pre_attn_scalar or d)
+            scores = scores / math.sqrt(config.attention.query_pre_attn_scalar or d)
             if cap is not None:
                 scores = cap * torch.tanh(scores / cap)
             out[place, head] = torch.softmax(scores, 0) @ v[first : place + 1, of_head]
@@ -139,7 +147,7 @@ def _attention(config: DecoderConfig, w: dict[str, Tensor], layer: int, x: Tenso
 
 def _turn(config: DecoderConfig, x: Tensor) -> Tensor:
     """Multiply the pairs, as complex numbers, by exp(i * place * frequency)."""
-    d, scaling, rates = config.head_size, config.rope_scaling, frequencies(config)
+    d, scaling, rates = config.head_size, config.positions.scaling, frequencies(config)
     angles = torch.arange(len(x)).double()[:, None, None] * torch.tensor(rates).double()
     turned = torch.complex(x[..., : d // 2], x[..., d // 2 :]) * torch.exp(1j * angles)
     longer = 0.1 * math.log(scaling.factor) + 1 if isinstance(scaling, YaRNScaling) else 1.0

@@ -85,7 +85,7 @@ def config_values(lock: Path, save_folder: Path) -> dict[str, Any]:
     """A configuration of 24 steps of 8 rows in fp32, evaluated every 9 and saved every 6 steps."""
     return {
         "seed": 1,
-        "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "hidden_size": 32},
+        "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "feed_forward": {"hidden_size": 32}},
         "data_loader": {"mixture": str(lock), "global_batch_size": 256},
         "train_module": {
             "rank_microbatch_size": 64,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from support.model_options import CONFIG, stirred
@@ -16,7 +15,7 @@ POSITIONS = 96
 def save_talker(folder: Path) -> Path:
     """Save the model to a folder and return it; ids below 300, 0 ends a document."""
     folder.mkdir(parents=True, exist_ok=True)
-    shape = {"positions": "learned", "max_positions": POSITIONS, "init_std": 0.3}
-    model = stirred(replace(CONFIG, vocab_size=300, **shape))  # type: ignore[arg-type]
+    shape = {"positions": {"name": "learned", "max_positions": POSITIONS}, "init_std": 0.3}
+    model = stirred(CONFIG.changed(vocab_size=300, **shape))  # type: ignore[arg-type]
     model.save(folder / "model", Tokenizer.from_file(str(train(folder / "tokenizer.json"))))
     return folder / "model"

@@ -21,7 +21,13 @@ from olm_train.train_module import TransformerTrainModule
 from olm_train.train_module_config import TransformerTrainModuleConfig
 
 MODEL = DecoderConfig(
-    vocab_size=97, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, hidden_size=48, qk_norm="head"
+    vocab_size=97,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    feed_forward={"hidden_size": 48},
+    attention={"qk_norm": "head"},
 )
 STEPS = 6
 ROWS = 8

@@ -10,7 +10,6 @@ in a process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 
 from olm_data.canonical import digest
 from olm_data.errors import InputError, UsageError
@@ -19,6 +18,7 @@ from olm_train.checkpoint.documents import Origin, relative_path, tokenizer_of_d
 from olm_train.checkpoint.model_format import Beginning
 from olm_train.checkpoint.policy import LoadPolicy
 from olm_train.extensions.hf.family import FREE, canonical
+from olm_train.extensions.hf.fields import ours_of
 from olm_train.extensions.hf.load import Opened, check_tokenizer, fill, open_model, vocabulary_size
 from olm_train.extensions.hf.source import fetch, file_digests, pinned
 from olm_train.model.config import DecoderConfig
@@ -106,13 +106,12 @@ def _same_shape(
     theirs = opened.config
     ids = 0 if lock is None else lock.tokenizer.vocab_size
     size = vocabulary_size(opened, ids, policy.vocabulary)
-    ours = canonical(config)
+    ours = ours_of(canonical(config))
+    wanted = {**dict.fromkeys(ours), **ours_of(theirs), "vocab_size": size}
     wrong = [
-        f"model.{f.name} is {getattr(ours, f.name)}, not {wanted}"
-        for f in fields(DecoderConfig)
-        if f.name not in FREE
-        and getattr(ours, f.name)
-        != (wanted := size if f.name == "vocab_size" else getattr(theirs, f.name))
+        f"model.{name} is {ours.get(name)}, not {value}"
+        for name, value in wanted.items()
+        if name not in FREE and ours.get(name) != value
     ]
     if wrong:
         raise UsageError(

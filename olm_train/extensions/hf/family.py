@@ -8,20 +8,31 @@ Never: reads a file, or holds a tensor.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from olm_data.errors import InputError, OlmError, UsageError, printable
-from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problem, Problems, Row, shown
-from olm_train.extensions.hf.rows import is_root
+from olm_train.extensions.hf.fields import (
+    ConfigReader,
+    Json,
+    Ours,
+    Problem,
+    Problems,
+    Row,
+    nested,
+    ours_of,
+    shown,
+)
+from olm_train.extensions.hf.sizes import is_root
 from olm_train.extensions.hf.tensors import Part, TensorMap
 from olm_train.model.config import VOCABULARY_TABLES, DecoderConfig
 from olm_train.model.decoder import Decoder
+from olm_train.model.feed_forward import DenseFeedForward
 from olm_train.model.layers import Linear
+from olm_train.model.positions import RoPEConfig
 
-FREE = ("attention", "vocab_multiple")
+FREE = ("attention.backend", "vocab_multiple")
 """Fields of ours that are not of the model's maths; no config.json holds them."""
 
 _HARMLESS = """
@@ -121,7 +132,7 @@ class Family:
         problems = [*given.problems, *self._unknown(given, ignore)]
         if not problems:
             try:
-                config = canonical(DecoderConfig(**_effective(ours)))
+                config = canonical(DecoderConfig(**nested(_effective(ours))))
             except OlmError as error:
                 problem = Problem(error.where or "config.json", error.what)
                 problems.append(self._in_their_words(problem))
@@ -224,7 +235,7 @@ class Family:
                     )
                 )
                 first += size
-            tied = config.tie_embeddings and module == "embeddings"
+            tied = config.head.tied and module == "embeddings"
             copies = (f"{names.modules['lm_head']}.{leaf}",) if tied else ()
             found.append(TensorMap(name, shape, tuple(parts), copies))
         return tuple(found)
@@ -278,15 +289,15 @@ class Family:
     def _in_their_words(self, problem: Problem) -> Problem:
         """Return what is wrong with a shape, said of the fields of a config.json."""
         theirs = {
-            name: row.theirs[0]
+            name: leaf if (leaf := name.rpartition(".")[2]) in row.theirs else row.theirs[0]
             for row in self.rows
             for name in row.ours[:1]
-            if row.theirs and name not in row.theirs
+            if row.theirs
         }
         said = str(problem).removeprefix(f"{DecoderConfig.__name__} ")
-        field, _, why = re.sub(r"\w+", lambda word: theirs.get(word[0], word[0]), said).partition(
-            " "
-        )
+        field, _, why = re.sub(
+            r"\w+(\.\w+)*", lambda word: theirs.get(word[0], word[0]), said
+        ).partition(" ")
         return Problem(field, why)
 
     def _module(self, module: str) -> tuple[list[str], bool]:
@@ -314,34 +325,44 @@ class Family:
         if type(config) is not DecoderConfig:
             return [Problem("model", f"is a {type(config).__name__}, a class of one's own")]
         answered = {*FREE, *(name for row in self.rows for name in row.ours)}
+        usual = ours_of(DecoderConfig(vocab_size=1, d_model=2, n_layers=1, n_heads=1))
         return [
-            Problem(field.name, f"is {shown(value)}", f"{field.name}={shown(field.default)}")
-            for field in dataclasses.fields(config)
-            if field.name not in answered
-            and (value := getattr(config, field.name)) != field.default
+            Problem(name, f"is {shown(value)}", f"{name}={shown(usual[name])}")
+            for name, value in ours_of(config).items()
+            if name not in answered and name in usual and value != usual[name]
         ]
 
 
 def canonical(config: DecoderConfig) -> DecoderConfig:
     """Return the same model with defaults filled in, and without what is not of its maths."""
-    rope, rotated = config.rope_theta_windowed, config.positions == "rope"
-    scalar = config.query_pre_attn_scalar
+    attention, ffn, rope = config.attention, config.feed_forward, config.positions
     windows = [-1 if window is None else window for window in config.windows]
-    every, root = config.no_rope_layer_interval, config.d_model**0.5
+    scalar, root = attention.query_pre_attn_scalar, config.d_model**0.5
+    windowed = set(windows) != {-1}
+    if isinstance(ffn, DenseFeedForward):
+        ffn = replace(ffn, hidden_size=ffn.width(config))
+    if isinstance(rope, RoPEConfig):
+        every, theta = rope.no_rope_layer_interval, rope.theta_windowed
+        rope = replace(
+            rope,
+            theta_windowed=None if theta == rope.theta or not windowed else theta,
+            scaling_windowed=rope.scaling_windowed or not windowed,
+            no_rope_layer_interval=None if every is None or every > config.n_layers else every,
+        )
     return replace(
         config,
+        vocab_multiple=1,
         n_kv_heads=config.kv_heads,
         head_dim=config.head_size,
-        hidden_size=config.ffn_size,
-        sliding_window=None if set(windows) == {-1} else _period(windows),
-        rope_theta=config.rope_theta if rotated else DecoderConfig.rope_theta,
-        rope_theta_windowed=None if rope == config.rope_theta or set(windows) == {-1} else rope,
-        rope_scaling_windowed=config.rope_scaling_windowed or set(windows) == {-1},
-        query_pre_attn_scalar=None if scalar == config.head_size else scalar,
         embed_scale=root if is_root(config.embed_scale, config.d_model) else config.embed_scale,
-        no_rope_layer_interval=None if every is None or every > config.n_layers else every,
-        attention="auto",
-        vocab_multiple=1,
+        attention=replace(
+            attention,
+            sliding_window=_period(windows) if windowed else None,
+            query_pre_attn_scalar=None if scalar == config.head_size else scalar,
+            backend="auto",
+        ),
+        feed_forward=ffn,
+        positions=rope,
     )
 
 
@@ -355,11 +376,12 @@ def _period(values: list[int]) -> tuple[int, ...]:
 
 def _effective(ours: dict[str, object]) -> Ours:
     """Return fields without those of layers with a window, where there is none or no effect."""
-    if not ours.get("sliding_window"):
-        return ours | {"rope_theta_windowed": None, "rope_scaling_windowed": True}
-    if ours.get("rope_scaling") is None:
-        return ours | {"rope_scaling_windowed": True}
-    return ours
+    without: dict[str, object] = {}
+    if not ours.get("attention.sliding_window"):
+        without = {"positions.theta_windowed": None, "positions.scaling_windowed": True}
+    elif ours.get("positions.scaling") is None:
+        without = {"positions.scaling_windowed": True}
+    return ours | {name: value for name, value in without.items() if name in ours}
 
 
 def _listed(problems: Iterable[Problem]) -> str:

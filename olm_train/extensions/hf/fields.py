@@ -17,15 +17,18 @@ from typing import Any
 
 import msgspec
 
+from olm_data.bounded_json import JsonObject
+from olm_data.config.convert import as_dict
+from olm_data.config.path import put
 from olm_data.decoding import convert
 from olm_data.errors import printable
-from olm_train.model.config import DecoderConfig
+from olm_train.model.config import DecoderConfig, by_name
 
 Json = Mapping[str, object]
 """The content of a config.json."""
 
 Ours = Mapping[str, Any]
-"""Arguments of `DecoderConfig`."""
+"""Fields of `DecoderConfig` by name: `norm` is the name of its kind, `norm.eps` a field of it."""
 
 
 MOST_LAYERS = 1 << 13
@@ -186,7 +189,7 @@ class Number(Row):
         return {self.field: given.take(self.name, self.kind, self.default, null)}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        value = getattr(config, self.field)
+        value: Any = ours_of(config).get(self.field)
         if self.most is not None and value > self.most:
             problems.refuse(self.field, f"is {value}; it is at most {self.most}", self.most)
         return {self.name: value}
@@ -249,7 +252,7 @@ class Always(Row):
         return {self.field: self.value}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        value = getattr(config, self.field)
+        value = ours_of(config).get(self.field)
         if value != self.value:
             problems.refuse(self.field, f"is {shown(value)}", shown(self.value))
         return {}
@@ -257,6 +260,19 @@ class Always(Row):
     @property
     def says(self) -> str:
         return f"`{self.field}` is `{shown(self.value)}`"
+
+
+def ours_of(config: DecoderConfig) -> Ours:
+    """Return all fields of a shape by name, as plain values."""
+    return by_name(as_dict(config))
+
+
+def nested(ours: Ours) -> JsonObject:
+    """Return fields by name as arguments of `DecoderConfig`."""
+    found: JsonObject = {}
+    for name in sorted(ours):  # the name of a kind before its fields
+        put(found, tuple(name.split(".")), ours[name], where="config.json")
+    return found
 
 
 def shown(value: object) -> str:

@@ -75,7 +75,7 @@ class Opened(ForeignModel):
 
     def build(self, dtype: torch.dtype | None = None, **changes: Any) -> Decoder:
         stored = stored_dtype(self)  # shapes fit the files before memory is taken for them
-        config = replace(self.config, **changes)
+        config = self.config.changed(**changes)
         model = Decoder(config, dtype=dtype or stored)
         fill(self, {name: value.data for name, value in model.named_parameters()}, config)
         return model.eval()

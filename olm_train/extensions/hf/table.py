@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from olm_train.extensions.hf.attention import (
+    WINDOWS_BY_PATTERN,
+    WINDOWS_FROM_LAYER,
+    WINDOWS_WITHOUT_ROPE,
+    Bias,
+    OneWindow,
+    QueryScale,
+    Windows,
+    one_full_in,
+)
 from olm_train.extensions.hf.family import Family, Names
 from olm_train.extensions.hf.fields import (
     REQUIRED,
@@ -16,24 +26,8 @@ from olm_train.extensions.hf.fields import (
     Row,
     Written,
 )
-from olm_train.extensions.hf.rope import LayerRope, Rope
-from olm_train.extensions.hf.rows import (
-    Bias,
-    DivisibleWidth,
-    EmbedScale,
-    EqualHeads,
-    NoRope,
-    QueryScale,
-    TableSize,
-)
-from olm_train.extensions.hf.windows import (
-    WINDOWS_BY_PATTERN,
-    WINDOWS_FROM_LAYER,
-    WINDOWS_WITHOUT_ROPE,
-    OneWindow,
-    Windows,
-    one_full_in,
-)
+from olm_train.extensions.hf.positions import LayerRope, NoRope, Rope, TableSize
+from olm_train.extensions.hf.sizes import DivisibleWidth, EmbedScale, EqualHeads
 
 _ACTIVATION = Constant("hidden_act", ("silu", "swish"), "silu", "the activation is SiLU")
 
@@ -51,18 +45,19 @@ def _sizes(
     return (
         Number("vocab_size", "vocab_size", int, REQUIRED),
         Number("hidden_size", "d_model", int, REQUIRED),
-        Number("intermediate_size", "hidden_size", int, REQUIRED),
+        Number("intermediate_size", "feed_forward.hidden_size", int, REQUIRED),
         Number("num_hidden_layers", "n_layers", int, REQUIRED),
         Number("num_attention_heads", "n_heads", int, REQUIRED),
-        Number("rms_norm_eps", "norm_eps", float, norm_eps),
+        Number("rms_norm_eps", "norm.eps", float, norm_eps),
         Number("initializer_range", "init_std", float, 0.02, most=1.0),
-        Number("tie_word_embeddings", "tie_embeddings", bool, tied),
+        Number("tie_word_embeddings", "head.tied", bool, tied),
         Number("num_key_value_heads", "n_kv_heads", int, kv_heads, nullable=True),
         Number("head_dim", "head_dim", int, head_dim),
     )
 
 
 _SWIGLU = (Always("feed_forward", "swiglu"), _ACTIVATION)
+_MLP_BIAS = Number("mlp_bias", "feed_forward.bias", bool, False)
 _MODULES = {"embeddings": "embed_tokens", "norm": "norm", "lm_head": "lm_head"}
 _MLP = {
     "feed_forward.w_gate_up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -106,7 +101,8 @@ LLAMA = Family(
         DivisibleWidth(),
         Rope(theta=10_000.0, positions=2048),
         *_SWIGLU,
-        Bias(mlp=True),
+        Bias(),
+        _MLP_BIAS,
         _NO_DROPOUT,
     ),
     names=_names(_PRE_NORM),
@@ -120,7 +116,7 @@ QWEN2 = Family(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32),
         Rope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
-        Always("bias", "qkv"),
+        Always("attention.bias", "qkv"),
         WINDOWS_FROM_LAYER,
         _NO_DROPOUT,
     ),
@@ -135,8 +131,8 @@ QWEN3 = Family(
         *_sizes(tied=False, norm_eps=1e-6, kv_heads=32, head_dim=128),
         Rope(theta=10_000.0, positions=32_768),
         *_SWIGLU,
-        Always("qk_norm", "head"),
-        Bias(mlp=False),
+        Always("attention.qk_norm", "head"),
+        Bias(),
         WINDOWS_FROM_LAYER,
         _NO_DROPOUT,
     ),
@@ -166,7 +162,8 @@ SMOLLM3 = Family(
         Rope(theta=2_000_000.0, positions=32_768),
         NoRope(4),
         *_SWIGLU,
-        Bias(mlp=True),
+        Bias(),
+        _MLP_BIAS,
         WINDOWS_WITHOUT_ROPE,
         _NO_DROPOUT,
     ),
@@ -182,8 +179,8 @@ OLMO2 = Family(
         Rope(theta=10_000.0, positions=2048),
         *_SWIGLU,
         Always("block", "reordered_norm"),
-        Always("qk_norm", "full"),
-        Bias(mlp=False),
+        Always("attention.qk_norm", "full"),
+        Bias(),
         _NO_DROPOUT,
     ),
     names=_names(_POST_NORM, _QK_NORM),
@@ -198,8 +195,8 @@ OLMO3 = Family(
         LayerRope(theta=500_000.0, windowed=500_000.0, local=None, positions=2048),
         *_SWIGLU,
         Always("block", "reordered_norm"),
-        Always("qk_norm", "full"),
-        Bias(mlp=False),
+        Always("attention.qk_norm", "full"),
+        Bias(),
         Windows(one_full_in(4), 4096),
         _NO_DROPOUT,
     ),
@@ -220,11 +217,11 @@ def _gemma(cap: float | None, both_ways: bool | None) -> tuple[Row, ...]:
             "the activation is GELU by tanh",
         ),
         Always("block", "peri_norm"),
-        Always("norm_zero_centred", True),
+        Always("norm.zero_centred", True),
         EmbedScale(),
         QueryScale(256),
-        Bias(mlp=False),
-        Number("final_logit_softcapping", "logit_softcap", float, cap, nullable=True),
+        Bias(),
+        Number("final_logit_softcapping", "head.softcap", float, cap, nullable=True),
         Constant("use_bidirectional_attention", (False, None), both_ways, "attention is causal"),
         _NO_DROPOUT,
     )
@@ -236,7 +233,7 @@ GEMMA2 = Family(
     model_type="gemma2",
     rows=(
         *_gemma(30.0, None),
-        Number("attn_logit_softcapping", "attention_softcap", float, 50.0, nullable=True),
+        Number("attn_logit_softcapping", "attention.softcap", float, 50.0, nullable=True),
         Rope(theta=10_000.0, positions=8192),
         Windows(one_full_in(2), 4096),
     ),
@@ -256,7 +253,7 @@ GEMMA3 = Family(
             None,
             "transformers reads this field and does not use it; other programs do",
         ),
-        Always("qk_norm", "head"),
+        Always("attention.qk_norm", "head"),
         LayerRope(1_000_000.0, 10_000.0, local="rope_local_base_freq", positions=131_072),
         WINDOWS_BY_PATTERN,
     ),
@@ -273,12 +270,12 @@ GPT2 = Family(
         Number("n_embd", "d_model", int, REQUIRED),
         Number("n_layer", "n_layers", int, REQUIRED),
         Number("n_head", "n_heads", int, REQUIRED),
-        Number("n_inner", "hidden_size", int, None),
+        Number("n_inner", "feed_forward.hidden_size", int, None),
         EqualHeads(),
         TableSize(1024),
-        Number("layer_norm_epsilon", "norm_eps", float, 1e-5),
+        Number("layer_norm_epsilon", "norm.eps", float, 1e-5),
         Number("initializer_range", "init_std", float, 0.02),
-        Number("tie_word_embeddings", "tie_embeddings", bool, True),
+        Number("tie_word_embeddings", "head.tied", bool, True),
         Always("feed_forward", "gelu"),
         Constant(
             "activation_function",
@@ -287,8 +284,9 @@ GPT2 = Family(
             "the activation is GELU by tanh",
         ),
         Always("norm", "layer_norm"),
-        Always("norm_bias", True),
-        Always("bias", "all"),
+        Always("norm.bias", True),
+        Always("attention.bias", "all"),
+        Always("feed_forward.bias", True),
         Constant("scale_attn_weights", (True,), True, "products are divided by sqrt(head_dim)"),
         Constant(
             "scale_attn_by_inverse_layer_idx", (False,), False, "all layers scale products alike"

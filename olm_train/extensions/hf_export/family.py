@@ -7,8 +7,6 @@ Llama, or with windows a SmolLM 3, whose attention has the bias of its output ma
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from olm_data.bounded_json import JsonObject, decode_object
 from olm_data.errors import OlmError, UsageError
 from olm_data.mixture.lock import Lock
@@ -38,7 +36,7 @@ def family_to_export(
     family = family_of_config(config)
     if family.name != "qwen2" or tokenizer is None or _is_qwen2(decode_object(tokenizer)):
         return family, config
-    written = replace(config, bias="attention")
+    written = config.changed(attention={"bias": "all"})
     return family_of_config(written), written
 
 

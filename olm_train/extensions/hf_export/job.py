@@ -117,7 +117,7 @@ class Job:
             checkpoint=checkpoint.manifest.digest,
             dtype=options.dtype,
             shard_bytes=options.shard_bytes,
-            tied_head=options.tied_head and config.tie_embeddings,
+            tied_head=options.tied_head and config.head.tied,
             template=digest or None,
             context=self.context,
         )
@@ -147,7 +147,7 @@ class Job:
         """Each tensor that is written, and the rows of ours that it is."""
         dtype, found = DTYPES[self.options.dtype], []
         # GPT-2 as it was published: mlx-lm knows no other names
-        bare = self.family.name == "gpt2" and self.config.tie_embeddings
+        bare = self.family.name == "gpt2" and self.config.head.tied
         prefix = self.family.names.prefix if bare and not self.claim.tied_head else ""
         for row in self.family.tensors(self.config):
             for part in row.parts:

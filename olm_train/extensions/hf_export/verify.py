@@ -63,11 +63,15 @@ def room_here() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def _old_context(config: DecoderConfig) -> int | None:
+    """Tokens of the longest documents before positions were stretched, None: they were not."""
+    return getattr(getattr(config.positions, "scaling", None), "old_context_len", None)
+
+
 def lengths_of(config: DecoderConfig) -> tuple[int, ...]:
     """Return tokens of prompts: three lengths, or fewer where learned positions allow no more."""
     windows = [window for window in config.windows if window is not None]
-    scaling = config.rope_scaling
-    old = getattr(scaling, "old_context_len", None) if scaling is not None else None
+    old = _old_context(config)
     found = {SHORT, 2 * SHORT + max(windows, default=0) + BEYOND, (old or 4 * SHORT) + BEYOND}
     most = config.max_positions or max(found)
     return tuple(sorted({min(length, most) for length in found}))
@@ -146,7 +150,7 @@ def _compared(
     for end in eos:
         _stops(theirs, prompt, end, folder)
     windows = [window for window in config.windows if window is not None]
-    old = getattr(config.rope_scaling, "old_context_len", None)
+    old = _old_context(config)
     return ModelProof(
         reader=reader,
         model_class=type(theirs).__name__,

@@ -99,6 +99,16 @@ def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
     assert from_text(tmp_path, MINIMAL) == Outer(inner=Inner(steps=3))
 
 
+def test_a_text_stands_for_the_component_of_that_name(tmp_path: Path) -> None:
+    text = MINIMAL + "optim: lion\n"
+    assert from_text(tmp_path, text).optim == Lion()
+    assert from_text(tmp_path, text, "--optim.lr=3e-2").optim == Lion(lr=3e-2)
+    error = refusal(tmp_path, MINIMAL + "optim: lyon\n")
+    assert (error.what, error.fix) == ("optim has no kind called 'lyon'", "did you mean 'lion'?")
+    assert str(error.where).endswith("c.yaml:2")
+    assert "inner is a mapping" in refusal(tmp_path, "inner: three\n").what  # it has no names
+
+
 @pytest.mark.parametrize(
     ("override", "path", "value"),
     [
@@ -112,6 +122,7 @@ def test_defaults_fill_what_the_file_leaves_out(tmp_path: Path) -> None:
         ("--limit=5", ("limit",), 5),
         ("--limit=null", ("limit",), None),
         ("--optim={name: lion}", ("optim",), Lion()),
+        ("--optim=lion", ("optim",), Lion()),
         ("--optim.lr=1e-2", ("optim",), Adam(lr=1e-2)),
         ("--optim.betas=[0.8, 0.9]", ("optim", "betas"), (0.8, 0.9)),
         ("--skip=[[1, 4], [8, 9]]", ("skip",), [[1, 4], [8, 9]]),

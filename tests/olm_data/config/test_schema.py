@@ -57,8 +57,10 @@ def test_a_misspelt_name_is_found_as_the_types_find_it(
     "option",
     [
         "--model={preset: olmo2-1b}",
-        "--model={depth: 4, qk_norm: head}",
+        "--model={depth: 4, attention: {qk_norm: head}}",
         "--train_module.scheduler=null",
+        "--train_module.optim=muon",
+        "--model.norm=layer_norm",
         "--trainer.callbacks.speed_monitor=null",
         '--trainer.callbacks.lm_evaluator.datasets["any name"]=x',
     ],

@@ -195,7 +195,9 @@ def test_what_lies_in_the_output_is_never_replaced(three: list[Checkpoint], tmp_
 def test_checkpoints_of_different_models_are_refused(
     three: list[Checkpoint], tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    build_trainer(tiny_mixture, tmp_path / "wide", *SIX_STEPS, "--model.hidden_size=48").fit()
+    build_trainer(
+        tiny_mixture, tmp_path / "wide", *SIX_STEPS, "--model.feed_forward.hidden_size=48"
+    ).fit()
     with pytest.raises(ValidationError, match="not of one model"):
         merge_checkpoints(
             [three[0], opened(tmp_path / "wide" / "step00000006")], "uniform", tmp_path / "out"

@@ -19,7 +19,10 @@ from olm_train.distributed.world import World
 from olm_train.extensions.hf_export.command import main
 from olm_train.model.weights_folder import load_exported
 
-MODEL = "--model={d_model: 16, n_layers: 2, n_heads: 2, hidden_size: 32, vocab_multiple: 100}"
+MODEL = (
+    "--model={d_model: 16, n_layers: 2, n_heads: 2, vocab_multiple: 100, "
+    "feed_forward: {hidden_size: 32}}"
+)
 
 
 @pytest.fixture(scope="module")

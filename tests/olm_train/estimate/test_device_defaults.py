@@ -37,7 +37,7 @@ def chosen(
     model, module, _ = resolve(model, module, capability)
     assert resolve(model, module, H100)[:2] == (model, module), "nothing is left to choose"
     return (
-        model.attention, module.dp_config.param_dtype, module.float32_matmul_precision,
+        model.attention.backend, module.dp_config.param_dtype, module.float32_matmul_precision,
         module.compile_model,
     )  # fmt: skip
 
@@ -83,15 +83,15 @@ def test_in_16_bits_a_cpu_multiplies_where_the_products_fit() -> None:
     large = replace(WIDE, n_layers=24, n_heads=32)
     module = TransformerTrainModuleConfig(rank_microbatch_size=1024, dp_config=half)
     model, _, why = resolve(large, module, CPU)
-    assert model.attention == "sdpa"
+    assert model.attention.backend == "sdpa"
     (line,) = [f"{what}: {reason}" for what, reason in why.items() if what.startswith("attention")]
     assert line == "attention sdpa: math could hold products of 4.5 GiB"
     model, _, _ = resolve(replace(large, n_layers=10), module, CPU)
-    assert model.attention == "math"  # 1.9 GiB
+    assert model.attention.backend == "math"  # 1.9 GiB
 
 
 def test_a_soft_cap_of_attention_goes_to_what_has_one() -> None:
-    capped = replace(WIDE, attention_softcap=50.0)
+    capped = WIDE.changed(attention={"softcap": 50.0})
     assert chosen(H100, capped)[0] == "flex"
     assert chosen(CPU, capped)[0] == chosen(T4, capped)[0] == "sdpa"
     *_, why = resolve(capped, TransformerTrainModuleConfig(rank_microbatch_size=32), H100)
@@ -107,7 +107,7 @@ def test_t7_what_is_given_stays_and_is_not_spoken_of(capability: Capability) -> 
         ("varlen", "bfloat16", "medium", True),
         ("sdpa", "float32", "highest", False),
     ):
-        model = replace(WIDE, attention=attention)
+        model = WIDE.changed(attention={"backend": attention})
         module = TransformerTrainModuleConfig(
             rank_microbatch_size=32,
             dp_config=DataParallelConfig(param_dtype=dtype),  # type: ignore[arg-type]
@@ -126,7 +126,7 @@ def test_t7_options_of_the_compiler_ask_for_it() -> None:
 def test_t7_a_module_built_by_hand_is_resolved_for_its_device() -> None:
     module = build(param_dtype="auto")
     config = module.config
-    assert module.model.config.attention == "sdpa"
+    assert module.model.config.attention.backend == "sdpa"
     assert (config.dp_config.param_dtype, config.compile_model) == ("float32", False)
     assert config.float32_matmul_precision == "highest"
     assert module.model.compute_dtype is torch.float32
@@ -144,11 +144,11 @@ def test_t7_the_start_says_what_was_chosen_and_the_run_keeps_it(
     for choice in ("attention sdpa", "dtype float32", "not compiled", "CPU threads of a rank: "):
         assert choice in line
     kept = json.loads((tmp_path / "run" / "config.json").read_bytes())
-    assert kept["model"]["attention"] == "sdpa"
+    assert kept["model"]["attention"]["backend"] == "sdpa"
     assert kept["train_module"]["dp_config"]["param_dtype"] == "float32"
     assert kept["train_module"]["float32_matmul_precision"] == "highest"
     assert kept["train_module"]["compile_model"] is False
-    given = ["--model.attention=sdpa", "--train_module.compile_model=false", stop]
+    given = ["--model.attention.backend=sdpa", "--train_module.compile_model=false", stop]
     given += ["--train_module.dp_config.param_dtype=float32", f"--trainer.save_folder={tmp_path}/2"]
     assert main([str(config), *given, "--train_module.float32_matmul_precision=highest"]) == 0
     assert "auto on" not in capsys.readouterr().err
@@ -172,9 +172,13 @@ def test_t7_a_run_goes_on_with_another_back_end_and_no_other_model(
     trainer = build_trainer(tiny_mixture, tmp_path / "run", stop % 2)
     trainer.fit()
     path = tmp_path / "run" / "step00000002" / "config.json"
-    assert json.loads(path.read_bytes())["model"]["attention"] == "sdpa"
+    assert json.loads(path.read_bytes())["model"]["attention"]["backend"] == "sdpa"
     other = build_trainer(tiny_mixture, tmp_path / "run", stop % 3)  # as if on CUDA:
-    other.config = {**other.config, "model": {**other.config["model"], "attention": "varlen"}}
+    attention = other.config["model"]["attention"]
+    other.config = {
+        **other.config,
+        "model": {**other.config["model"], "attention": {**attention, "backend": "varlen"}},
+    }
     other.fit()
     assert other.step == 3
     assert len(metrics(tmp_path / "run")) >= 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from support.model_options import CONFIG, OPTIONS
 from torch.utils.flop_counter import FlopCounterMode
 
 from olm_train.estimate.flops import attention_pairs, document_pairs, num_flops_per_token
-from olm_train.model.attention import block_causal_mask
+from olm_train.model.attention_dense import block_causal_mask
 from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.model.init import init_parameters
@@ -22,7 +21,7 @@ from olm_train.model.presets import preset
 
 @pytest.mark.parametrize("change", OPTIONS, ids=str)
 def test_matrix_work_equals_torchs_own_count(change: dict[str, Any]) -> None:
-    config = replace(CONFIG, **{**change, "vocab_multiple": 1})
+    config = CONFIG.changed(**{**change, "vocab_multiple": 1})
     model = Decoder(config)
     init_parameters(model, 0)
     batch = make_batch([[64]], vocab_size=50)
@@ -42,7 +41,7 @@ def test_matrix_work_equals_torchs_own_count(change: dict[str, Any]) -> None:
     st.lists(st.integers(1, 12) | st.just(-1), min_size=1, max_size=4),
 )
 def test_pairs_are_those_that_the_windows_leave(lengths: list[int], pattern: list[int]) -> None:
-    config = replace(CONFIG, n_layers=5, sliding_window=tuple(pattern))
+    config = CONFIG.changed(n_layers=5, attention={"sliding_window": tuple(pattern)})
     batch = make_batch([lengths], vocab_size=2)
     masks = [block_causal_mask(batch.doc_start, window) for window in config.windows]
     seen = sum(int(mask.sum()) for mask in masks)
@@ -62,5 +61,5 @@ def test_attention_counts_the_pairs_that_exist() -> None:
 
 def test_a_known_model_costs_what_is_published() -> None:
     # About 0.80 GFLOP a token for the 125M shape at 1,024 tokens and a vocabulary of 50,304.
-    config = preset("olm-125m", vocab_size=50_304, tie_embeddings=True)
+    config = preset("olm-125m", vocab_size=50_304, head={"tied": True})
     assert 0.78e9 < num_flops_per_token(config, pairs_per_token=1025 / 2) < 0.82e9

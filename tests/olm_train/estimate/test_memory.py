@@ -29,27 +29,52 @@ from olm_train.train_module_config import TransformerTrainModuleConfig
 
 SHAPES = {
     "grouped": {"d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2},
-    "tied": {"d_model": 96, "n_layers": 2, "n_heads": 3, "tie_embeddings": True},
+    "tied": {"d_model": 96, "n_layers": 2, "n_heads": 3, "head": {"tied": True}},
     "gpt2": {
-        "d_model": 64, "n_layers": 2, "n_heads": 4, "norm": "layer_norm", "bias": "all",
-        "feed_forward": "gelu", "positions": "learned", "max_positions": 192,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "norm": "layer_norm",
+        "attention": {"bias": "all"},
+        "feed_forward": {"bias": True, "name": "gelu"},
+        "positions": {"name": "learned", "max_positions": 192},
     },
     "olmo2": {
-        "d_model": 64, "n_layers": 2, "n_heads": 4, "block": "reordered_norm", "qk_norm": "full",
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "block": "reordered_norm",
+        "attention": {"qk_norm": "full"},
     },
-    "qwen3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 1, "qk_norm": "head"},
+    "qwen3": {
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 1,
+        "attention": {"qk_norm": "head"},
+    },
     "gemma3": {"d_model": 64, "n_layers": 2, "n_heads": 4, "block": "peri_norm"},
     "gemma2": {
-        "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "block": "peri_norm",
-        "attention_softcap": 50.0,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "block": "peri_norm",
+        "attention": {"softcap": 50.0},
     },
-    "wide": {"d_model": 32, "n_layers": 2, "n_heads": 2, "head_dim": 32, "hidden_size": 320},
-}  # fmt: skip
+    "wide": {
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 2,
+        "head_dim": 32,
+        "feed_forward": {"hidden_size": 320},
+    },
+}
 OPTIMISERS = [AdamWConfig(), AdamConfig(), LionConfig(), MuonConfig()]
 
 
 def decoder(shape: str, **changes: Any) -> DecoderConfig:
-    return DecoderConfig(**{"vocab_size": 48, **SHAPES[shape], **changes})
+    return DecoderConfig(vocab_size=48, **SHAPES[shape]).changed(**changes)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,7 +125,7 @@ def test_activations_are_those_autograd_keeps_within_a_stated_factor(
     shape: str, attention: str, dtype: str, least: float, most: float
 ) -> None:
     tokens = 160
-    config = decoder(shape, attention=attention)
+    config = decoder(shape, attention={"backend": attention})
     estimate = TrainingTensors.count(config, AdamWConfig()).memory(
         microbatch=tokens, sequence_length=tokens, param_dtype=dtype
     )

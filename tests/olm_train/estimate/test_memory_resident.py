@@ -41,7 +41,7 @@ config = TransformerTrainModuleConfig(
     rank_microbatch_size=rows * length,
     dp_config=DataParallelConfig(param_dtype=dtype),
 )
-model = DecoderConfig(vocab_size=8192, d_model=384, n_layers=4, n_heads=6, attention="auto")
+model = DecoderConfig(vocab_size=8192, d_model=384, n_layers=4, n_heads=6)
 train(replace(model, n_layers=1, d_model=64, n_heads=1), 1, 64)  # what torch makes once
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
 before = resident("VmRSS:")

@@ -35,7 +35,7 @@ def found(name: str, gpu: str) -> Recipe:
 
 
 def memory(name: str, module: TransformerTrainModuleConfig, gpus: int, nodes: int = 1) -> int:
-    model = preset(name, vocab_size=PRESETS[name].vocab_size, attention="varlen")
+    model = preset(name, vocab_size=PRESETS[name].vocab_size, attention={"backend": "varlen"})
     row = PRESETS[name].sequence_length
     return memory_of_step(
         model,
@@ -74,7 +74,7 @@ def test_a_larger_gpu_never_needs_more_of_them_and_70b_fits_a_few_machines() -> 
 
 def test_a_recipe_for_a_gpu_without_bf16_names_what_runs_there() -> None:
     values = found("olm-125m", "t4").values()
-    assert values["model"]["attention"] == "sdpa"
+    assert values["model"]["attention"] == {"backend": "sdpa"}
     assert values["train_module"]["dp_config"] == {"param_dtype": "float32"}
     desk = found("olm-125m", "rtx-4090").values()
     assert desk["train_module"]["dp_config"] == {"param_dtype": "bfloat16"}

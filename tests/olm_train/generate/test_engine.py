@@ -51,7 +51,7 @@ RING = {n: [9.0 if other == (n + 1) % 5 else 0.0 for other in range(5)] for n in
 
 @pytest.fixture(scope="module")
 def model() -> Decoder:
-    return stirred(replace(CONFIG, **OLMO3, init_std=0.2))
+    return stirred(CONFIG.changed(**OLMO3, init_std=0.2))
 
 
 def test_it_ends_at_the_end_of_document_and_leaves_it_out() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,9 @@ from olm_train.generate.template import Message
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loaded")
-    model = stirred(replace(CONFIG, vocab_size=300, positions="learned", max_positions=20))
+    model = stirred(
+        CONFIG.changed(vocab_size=300, positions={"name": "learned", "max_positions": 20})
+    )
     tokenizer = Tokenizer.from_file(str(train(folder / "tokenizer.json")))
     model.save(folder / "model", tokenizer)
     return folder / "model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from hypothesis import strategies as st
 from support.model_options import CONFIG, FAMILIES, stirred
 
 from olm_train.generate.runner import CachedRunner, Runner, WholeRunner, knows_cache, runner_of
-from olm_train.model.decoder import Block, Decoder
+from olm_train.model.block import Block
+from olm_train.model.decoder import Decoder
 from olm_train.model.head import Head
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
@@ -27,17 +27,31 @@ window = st.one_of(st.just(-1), st.integers(1, 12))
 shapes = st.fixed_dictionaries(
     {
         "n_kv_heads": st.sampled_from([1, 2, 4]),
-        "sliding_window": st.one_of(st.none(), st.tuples(window, window)),
-        "rope_scaling": st.sampled_from(SCALINGS),
-        "no_rope_layer_interval": st.sampled_from([None, 2]),
-        "qk_norm": st.sampled_from([None, "head", "full"]),
-        "logit_softcap": st.sampled_from([None, 5.0]),
-        "attention_softcap": st.sampled_from([None, 0.5]),
-        "query_pre_attn_scalar": st.sampled_from([None, 3.0]),
-        "norm_zero_centred": st.booleans(),
-        "rope_theta_windowed": st.sampled_from([None, 50.0]),
+        "attention": st.fixed_dictionaries(
+            {
+                "sliding_window": st.one_of(st.none(), st.tuples(window, window)),
+                "qk_norm": st.sampled_from([None, "head", "full"]),
+                "softcap": st.sampled_from([None, 0.5]),
+                "query_pre_attn_scalar": st.sampled_from([None, 3.0]),
+            }
+        ),
+        "positions": st.fixed_dictionaries(
+            {
+                "scaling": st.sampled_from(SCALINGS),
+                "no_rope_layer_interval": st.sampled_from([None, 2]),
+                "theta_windowed": st.sampled_from([None, 50.0]),
+            }
+        ),
+        "head": st.fixed_dictionaries({"softcap": st.sampled_from([None, 5.0])}),
+        "norm": st.fixed_dictionaries({"zero_centred": st.booleans()}),
     }
-).map(lambda shape: shape if shape["sliding_window"] else shape | {"rope_theta_windowed": None})
+).map(
+    lambda shape: (
+        shape
+        if shape["attention"]["sliding_window"]
+        else shape | {"positions": shape["positions"] | {"theta_windowed": None}}
+    )
+)
 texts = st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=20), min_size=1, max_size=4)
 
 
@@ -67,13 +81,13 @@ def same(prompts: list[list[int]], more: int, leave: int, model: Decoder) -> Non
 def test_cached_logits_are_those_of_the_whole_text(
     shape: dict[str, Any], prompts: list[list[int]], more: int, leave: int
 ) -> None:
-    same(prompts, more, leave, stirred(replace(CONFIG, **shape)))
+    same(prompts, more, leave, stirred(CONFIG.changed(**shape)))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_those_of_whole_families_too(family: str) -> None:
-    model = stirred(replace(CONFIG, **FAMILIES[family]))
+    model = stirred(CONFIG.changed(**FAMILIES[family]))
     same([[3], [5, 6, 7, 8, 9, 10, 11, 12], [1, 2]], 14, 3, model)
 
 
@@ -117,7 +131,7 @@ def test_idle_leaves_the_texts_alone() -> None:
 def test_a_prompt_in_parts_is_what_it_is_as_a_whole(
     shape: dict[str, Any], size: int, chunk: int, beside: int
 ) -> None:
-    model = stirred(replace(CONFIG, **shape))
+    model = stirred(CONFIG.changed(**shape))
     runners: list[Runner] = [CachedRunner(model, CPU, chunk), WholeRunner(model, CPU)]
     draw = torch.Generator().manual_seed(size)
     prompts = [[1, 2, 3]] * beside + [torch.randint(50, (size,), generator=draw).tolist()]
@@ -138,7 +152,7 @@ def test_a_prompt_in_parts_is_what_it_is_as_a_whole(
 
 @torch.no_grad()
 def test_no_part_of_a_long_prompt_is_larger_than_a_chunk() -> None:
-    model, sizes = stirred(replace(CONFIG, sliding_window=(8, -1))), list[int]()
+    model, sizes = stirred(CONFIG.changed(attention={"sliding_window": (8, -1)})), list[int]()
     hook = model.embeddings.register_forward_hook(lambda m, given, x: sizes.append(x.shape[1]))
     CachedRunner(model, CPU, 16).prefill([[1] * 70])
     assert sizes == [16, 16, 16, 16, 6]

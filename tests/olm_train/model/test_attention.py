@@ -29,11 +29,10 @@ from torch._dynamo.testing import CompileCounter
 from olm_data.errors import UsageError
 from olm_train.model.attention import (
     ATTENTION_BACKENDS,
-    Documents,
     attention_backend,
-    block_causal_mask,
 )
 from olm_train.model.attention_backend import DocumentLayout, Scores, Use
+from olm_train.model.attention_dense import Documents, block_causal_mask
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -39,7 +39,9 @@ def test_a_backend_that_cannot_run_says_why(name: str, use: Use, why: str) -> No
 
 
 def test_a_decoder_refuses_before_it_computes_and_takes_no_other_backend() -> None:
-    config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, attention="varlen")
+    config = DecoderConfig(
+        vocab_size=64, d_model=32, n_layers=1, n_heads=4, attention={"backend": "varlen"}
+    )
     model = Decoder(config)
     with pytest.raises(UsageError, match="varlen cannot run here"):
         model(make_batch(ROWS, vocab_size=64).input_ids)

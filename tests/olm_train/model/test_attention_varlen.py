@@ -133,7 +133,7 @@ def test_a_decoder_on_a_kernel_gives_the_logits_of_sdpa(
     batch, logits = make_batch(ROWS, vocab_size=64), []
     for name in ("sdpa", kernel):
         config = DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2)
-        model = Decoder(replace(config, attention=name))
+        model = Decoder(config.changed(attention={"backend": name}))
         init_parameters(model, seed=3)
         for layout in ({"doc_start": batch.doc_start, "cu_seqlens": batch.cu_seqlens}, {}):
             logits.append(model(batch.input_ids, **layout).detach())
@@ -152,7 +152,7 @@ def test_flash_is_refused_where_it_is_not_installed() -> None:
 def test_a_block_on_varlen_is_one_graph() -> None:
     """Traced without running: a block calls torch's operator, and nothing breaks the graph."""
     config = DecoderConfig(vocab_size=64, d_model=32, n_layers=1, n_heads=4, n_kv_heads=2)
-    model = Decoder(replace(config, attention="varlen"), dtype=torch.bfloat16)
+    model = Decoder(config.changed(attention={"backend": "varlen"}), dtype=torch.bfloat16)
     layout = layout_of(make_batch(ROWS, vocab_size=2))
     context = attention_backend("varlen").prepare(layout._replace(window=7))
     names: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +16,11 @@ from olm_train.parallel.activation_checkpointing import ActivationCheckpointingC
 from olm_train.train_module import TransformerTrainModule
 
 LENGTHS = (8, 12, 16, 20, 24)
-MIXED = {"n_layers": 6, "no_rope_layer_interval": 2, "sliding_window": (5, 7, -1)}
+MIXED = {
+    "n_layers": 6,
+    "positions": {"no_rope_layer_interval": 2},
+    "attention": {"sliding_window": (5, 7, -1)},
+}
 """Six blocks: with and without RoPE, two windows and none: no two are alike by both."""
 
 
@@ -43,7 +46,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def compiled(**options: Any) -> TransformerTrainModule:
-    model = replace(MODEL, **MIXED)
+    model = MODEL.changed(**MIXED)
     return build(model=model, compile_model=True, loss=LossConfig(name="compiled"), **options)
 
 
@@ -66,7 +69,7 @@ def test_lengths_kinds_and_modes_are_compiled_once_each(mode: Any, graphs: list[
     losses = walk(compiled(ac_config=checkpointing))
     # sdpa has one graph for all windows, and one without RoPE; the loss is compiled in training
     assert len(graphs) == len(LENGTHS) * (2 * 2 + 1)
-    plain = walk(build(model=replace(MODEL, **MIXED)))
+    plain = walk(build(model=MODEL.changed(**MIXED)))
     assert losses == pytest.approx(plain, rel=1e-5)
 
 

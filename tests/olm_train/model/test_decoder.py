@@ -53,7 +53,7 @@ def test_packed_loss_is_the_token_weighted_loss_of_the_documents_alone(
 
 @pytest.mark.parametrize("shift_keys", [False, True])
 def test_no_gradient_flows_from_one_document_to_another(shift_keys: bool) -> None:
-    model = build(replace(CONFIG, shift_keys=shift_keys))
+    model = build(CONFIG.changed(attention={"shift_keys": shift_keys}))
     batch = make_batch([[20, 12, 16]], vocab_size=50)
     embedded: list[torch.Tensor] = []
     model.embeddings.register_forward_hook(
@@ -72,15 +72,15 @@ def test_no_gradient_flows_from_one_document_to_another(shift_keys: bool) -> Non
 def test_each_option_has_an_effect(change: dict[str, Any]) -> None:
     ids = make_batch([[48]], vocab_size=50).input_ids
     with torch.no_grad():
-        assert not torch.equal(stirred(replace(CONFIG, **change))(ids), stirred(CONFIG)(ids))
+        assert not torch.equal(stirred(CONFIG.changed(**change))(ids), stirred(CONFIG)(ids))
 
 
-CENTRED = {"norm_zero_centred": True}
+CENTRED = {"norm": {"zero_centred": True}}
 
 
 @pytest.mark.parametrize("change", [{}, CENTRED, *OPTIONS, *PADDED], ids=str)
 def test_logits_are_those_of_the_formulas_for_each_document_alone(change: dict[str, Any]) -> None:
-    config = replace(CONFIG, **change)
+    config = CONFIG.changed(**change)
     model = stirred(config)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     batch = make_batch([[21, 1, 10], [2, 30]], vocab_size=50)
@@ -96,7 +96,7 @@ def test_logits_are_those_of_the_formulas_for_each_document_alone(change: dict[s
 
 @pytest.mark.parametrize("change", PADDED, ids=str)
 def test_rows_that_pad_the_vocabulary_change_nothing_and_stay_zeros(change: dict[str, Any]) -> None:
-    config = replace(CONFIG, **change)
+    config = CONFIG.changed(**change)
     model, plain = build(config), build(replace(config, vocab_multiple=1))
     batch = make_batch([[20, 12]], vocab_size=50)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,9 @@ from olm_train.model.decoder import Decoder
 from olm_train.model.init import RULE, init_parameters, parameter_key
 from olm_train.model.normal import Workspace
 
-CONFIG = DecoderConfig(vocab_size=600, d_model=64, n_layers=3, n_heads=4, qk_norm="head")
+CONFIG = DecoderConfig(
+    vocab_size=600, d_model=64, n_layers=3, n_heads=4, attention={"qk_norm": "head"}
+)
 
 
 def weights(
@@ -34,7 +35,7 @@ def test_same_seed_same_bits_other_seed_other_bits() -> None:
 
 
 def test_an_option_leaves_the_weights_it_does_not_touch() -> None:
-    tied = weights(replace(CONFIG, tie_embeddings=True, qk_norm=None))
+    tied = weights(CONFIG.changed(head={"tied": True}, attention={"qk_norm": None}))
     full = weights(CONFIG)
     assert set(full) - set(tied) == {
         "lm_head.weight",
@@ -46,7 +47,9 @@ def test_an_option_leaves_the_weights_it_does_not_touch() -> None:
 
 def test_biases_and_rows_that_pad_the_vocabulary_are_zeros() -> None:
     plain = weights(CONFIG)
-    for name, value in weights(replace(CONFIG, bias="all", vocab_multiple=128)).items():
+    for name, value in weights(
+        CONFIG.changed(attention={"bias": "all"}, feed_forward={"bias": True}, vocab_multiple=128)
+    ).items():
         if name.endswith(".bias"):
             assert not value.any()
         elif name in ("embeddings.weight", "lm_head.weight"):
@@ -59,7 +62,7 @@ def test_biases_and_rows_that_pad_the_vocabulary_are_zeros() -> None:
 
 def test_norm_weights_are_ones_or_zeros_that_are_added_to_one() -> None:
     for zero_centred in (False, True):
-        for name, value in weights(replace(CONFIG, norm_zero_centred=zero_centred)).items():
+        for name, value in weights(CONFIG.changed(norm={"zero_centred": zero_centred})).items():
             assert value.ndim == 2 or (value == 1 - zero_centred).all(), name
 
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from olm_train.model.layers import LayerNorm, Linear, RMSNorm
+from olm_train.model.layers import Linear
+from olm_train.model.norm import LayerNorm, RMSNorm
 
 WIDTH = 12
 

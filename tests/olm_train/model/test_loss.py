@@ -167,7 +167,7 @@ def test_linear_cross_entropy_gives_the_plain_loss_and_gradients() -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", ["chunked", "linear_cross_entropy"])
 def test_a_run_follows_the_plain_one(name: str, tied: bool) -> None:
-    model = replace(MODEL, tie_embeddings=tied)
+    model = MODEL.changed(head={"tied": tied})
     config = LossConfig(name=name, chunk_size=50 if name == "chunked" else None)  # type: ignore[arg-type]
     plain, other = (
         train(build(model=model, loss=loss), [3, 5]) for loss in (LossConfig(name="plain"), config)

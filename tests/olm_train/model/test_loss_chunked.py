@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from support.batches import make_batch
@@ -19,7 +17,7 @@ from olm_train.model.loss_config import LossConfig
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_gradients_in_fp64_equal_differences(chunked: bool) -> None:
-    model = Decoder(replace(CONFIG, qk_norm="head"), dtype=torch.float64)
+    model = Decoder(CONFIG.changed(attention={"qk_norm": "head"}), dtype=torch.float64)
     init_parameters(model, 0)
     batch = make_batch([[5, 3]], vocab_size=50)
 

@@ -50,6 +50,6 @@ def test_options_without_effect_are_refused(options: dict[str, Any], why: str) -
 
 def test_linear_cross_entropy_is_refused_for_a_soft_cap_and_for_pads() -> None:
     config = LossConfig(name="linear_cross_entropy")
-    for model in (replace(MODEL, logit_softcap=5.0), replace(MODEL, vocab_multiple=128)):
-        with pytest.raises(UsageError, match="logit_softcap and no padded"):
+    for model in (MODEL.changed(head={"softcap": 5.0}), replace(MODEL, vocab_multiple=128)):
+        with pytest.raises(UsageError, match=r"head\.softcap and no padded"):
             config.choose(model, microbatch=8, compiling=False)

@@ -17,7 +17,7 @@ PUBLISHED = [name for name in PRESETS if name not in OURS]
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_presets_name_lies_between_its_sizes(name: str) -> None:
-    config = preset(name, vocab_size=50_304, tie_embeddings=True)
+    config = preset(name, vocab_size=50_304, head={"tied": True})
     number, unit = name.removeprefix("olm-")[:-1], name[-1]
     nominal = float(number) * {"m": 1e6, "b": 1e9}[unit]
     assert 0.9 * config.num_non_embedding_params <= nominal <= 1.1 * config.num_params
@@ -40,8 +40,8 @@ def test_plain_fields_and_the_config_say_the_same(name: str) -> None:
 
 
 def test_any_field_can_be_overridden() -> None:
-    config = preset("olm-1m", vocab_size=1000, n_layers=2, qk_norm="head")
-    assert (config.vocab_size, config.n_layers, config.qk_norm) == (1000, 2, "head")
+    config = preset("olm-1m", vocab_size=1000, n_layers=2, attention={"qk_norm": "head"})
+    assert (config.vocab_size, config.n_layers, config.attention.qk_norm) == (1000, 2, "head")
     assert config.d_model == PRESETS["olm-1m"].fields["d_model"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from olm_train.model.layers import RMSNorm
+from olm_train.model.norm import RMSNorm
 from olm_train.model.rms_norm import rms_norm_on_cpu
 
 EPS = 1e-6
@@ -62,7 +62,7 @@ def test_the_layer_takes_it_on_a_cpu(
         calls.append(weight)
         return rms_norm_on_cpu(x, weight, eps)
 
-    monkeypatch.setattr("olm_train.model.layers.rms_norm_on_cpu", recorded)
+    monkeypatch.setattr("olm_train.model.norm.rms_norm_on_cpu", recorded)
     norm = RMSNorm(8, EPS, zero_centred=zero_centred)
     torch.nn.init.constant_(norm.weight, 0.5)
     x = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))

@@ -35,9 +35,9 @@ ALL: list[RopeScaling] = [
 
 @pytest.mark.parametrize("scaling", ALL, ids=lambda scaling: scaling.name)
 def test_a_scaling_is_read_by_its_name_and_written_back(scaling: RopeScaling) -> None:
-    values = Values({"rope_scaling": as_dict(scaling), **SHAPE})
+    values = Values({"positions": {"scaling": as_dict(scaling)}, **SHAPE})
     config = parse(DecoderConfig, values)
-    assert config.rope_scaling == scaling
+    assert config.positions.scaling == scaling
     assert parse(DecoderConfig, Values(as_dict(config))) == config
 
 
@@ -57,7 +57,7 @@ def test_a_scaling_is_read_by_its_name_and_written_back(scaling: RopeScaling) ->
 )
 def test_a_scaling_that_makes_no_sense_is_refused(given_: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        parse(DecoderConfig, Values({"rope_scaling": given_, **SHAPE}))
+        parse(DecoderConfig, Values({"positions": {"scaling": given_}, **SHAPE}))
     assert words in str(refusal.value)
 
 

@@ -12,7 +12,9 @@ from olm_train.model.config import DecoderConfig
 from olm_train.model.decoder import Decoder
 from olm_train.optim.groups import GroupOptions, GroupOverride, check_claims, parameter_groups
 
-CONFIG = DecoderConfig(vocab_size=50, d_model=32, n_layers=2, n_heads=4, qk_norm="head")
+CONFIG = DecoderConfig(
+    vocab_size=50, d_model=32, n_layers=2, n_heads=4, attention={"qk_norm": "head"}
+)
 
 
 def decaying(model: torch.nn.Module, *, decay_embeddings: bool) -> set[str]:

@@ -5,7 +5,6 @@ All checks of two ranks run in one pair of processes (support/parallel_checks.py
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def test_losses_norms_and_weights_follow_those_of_one_rank(
 def test_every_family_starts_with_the_same_bits_and_trains_alike(
     family: str, ranks: list[dict[Any, Run]]
 ) -> None:
-    alone = train(build(model=replace(MODEL, **FAMILIES[family])), [ROWS])
+    alone = train(build(model=MODEL.changed(**FAMILIES[family])), [ROWS])
     assert alone.losses[-1] < 0.95 * alone.losses[0]
     for strategy in STRATEGIES:
         first, second = (rank[strategy, family] for rank in ranks)

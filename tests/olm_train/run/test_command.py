@@ -97,9 +97,10 @@ def test_dry_run_describes_the_launched_number_of_ranks(
         ("--model.vocab_size=100", 2, "smaller than the tokenizer's"),
         ("--model.preset=olm-1x", 2, "did you mean"),
         ("--model.feed_forward=geglue", 2, "did you mean 'geglu'?"),
-        ("--model.rope_scaling={name: pi, factor: 0.5}", 2, "at least 1"),
+        ("--model.positions.scaling={name: pi, factor: 0.5}", 2, "at least 1"),
         (
-            "--model={d_model: 16, n_layers: 2, n_heads: 2, positions: learned, max_positions: 16}",
+            "--model={d_model: 16, n_layers: 2, n_heads: 2, "
+            "positions: {name: learned, max_positions: 16}}",
             2,
             "smaller than the lock's sequence length 32",
         ),

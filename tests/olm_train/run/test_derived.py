@@ -43,9 +43,9 @@ def test_the_shape_follows_from_the_weights(tiny_mixture: Path, place: Path) -> 
 
 def test_what_changes_no_shape_may_stand_beside(tiny_mixture: Path, place: Path) -> None:
     model = resolved(
-        tiny_mixture, place, {"attention": "sdpa", "vocab_multiple": 64, "d_model": 32}
+        tiny_mixture, place, {"attention": {"backend": "sdpa"}, "vocab_multiple": 64, "d_model": 32}
     ).model
-    assert (model.attention, model.vocab_multiple) == ("sdpa", 64)
+    assert (model.attention.backend, model.vocab_multiple) == ("sdpa", 64)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_decoder_and_a_lock_must_fit(tiny_mixture: Path, tmp_path: Path) -> No
     with pytest.raises(UsageError, match="context_length is 64; the rows of the mixture lock are"):
         run(large, context_length=64)
     with pytest.raises(UsageError, match="the model has 16 positions; a row has 32 tokens"):
-        run(replace(large, positions="learned", max_positions=16))
+        run(large.changed(positions={"name": "learned", "max_positions": 16}))
 
 
 def test_a_loader_that_gives_no_rows_of_tokens_says_what_it_gives(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,52 +11,56 @@ from support.hf_models import MODELS, hf_fields, hf_model
 
 from olm_data.errors import InputError, UsageError
 from olm_train.extensions.hf.families import FAMILIES, canonical, family_of_config, family_of_hf
+from olm_train.extensions.hf.fields import nested
 from olm_train.model.config import DecoderConfig
 from olm_train.model.rope import Llama3Scaling, PositionInterpolation, YaRNScaling
 
 BASES: list[dict[str, Any]] = [
     {},
-    {"bias": "qkv"},
-    {"qk_norm": "head"},
-    {"block": "reordered_norm", "qk_norm": "full"},
+    {"attention.bias": "qkv"},
+    {"attention.qk_norm": "head"},
+    {"block": "reordered_norm", "attention.qk_norm": "full"},
     {
-        "block": "peri_norm", "feed_forward": "geglu", "norm_zero_centred": True,
-        "embed_scale": 16**0.5, "tie_embeddings": True,
+        "block": "peri_norm", "feed_forward": "geglu", "norm.zero_centred": True,
+        "embed_scale": 16**0.5, "head.tied": True,
     },
     {
-        "positions": "learned", "max_positions": 96, "norm": "layer_norm", "norm_bias": True,
-        "feed_forward": "gelu", "bias": "all",
+        "positions": "learned", "positions.max_positions": 96, "norm": "layer_norm",
+        "norm.bias": True, "feed_forward": "gelu", "feed_forward.bias": True,
+        "attention.bias": "all",
     },
 ]  # fmt: skip
+"""Fields by name."""
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "vocab_multiple": st.sampled_from([1, 8]),
     "n_kv_heads": st.sampled_from([None, 1, 2, 4]),
     "head_dim": st.sampled_from([None, 4, 6]),
-    "hidden_size": st.sampled_from([None, 24, 64]),
+    "feed_forward.hidden_size": st.sampled_from([None, 24, 64]),
+    "feed_forward.bias": st.booleans(),
     "feed_forward": st.sampled_from(["swiglu", "geglu", "gelu"]),
-    "bias": st.sampled_from([None, "qkv", "attention", "all"]),
+    "attention.bias": st.sampled_from([None, "qkv", "all"]),
     "block": st.sampled_from(["pre_norm", "reordered_norm", "peri_norm"]),
     "norm": st.sampled_from(["rms_norm", "layer_norm"]),
-    "norm_eps": st.sampled_from([1e-6, 1e-5]),
-    "norm_zero_centred": st.booleans(),
-    "qk_norm": st.sampled_from([None, "head", "full"]),
-    "rope_theta": st.sampled_from([1e4, 5e5, 1e6]),
-    "rope_theta_windowed": st.sampled_from([None, 1e4, 1e5]),
-    "rope_scaling": st.sampled_from([
+    "norm.eps": st.sampled_from([1e-6, 1e-5]),
+    "norm.zero_centred": st.booleans(),
+    "attention.qk_norm": st.sampled_from([None, "head", "full"]),
+    "positions.theta": st.sampled_from([1e4, 5e5, 1e6]),
+    "positions.theta_windowed": st.sampled_from([None, 1e4, 1e5]),
+    "positions.scaling": st.sampled_from([
         None, PositionInterpolation(factor=4), Llama3Scaling(factor=8, old_context_len=32),
         YaRNScaling(factor=4, old_context_len=64), YaRNScaling(factor=4, old_context_len=3),
     ]),
-    "rope_scaling_windowed": st.booleans(),
-    "no_rope_layer_interval": st.sampled_from([None, 1, 2, 9]),
-    "sliding_window": st.one_of(
+    "positions.scaling_windowed": st.booleans(),
+    "positions.no_rope_layer_interval": st.sampled_from([None, 1, 2, 9]),
+    "attention.sliding_window": st.one_of(
         st.none(), st.lists(st.sampled_from([-1, 8]), min_size=1, max_size=5).map(tuple),
         st.just((8, 4)),
     ),
-    "query_pre_attn_scalar": st.sampled_from([None, 4.0, 7.0, 7.5]),
-    "attention_softcap": st.sampled_from([None, 50.0]),
-    "logit_softcap": st.sampled_from([None, 30.0]),
+    "attention.query_pre_attn_scalar": st.sampled_from([None, 4.0, 7.0, 7.5]),
+    "attention.softcap": st.sampled_from([None, 50.0]),
+    "head.softcap": st.sampled_from([None, 30.0]),
     "embed_scale": st.sampled_from([1.0, 4.0, 4.0000001]),
-    "tie_embeddings": st.booleans(),
+    "head.tied": st.booleans(),
     "init_std": st.sampled_from([0.02, 2.0]),
 }  # fmt: skip
 
@@ -72,7 +75,7 @@ def shapes(draw: st.DrawFn) -> DecoderConfig:
     for name in draw(st.lists(st.sampled_from(sorted(CHANGES)), max_size=4, unique=True)):
         fields[name] = draw(CHANGES[name])
     try:
-        return DecoderConfig(**fields)
+        return DecoderConfig(**nested(fields))
     except UsageError:
         assume(False)
         raise
@@ -141,10 +144,10 @@ def test_another_class_of_the_same_type_is_refused() -> None:
 
 
 def test_a_shape_of_no_family_names_what_prevents_each() -> None:
-    config = DecoderConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, logit_softcap=3.0)
+    config = DecoderConfig(vocab_size=9, d_model=8, n_layers=1, n_heads=2, head={"softcap": 3.0})
     with pytest.raises(UsageError) as refusal:
         family_of_config(config)
-    assert "llama: logit_softcap is 3.0 (expressible: logit_softcap=null)" in str(refusal.value)
+    assert "llama: head.softcap is 3.0 (expressible: head.softcap=null)" in str(refusal.value)
 
 
 def test_a_class_of_ones_own_is_of_no_family() -> None:
@@ -160,18 +163,18 @@ def test_a_class_of_ones_own_is_of_no_family() -> None:
     ("config", "name"),
     [
         ({}, "llama"),
-        ({"bias": "qkv"}, "qwen2"),
-        ({"qk_norm": "head"}, "qwen3"),
-        ({"sliding_window": (8,)}, "mistral"),
-        ({"sliding_window": (8, -1)}, "smollm3"),
-        ({"no_rope_layer_interval": 2}, "smollm3"),
+        ({"attention.bias": "qkv"}, "qwen2"),
+        ({"attention.qk_norm": "head"}, "qwen3"),
+        ({"attention.sliding_window": (8,)}, "mistral"),
+        ({"attention.sliding_window": (8, -1)}, "smollm3"),
+        ({"positions.no_rope_layer_interval": 2}, "smollm3"),
         (BASES[3], "olmo2"),
-        (BASES[3] | {"sliding_window": (8, -1)}, "olmo3"),
-        (BASES[4] | {"qk_norm": "head"}, "gemma3"),
-        (BASES[4] | {"attention_softcap": 50.0}, "gemma2"),
+        (BASES[3] | {"attention.sliding_window": (8, -1)}, "olmo3"),
+        (BASES[4] | {"attention.qk_norm": "head"}, "gemma3"),
+        (BASES[4] | {"attention.softcap": 50.0}, "gemma2"),
         (BASES[5], "gpt2"),
     ],
 )
 def test_each_family_has_shapes_of_its_own(config: dict[str, Any], name: str) -> None:
     shape = DecoderConfig(vocab_size=61, d_model=16, n_layers=2, n_heads=4)
-    assert family_of_config(replace(shape, **config)).name == name
+    assert family_of_config(shape.changed(**nested(config))).name == name

@@ -160,7 +160,9 @@ def test_rows_that_pad_a_vocabulary_are_not_theirs() -> None:
 def test_what_is_wrong_is_said_of_the_field_that_was_given(
     change: dict[str, Any], said: str
 ) -> None:
-    shape = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, qk_norm=None)
+    shape = DecoderConfig(
+        vocab_size=9, d_model=64, n_layers=1, n_heads=2, attention={"qk_norm": None}
+    )
     fields = {**LLAMA.config_to_hf(shape, max_position_embeddings=16), **change}
     with pytest.raises(InputError) as error:
         LLAMA.config_from_hf(fields)

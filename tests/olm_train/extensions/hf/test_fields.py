@@ -23,7 +23,7 @@ FIELDS = dict(LLAMA.config_to_hf(SMALL, max_position_embeddings=16))
         ({"hidden_size": None}, "hidden_size is null"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
         ({"hidden_act": "gelu"}, "hidden_act is gelu: the activation is SiLU"),
-        ({"mlp_bias": True}, "mlp_bias"),
+        ({"mlp_bias": 1}, "mlp_bias is 1"),
         ({"softmax_sink": 4}, "softmax_sink is 4, and is not known here"),
         ({"add_cross_attention": True}, "add_cross_attention is true"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),

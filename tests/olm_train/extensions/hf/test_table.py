@@ -8,12 +8,11 @@ import pytest
 import transformers
 from support.hf_models import OLD
 
+from olm_train.extensions.hf.attention import OneWindow, QueryScale, Windows
 from olm_train.extensions.hf.family import Family
 from olm_train.extensions.hf.fields import REQUIRED, Constant, Number
-from olm_train.extensions.hf.rope import LayerRope, Rope
-from olm_train.extensions.hf.rows import NoRope, QueryScale, TableSize
+from olm_train.extensions.hf.positions import LayerRope, NoRope, Rope, TableSize
 from olm_train.extensions.hf.table import FAMILIES
-from olm_train.extensions.hf.windows import OneWindow, Windows
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transformers")]
 

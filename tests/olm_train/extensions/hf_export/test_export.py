@@ -158,7 +158,9 @@ def test_merged_weights_are_exported_as_their_mean(
 
 
 def test_a_tied_head_is_left_out_unless_asked_for(tiny_mixture: Path, tmp_path: Path) -> None:
-    model = "d_model: 16, n_layers: 1, n_heads: 2, hidden_size: 32, tie_embeddings: true"
+    model = (
+        "d_model: 16, n_layers: 1, n_heads: 2, feed_forward: {hidden_size: 32}, head: {tied: true}"
+    )
     tied = trained(tiny_mixture, tmp_path / "run", model)
     once = export(tied, str(tmp_path / "once"), Options(dtype="float32")).receipt
     twice = export(tied, str(tmp_path / "twice"), Options(dtype="float32", tied_head=True)).receipt
@@ -173,7 +175,8 @@ def test_a_tied_head_is_left_out_unless_asked_for(tiny_mixture: Path, tmp_path: 
 def test_a_model_that_no_family_has_is_refused_with_its_field_before_anything_is_written(
     tiny_mixture: Path, tmp_path: Path
 ) -> None:
-    odd = trained(tiny_mixture, tmp_path / "run", f"{OLMO2}, feed_forward: gelu")
+    gelu = OLMO2.replace("hidden_size", "name: gelu, hidden_size")
+    odd = trained(tiny_mixture, tmp_path / "run", gelu)
     with pytest.raises(UsageError, match="feed_forward is gelu") as error:
         export(odd, str(tmp_path / "hf"), Options())
     assert error.value.exit_code == 2
@@ -192,20 +195,29 @@ def test_the_loss_is_not_compared_where_the_data_are_gone(
     assert "loss of rows of the mixture" in verified.not_compared[0]
 
 
-SMALL = "d_model: 32, n_layers: 2, n_heads: 4, qk_norm: null"
-QWEN2 = f"{SMALL}, n_kv_heads: 2, hidden_size: 48, bias: qkv"
+SMALL = "d_model: 32, n_layers: 2, n_heads: 4"
+QWEN2 = (
+    f"{SMALL}, n_kv_heads: 2, feed_forward: {{hidden_size: 48}}, "
+    "attention: {bias: qkv, sliding_window: WINDOWS}"
+)
 GPT2 = (
-    f"{SMALL}, positions: learned, max_positions: 64, norm: layer_norm, norm_bias: true, "
-    "bias: all, feed_forward: gelu, hidden_size: 128, tie_embeddings: true"
+    f"{SMALL}, positions: {{name: learned, max_positions: 64}}, head: {{tied: true}}, "
+    "norm: {name: layer_norm, bias: true}, attention: {bias: all}, "
+    "feed_forward: {name: gelu, hidden_size: 128, bias: true}"
 )
 
 
 @pytest.mark.parametrize(
     ("model", "wanted", "name", "zeros"),
     [
-        (QWEN2, "LlamaForCausalLM", "model.layers.1.self_attn.o_proj.bias", True),
         (
-            f"{QWEN2}, sliding_window: [-1, 8]",
+            QWEN2.replace("WINDOWS", "null"),
+            "LlamaForCausalLM",
+            "model.layers.1.self_attn.o_proj.bias",
+            True,
+        ),
+        (
+            QWEN2.replace("WINDOWS", "[-1, 8]"),
             "SmolLM3ForCausalLM",
             "model.layers.1.self_attn.o_proj.bias",
             True,

@@ -145,7 +145,7 @@ print(before, peak())
 
 
 def test_memory_is_about_one_file_and_one_tensor(tiny_mixture: Path, tmp_path: Path) -> None:
-    large = "d_model: 512, n_layers: 6, n_heads: 8, hidden_size: 2048"
+    large = "d_model: 512, n_layers: 6, n_heads: 8, feed_forward: {hidden_size: 2048}"
     folder = trained(tiny_mixture, tmp_path / "run", large)
     weights = 4 * sum(
         entry.elements for n, entry in folder.index.tensors.items() if n.startswith("model.")

@@ -35,15 +35,16 @@ print(json.dumps({
 }))
 """
 LLAMA3 = (
-    "d_model: 32, n_layers: 2, n_heads: 4, n_kv_heads: 2, hidden_size: 48, tie_embeddings: true, "
-    "rope_scaling: {name: llama3, factor: 4, old_context_len: 16}"
+    "d_model: 32, n_layers: 2, n_heads: 4, n_kv_heads: 2, feed_forward: {hidden_size: 48}, "
+    "head: {tied: true}, "
+    "positions: {name: rope, scaling: {name: llama3, factor: 4, old_context_len: 16}}"
 )
 
 
 GPT2 = (
-    "d_model: 32, n_layers: 2, n_heads: 4, hidden_size: 128, tie_embeddings: true, qk_norm: null, "
-    "positions: learned, max_positions: 64, norm: layer_norm, norm_bias: true, bias: all, "
-    "feed_forward: gelu"
+    "d_model: 32, n_layers: 2, n_heads: 4, head: {tied: true}, attention: {bias: all}, "
+    "positions: {name: learned, max_positions: 64}, norm: {name: layer_norm, bias: true}, "
+    "feed_forward: {name: gelu, hidden_size: 128, bias: true}"
 )
 
 

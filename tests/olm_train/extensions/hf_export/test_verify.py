@@ -93,10 +93,12 @@ def test_another_loss_is_found(checkpoint: Checkpoint, folder: Path) -> None:
 def test_prompts_are_longer_than_windows_and_the_context_before_scaling() -> None:
     plain = DecoderConfig(**SIZES)
     assert len(lengths_of(plain)) == 3
-    windows = DecoderConfig(**SIZES, sliding_window=(100, 7))
+    windows = DecoderConfig(**SIZES, attention={"sliding_window": (100, 7)})
     assert len(lengths_of(windows)) == 3
     assert max(lengths_of(windows)) > 100
-    scaled = DecoderConfig(**SIZES, rope_scaling=YaRNScaling(factor=2.0, old_context_len=300))
+    scaled = DecoderConfig(
+        **SIZES, positions={"scaling": YaRNScaling(factor=2.0, old_context_len=300)}
+    )
     assert max(lengths_of(scaled)) > 300
-    learned = DecoderConfig(**SIZES, positions="learned", max_positions=20)
+    learned = DecoderConfig(**SIZES, positions={"name": "learned", "max_positions": 20})
     assert lengths_of(learned) == (17, 20)

@@ -1,4 +1,5 @@
-"""Windows of attention in a config.json: one size, and for each layer whether it has it.
+"""Attention in a config.json: biases, the scale of products, and windows: one size, and for each
+layer whether it has it.
 
 `layer_types` is the only full account. Older files give a rule in its place, and readers that do
 not know the list follow the rule: it is written beside the list where there is one.
@@ -44,6 +45,43 @@ def _without_rope(given: ConfigReader, layers: int) -> list[bool]:
 
 
 @dataclass(frozen=True)
+class Bias(Row):
+    """`attention_bias`: of queries, keys, values and output."""
+
+    name = "attention_bias"
+    field = "attention.bias"
+    says = "`attention.bias`: null or `all`"
+
+    def read(self, given: ConfigReader) -> Ours:
+        return {self.field: "all" if given.take(self.name, bool, False) else None}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        bias = config.attention.bias
+        if bias == "qkv":
+            problems.refuse(self.field, "is qkv", "null or all")
+        return {self.name: bias is not None}
+
+
+@dataclass(frozen=True)
+class QueryScale(Row):
+    """`query_pre_attn_scalar`, a whole number."""
+
+    default: int
+    name = "query_pre_attn_scalar"
+    field = "attention.query_pre_attn_scalar"
+    says = "`attention.query_pre_attn_scalar`, a whole number"
+
+    def read(self, given: ConfigReader) -> Ours:
+        return {self.field: given.take(self.name, float, self.default)}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        value = config.attention.query_pre_attn_scalar or config.head_size
+        if value != int(value):
+            problems.refuse(self.field, f"is {value}", max(round(value), 1))
+        return {"query_pre_attn_scalar": int(value)}
+
+
+@dataclass(frozen=True)
 class Windows(Row):
     """`layer_types` and `sliding_window`.
 
@@ -58,8 +96,8 @@ class Windows(Row):
     rule: Rule
     default: int | None
     more: tuple[str, ...] = ()
-    field = "sliding_window"
-    says = "`sliding_window`: one size, any layers"
+    field = "attention.sliding_window"
+    says = "`attention.sliding_window`: one size, any layers"
 
     @property
     def theirs(self) -> tuple[str, ...]:
@@ -87,7 +125,7 @@ class Windows(Row):
         elif any(sliding) and (size is None or size < 1):
             given.refuse("sliding_window", "is not a number of tokens of at least 1")
         else:
-            return {"sliding_window": windows_of(sliding, size)}
+            return {self.field: windows_of(sliding, size)}
         return {}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
@@ -114,8 +152,8 @@ class OneWindow(Row):
 
     default: int | None
     theirs = ("sliding_window", "layer_types")
-    field = "sliding_window"
-    says = "`sliding_window`: the same in all layers"
+    field = "attention.sliding_window"
+    says = "`attention.sliding_window`: the same in all layers"
 
     def read(self, given: ConfigReader) -> Ours:
         size = given.take("sliding_window", int, self.default, null=None)
@@ -125,12 +163,12 @@ class OneWindow(Row):
         if size is not None and size < 1:
             given.refuse("sliding_window", "is less than 1")
             return {}
-        return {"sliding_window": None if size is None else (size,)}
+        return {self.field: None if size is None else (size,)}
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
         size = one_size(config, problems)
         if size is not None and None in config.windows:
-            problems.refuse("sliding_window", "is not of all layers", f"[{size}]")
+            problems.refuse(self.field, "is not of all layers", f"[{size}]")
         return {"sliding_window": size}
 
 
@@ -140,7 +178,7 @@ WINDOWS_BY_PATTERN = Windows(_by_pattern, 4096, (_PATTERN,))
 
 
 def windows_of(sliding: list[bool], size: int | None) -> tuple[int, ...] | None:
-    """Return `DecoderConfig.sliding_window` for layers that have a window of a size, or none."""
+    """Return `attention.sliding_window` for layers that have a window of a size, or none."""
     if not any(sliding) or size is None:
         return None
     return tuple(size if each else -1 for each in sliding)
@@ -150,7 +188,9 @@ def one_size(config: DecoderConfig, problems: Problems) -> int | None:
     """Return the size of all windows, None: there are none; several are refused."""
     sizes = sorted({window for window in config.windows if window is not None})
     if len(sizes) > 1:
-        problems.refuse("sliding_window", f"has several sizes, {sizes}", f"{sizes[-1]} in all")
+        problems.refuse(
+            "attention.sliding_window", f"has several sizes, {sizes}", f"{sizes[-1]} in all"
+        )
     return sizes[-1] if sizes else None
 
 

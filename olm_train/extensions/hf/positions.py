@@ -1,4 +1,5 @@
-"""Rotary positions in a config.json: `rope_parameters`, and the flat fields it took the place of.
+"""Positions in a config.json: GPT-2's table, layers without any, and rotary ones in two forms:
+`rope_parameters`, and the flat fields it took the place of.
 
 transformers 5 writes one mapping, `rope_parameters`; before it were `rope_theta` and
 `rope_scaling`. Both are written, as they say the same; read are both, and refused where they do
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from olm_data.errors import OlmError, printable
-from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row, shown
-from olm_train.extensions.hf.windows import FULL, SLIDING
+from olm_train.extensions.hf.attention import FULL, SLIDING, interval_of
+from olm_train.extensions.hf.fields import ConfigReader, Json, Ours, Problems, Row, ours_of, shown
 from olm_train.model.config import DecoderConfig
+from olm_train.model.positions import RoPEConfig
 from olm_train.model.rope import (
     Llama3Scaling,
     PositionInterpolation,
@@ -22,7 +24,7 @@ from olm_train.model.rope import (
     YaRNScaling,
 )
 
-ROPE_FIELDS = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+ROPE_FIELDS = ("rope_theta", "rope_parameters", "rope_scaling", "partial_rotary_factor")
 
 _KEYS = {
     "default": (),
@@ -51,6 +53,60 @@ Stretch = tuple[float | None, RopeScaling | None]
 
 
 @dataclass(frozen=True)
+class TableSize(Row):
+    """`n_positions`: entries of the table of positions."""
+
+    default: int
+    name = "n_positions"
+    ours = ("positions.max_positions", "positions")
+    says = "`positions.max_positions`; `positions` is `learned`"
+
+    def read(self, given: ConfigReader) -> Ours:
+        size = given.take("n_positions", int, self.default)
+        return {"positions": "learned", "positions.max_positions": size}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        if (kind := ours_of(config)["positions"]) != "learned":
+            problems.refuse("positions", f"is {kind}", "learned")
+        size = config.max_positions
+        return {"n_positions": size, "n_ctx": size}  # the old name, which mlx-lm needs
+
+
+@dataclass(frozen=True)
+class NoRope(Row):
+    """`no_rope_layers`: 0 for a layer without positions; such a layer comes every so many."""
+
+    interval: int
+    theirs = ("no_rope_layers", "no_rope_layer_interval")
+    field = "positions.no_rope_layer_interval"
+
+    def read(self, given: ConfigReader) -> Ours:
+        layers = given.layers()
+        every = given.take("no_rope_layer_interval", int, self.interval)
+        listed = given.take("no_rope_layers", list[int])
+        if listed is not None:
+            if len(listed) < layers or not set(listed) <= {0, 1}:
+                given.refuse("no_rope_layers", "is not a 0 or 1 for each layer")
+                return {}
+            found = interval_of([each == 0 for each in listed[:layers]])
+            if found is None:
+                given.refuse("no_rope_layers", "has its zeros at no fixed interval")
+                return {}
+            every = found
+        elif every < 1:
+            given.refuse("no_rope_layer_interval", "is less than 1")
+            return {}
+        return {self.field: every}
+
+    def write(self, config: DecoderConfig, problems: Problems) -> Json:
+        every = ours_of(config).get(self.field) or config.n_layers + 1
+        return {
+            "no_rope_layers": [int((n + 1) % every != 0) for n in range(config.n_layers)],
+            "no_rope_layer_interval": every,
+        }
+
+
+@dataclass(frozen=True)
 class Rope(Row):
     """The same rotary positions in all layers that have them.
 
@@ -63,8 +119,8 @@ class Rope(Row):
     theta: float
     positions: int
     theirs = ROPE_FIELDS
-    ours = ("rope_theta", "rope_scaling", "positions")
-    says = "`rope_theta`, `rope_scaling`; both forms are written"
+    ours = ("positions.theta", "positions.scaling", "positions")
+    says = "`positions.theta`, `positions.scaling`; both forms are written"
 
     def read(self, given: ConfigReader) -> Ours:
         refuse_partial(given)
@@ -87,14 +143,14 @@ class Rope(Row):
         chosen = before or found
         return {
             "positions": "rope",
-            "rope_theta": self.theta if theta is None else theta,
-            "rope_scaling": chosen[1] if chosen else None,
+            "positions.theta": self.theta if theta is None else theta,
+            "positions.scaling": chosen[1] if chosen else None,
         }
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        require_rope(config, problems)
-        theta, scaling = config.rope_theta, config.rope_scaling
-        check_scaling(config, theta, problems)
+        rope = rope_of(config, problems)
+        theta, scaling = rope.theta, rope.scaling
+        check_scaling(config, rope, problems)
         return {
             "rope_parameters": parameters(theta, scaling),
             "rope_theta": theta,
@@ -124,8 +180,9 @@ class LayerRope(Row):
 
     @property
     def ours(self) -> tuple[str, ...]:
-        fields = ("rope_theta", "rope_scaling", "rope_scaling_windowed", "positions")
-        return (*fields, *(("rope_theta_windowed",) if self.local else ()))
+        fields = ("theta", "scaling", "scaling_windowed")
+        local = ("theta_windowed",) if self.local else ()
+        return (*(f"positions.{field}" for field in (*fields, *local)), "positions")
 
     def read(self, given: ConfigReader) -> Ours:
         refuse_partial(given)
@@ -169,19 +226,19 @@ class LayerRope(Row):
             )
         return {
             "positions": "rope",
-            "rope_theta": theta,
-            "rope_theta_windowed": windowed,
-            "rope_scaling": found["rope_scaling"][1] if scaling is None else scaling,
-            "rope_scaling_windowed": False,
+            "positions.theta": theta,
+            "positions.theta_windowed": windowed,
+            "positions.scaling": found["rope_scaling"][1] if scaling is None else scaling,
+            "positions.scaling_windowed": False,
         }
 
     def write(self, config: DecoderConfig, problems: Problems) -> Json:
-        require_rope(config, problems)
-        theta, scaling = config.rope_theta, config.rope_scaling
-        windowed = config.rope_theta_windowed or theta
-        check_scaling(config, theta, problems)
-        if scaling is not None and config.sliding_window and config.rope_scaling_windowed:
-            problems.refuse("rope_scaling_windowed", "is true", False)
+        rope = rope_of(config, problems)
+        theta, scaling = rope.theta, rope.scaling
+        windowed = rope.theta_windowed or theta
+        check_scaling(config, rope, problems)
+        if scaling is not None and config.attention.sliding_window and rope.scaling_windowed:
+            problems.refuse("positions.scaling_windowed", "is true", False)
         return {
             "rope_parameters": {
                 FULL: parameters(theta, scaling),
@@ -194,27 +251,28 @@ class LayerRope(Row):
 
     @property
     def says(self) -> str:
-        second = ", `rope_theta_windowed`" if self.local else ""
-        scaling = "`rope_scaling` with `rope_scaling_windowed: false`"
-        return f"`rope_theta`{second}, {scaling}; both forms are written"
+        second = ", `positions.theta_windowed`" if self.local else ""
+        scaling = "`positions.scaling` with `scaling_windowed: false`"
+        return f"`positions.theta`{second}, {scaling}; both forms are written"
 
 
-def require_rope(config: DecoderConfig, problems: Problems) -> None:
-    """Refuse a table of positions."""
-    if config.positions != "rope":
-        problems.refuse("positions", f"is {config.positions}", "rope")
+def rope_of(config: DecoderConfig, problems: Problems) -> RoPEConfig:
+    """Return the rotary positions; others are refused."""
+    if (kind := ours_of(config)["positions"]) != "rope":
+        problems.refuse("positions", f"is {kind}", "rope")
+    return config.positions if isinstance(config.positions, RoPEConfig) else RoPEConfig()
 
 
-def check_scaling(config: DecoderConfig, theta: float, problems: Problems) -> None:
+def check_scaling(config: DecoderConfig, rope: RoPEConfig, problems: Problems) -> None:
     """Refuse a YaRN whose ramp is empty: they and we then differ in what is stretched."""
-    scaling = config.rope_scaling
+    scaling = rope.scaling
     if isinstance(scaling, YaRNScaling) and config.head_size >= 2:
-        first, last = scaling.ramp(config.head_size, theta)
+        first, last = scaling.ramp(config.head_size, rope.theta)
         if first > last:
             problems.refuse(
-                "rope_scaling",
+                "positions.scaling",
                 f"has an old_context_len of {scaling.old_context_len}, in which no pair of "
-                "rope_theta and head_dim turns between beta_slow and beta_fast times",
+                "theta and head_dim turns between beta_slow and beta_fast times",
             )
 
 

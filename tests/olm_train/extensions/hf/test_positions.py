@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ from olm_train.model.rope import (
     rope_table,
 )
 
-SMALL = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, rope_theta=500.0)
+SMALL = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, positions={"theta": 500.0})
 SAME: dict[str, Any] = {"rope_parameters": None, "rope_theta": None, "rope_scaling": None}
 FIELDS = {**LLAMA.config_to_hf(SMALL, max_position_embeddings=16), **SAME}
 SCALINGS: list[tuple[dict[str, Any], RopeScaling]] = [
@@ -46,7 +45,9 @@ def flat(parameters: dict[str, Any], kind: str = "rope_type") -> dict[str, Any]:
 def test_each_form_is_read_and_both_are_written(
     parameters: dict[str, Any], scaling: RopeScaling
 ) -> None:
-    wanted = replace(LLAMA.config_from_hf(FIELDS | {"rope_theta": 500.0}), rope_scaling=scaling)
+    wanted = LLAMA.config_from_hf(FIELDS | {"rope_theta": 500.0}).changed(
+        positions={"scaling": scaling}
+    )
     nested = {"rope_parameters": parameters}
     for form in (nested, flat(parameters), flat(parameters, "type"), nested | flat(parameters)):
         assert LLAMA.config_from_hf(FIELDS | form) == wanted
@@ -84,24 +85,30 @@ def test_what_cannot_be_expressed_is_refused(change: dict[str, Any], said: str) 
     assert said in str(refusal.value)
 
 
-OLMO = replace(SMALL, block="reordered_norm", qk_norm="full", sliding_window=(8,))
-GEMMA = replace(
-    SMALL, block="peri_norm", feed_forward="geglu", norm_zero_centred=True, embed_scale=8.0,
-    qk_norm="head", sliding_window=(8,), rope_theta_windowed=50.0,
-)  # fmt: skip
+OLMO = SMALL.changed(block="reordered_norm", attention={"qk_norm": "full", "sliding_window": (8,)})
+GEMMA = SMALL.changed(
+    block="peri_norm",
+    feed_forward="geglu",
+    norm={"zero_centred": True},
+    embed_scale=8.0,
+    attention={"qk_norm": "head", "sliding_window": (8,)},
+    positions={"theta_windowed": 50.0},
+)
 
 
 def test_a_flat_base_that_versions_read_differently_is_refused() -> None:
     written = dict(OLMO3.config_to_hf(OLMO, max_position_embeddings=16))
-    assert OLMO3.config_from_hf(written).rope_theta == 500.0
+    assert OLMO3.config_from_hf(written).positions.theta == 500.0
     del written["rope_parameters"]
     with pytest.raises(InputError, match=r"rope_theta is 500.0; .* 500000.0 .*transformers 5"):
         OLMO3.config_from_hf(written)
-    assert OLMO3.config_from_hf(written | {"rope_theta": 5e5}).rope_theta == 5e5
+    assert OLMO3.config_from_hf(written | {"rope_theta": 5e5}).positions.theta == 5e5
     with pytest.raises(InputError, match="rope_theta is not given"):
         OLMO3.config_from_hf(written | {"rope_theta": None})
-    with pytest.raises(UsageError, match=r"rope_theta_windowed is 50\.0"):
-        OLMO3.config_to_hf(replace(OLMO, rope_theta_windowed=50.0), max_position_embeddings=16)
+    with pytest.raises(UsageError, match=r"positions.theta_windowed is 50\.0"):
+        OLMO3.config_to_hf(
+            OLMO.changed(positions={"theta_windowed": 50.0}), max_position_embeddings=16
+        )
 
 
 def test_layers_with_a_window_have_a_base_of_their_own_and_no_scaling() -> None:
@@ -110,12 +117,12 @@ def test_layers_with_a_window_have_a_base_of_their_own_and_no_scaling() -> None:
     assert bases == {"full_attention": 500.0, "sliding_attention": 50.0}
     assert (written["rope_theta"], written["rope_local_base_freq"]) == (500.0, 50.0)
     config = GEMMA3.config_from_hf(written)
-    assert (config.rope_theta, config.rope_theta_windowed) == (500.0, 50.0)
+    assert (config.positions.theta, config.positions.theta_windowed) == (500.0, 50.0)
     bare = {key: value for key, value in written.items() if "rope" not in key}
     config = GEMMA3.config_from_hf(bare)
-    assert (config.rope_theta, config.rope_theta_windowed) == (1e6, 1e4)
-    scaled = replace(GEMMA, rope_scaling=PositionInterpolation(factor=4))
-    with pytest.raises(UsageError, match=r"rope_scaling_windowed is true .*=false"):
+    assert (config.positions.theta, config.positions.theta_windowed) == (1e6, 1e4)
+    scaled = GEMMA.changed(positions={"scaling": PositionInterpolation(factor=4)})
+    with pytest.raises(UsageError, match=r"positions.scaling_windowed is true .*=false"):
         GEMMA3.config_to_hf(scaled, max_position_embeddings=16)
     for change, said in (
         ({"rope_local_base_freq": 60.0}, "given twice, 60.0 and 50.0"),
@@ -135,11 +142,11 @@ def test_layers_with_a_window_have_a_base_of_their_own_and_no_scaling() -> None:
 def test_a_scaling_that_names_no_old_context_means_the_positions() -> None:
     given = {key: value for key, value in YARN.items() if not key.startswith("original")}
     config = LLAMA.config_from_hf(FIELDS | {"rope_parameters": given})
-    assert config.rope_scaling == YaRNScaling(factor=4, old_context_len=16, beta_fast=4)
+    assert config.positions.scaling == YaRNScaling(factor=4, old_context_len=16, beta_fast=4)
 
 
 def test_a_table_of_positions_is_no_rope() -> None:
-    config = replace(SMALL, positions="learned", max_positions=16)
+    config = SMALL.changed(positions={"name": "learned", "max_positions": 16})
     with pytest.raises(UsageError, match="positions is learned"):
         LLAMA.config_to_hf(config)
 
