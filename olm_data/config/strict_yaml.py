@@ -109,7 +109,7 @@ def load_file(path: str | Path, *, numbers: Numbers = "exact") -> Document:
         why = error.strerror if isinstance(error, OSError) else error.what
         raise InputError(
             f"cannot read the file: {why}",
-            where=printable(str(path)),
+            where=str(path),
             fix=nearest(path, "check the path; `ls` shows what is there"),
         ) from None
     return load(raw, path, numbers=numbers)

@@ -84,8 +84,8 @@ def read_mixture_file(raw: bytes, path: str) -> ForeignMixture:
         except ValueError as error:  # a quote without end
             raise UsageError(
                 "this is neither a mixture of OLMo-core nor a blend list of Megatron",
-                where=printable(path),
-                why=printable(str(error)),
+                where=path,
+                why=str(error),
                 fix="a blend list holds weights and prefixes: 30 data/web 70 data/code",
             ) from error
         return _blend(words, path)
@@ -156,7 +156,7 @@ def _blend(words: list[str], path: str) -> ForeignMixture:
         raise UsageError(
             "some weights of the blend are not numbers",
             where=path,
-            why=f"read in pairs: {printable(' '.join(words[:4]))} ...",
+            why=f"read in pairs: {' '.join(words[:4])} ...",
             fix="write a weight before each prefix, or prefixes alone to mix by size",
         )
     alone = None in weights

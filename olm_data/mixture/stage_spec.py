@@ -297,7 +297,7 @@ def _weights_file(
     except OSError as error:
         raise InputError(
             f"cannot read the file with the weights: {error.strerror}",
-            where=f"{printable(file)} (from {context.values.where(path)})",
+            where=f"{file} (from {context.values.where(path)})",
             fix=nearest(file, "check the path; it starts from the manifest's folder"),
         ) from None
     content = values_of(load(raw, file))

@@ -315,7 +315,7 @@ def _encodable(text: str) -> bool:
 def _refused(text: str, why: str) -> UsageError:
     return UsageError(
         "--where is not an expression over columns",
-        where=printable(text),
+        where=text,
         why=why,
         fix=f"compare columns with values, joined by and, or, not: {_EXAMPLE}; "
         "a column of an odd name stands in `backticks`",

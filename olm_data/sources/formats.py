@@ -12,7 +12,7 @@ import posixpath
 import msgspec
 
 from olm_data.dataset.inputs import Format, InputFile, PositionKind, Unit
-from olm_data.errors import InputError, printable
+from olm_data.errors import InputError
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -84,7 +84,7 @@ def describe(url: str, size: int, revision: str) -> InputFile:
     if kind is None:
         raise InputError(
             "the file's name tells no format that can be read",
-            where=printable(url),
+            where=url,
             fix=f"convert it, or name it by what it is: {KNOWN}",
         )
     position = "line" if kind == "jsonl" and codec_of(url) else POSITIONS[kind]

@@ -278,7 +278,7 @@ def _refuse_unreadable_names(columns: Iterable[str | None], table: InputFile) ->
         if column is not None and not is_column_name(column):
             raise InputError(
                 "the name of a column holds control characters, or is too long",
-                where=f"{printable(column[:80])!r}, {table.path}",
+                where=f"{column[:80]!r}, {table.path}",
                 why="it would stand in the dataset, and act wherever it is shown",
                 fix="rename the column, or leave it out of --keep",
             )
@@ -325,7 +325,7 @@ def _delimiter(delimiter: str | None, files: Sequence[InputFile]) -> str | None:
     if len(character) != 1 or character in '"\r\n' or not any(f.format == "csv" for f in files):
         raise UsageError(
             "a delimiter is one character, for CSV files",
-            where=f"--delimiter {printable(repr(delimiter))}",
+            where=f"--delimiter {delimiter!r}",
             fix="--delimiter ';'",
         )
     return character
@@ -336,7 +336,7 @@ def _require(name: str, kinds: dict[str, str], option: str, table: InputFile) ->
         known = [printable(column) for column in list(kinds)[:40]]
         raise InputError(
             f"there is no column {name!r}",
-            where=f"{option} {printable(name)}, {table.path}",
+            where=f"{option} {name}, {table.path}",
             why=f"its columns are: {', '.join(known)}",
             fix=suggest(name, known),
         )

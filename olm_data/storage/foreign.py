@@ -43,7 +43,7 @@ def refuse_foreign(store: Store, foreign: Foreign, *marks: str, kind: str = "a d
     more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
     raise UsageError(
         f"the output folder holds files that are not of {kind}",
-        where=printable(store.root),
+        where=store.root,
         why=f"it holds {shown}{more}",
         fix="name a new or an empty folder",
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from olm_data.errors import ValidationError, printable
+from olm_data.errors import ValidationError
 
 MAX_NAME = 1024
 """Characters of a column's or file's name."""
@@ -38,7 +38,7 @@ def refuse_escape(name: str) -> None:
     if name and (bad or {"", ".", ".."} & set(parts)):
         raise ValidationError(
             "a name leads out of its folder",
-            where=printable(name[:MAX_NAME]),
+            where=name[:MAX_NAME],
             why="a manifest or plan that names files elsewhere was not written by olm-data",
             fix="do not use this dataset; restore it from a copy",
         )

@@ -14,7 +14,7 @@ import os
 import re
 
 from olm_data.errors import UsageError, printable
-from olm_data.redaction import names_credentials, redacted
+from olm_data.redaction import names_credentials
 from olm_data.storage.names import acts, is_unicode
 from olm_data.storage.objects import READ_ONLY, SCHEMES, WRITABLE, scheme_of
 
@@ -37,7 +37,7 @@ def refuse_no_place(name: str) -> None:
     if "://" not in local and os.path.normpath(local).strip("/") == "":
         raise UsageError(
             "the root of the file system cannot be used as a folder of data",
-            where=printable(name),
+            where=name,
             fix="name a folder of its own, or s3://BUCKET/PREFIX",
         )
 
@@ -53,7 +53,7 @@ def refuse_output(name: str) -> None:
     if names_credentials(name):
         raise UsageError(
             "the name of the output holds a credential of this machine's environment",
-            where=printable(redacted(name)),
+            where=name,
             why="it would be written into configurations, manifests and logs",
             fix="choose another name",
         )
@@ -66,7 +66,7 @@ def refuse_output(name: str) -> None:
     if place in ("/", os.path.realpath(os.path.expanduser("~"))):
         raise UsageError(
             f"the output is {'the root of the file system' if place == '/' else 'the home folder'}",
-            where=printable(name),
+            where=name,
             why="the files of a dataset would lie among all others",
             fix="name a folder of its own",
         )
@@ -89,14 +89,14 @@ def refuse_no_file(name: str, option: str, *, remote: bool = False) -> None:
     if name.endswith("/") or os.path.isdir(name):
         raise UsageError(
             f"{option} is a folder, not a file",
-            where=printable(name),
+            where=name,
             fix=f"name a file in it: {option} {printable(os.path.join(name, 'NAME'))}",
         )
     _refuse_unexpanded(name, option)
     if "://" in name and not remote:
         raise UsageError(
             f"{option} is a URL, and this file is written on this machine",
-            where=printable(redacted(name)),
+            where=name,
             fix="give a path, without file://"
             if name.startswith("file://")
             else f"write it here and copy it there: {option} {printable(os.path.basename(name))}",
@@ -108,7 +108,7 @@ def _refuse_read_only(name: str) -> None:
     if scheme_of(name) in READ_ONLY:
         raise UsageError(
             f"storage at {scheme_of(name)}:// can only be read",
-            where=printable(name),
+            where=name,
             fix=f"write to a local folder or one of {_URLS}",
         )
 
@@ -119,14 +119,14 @@ def _refuse_unexpanded(name: str, option: str = "--output") -> None:
     if scheme:
         raise UsageError(
             "the output looks like a URL, and is none",
-            where=printable(name),
+            where=name,
             why="a folder of that name would be used here",
             fix=f"write {scheme[1].lower()}://{printable(name[scheme.end() :])}",
         )
     if name == "~" or name.startswith("~/"):
         raise UsageError(
             "the shell left ~ as it is",
-            where=printable(name),
+            where=name,
             why="a folder named ~ would be used here",
             fix=f"write {option} {printable(os.path.expanduser(name))}",
         )
@@ -138,6 +138,6 @@ def _refuse_no_text(name: str) -> None:
         wrong = "holds control characters" if is_unicode(name) else "is not valid UTF-8"
         raise UsageError(
             f"the name of the output {wrong}",
-            where=printable(name),
+            where=name,
             fix="choose another name; in the C locale, set LANG=C.UTF-8",
         )

@@ -110,7 +110,7 @@ class Request:
             if not item.path.isprintable() and not is_unicode(item.path):
                 raise InputError(
                     "the name of an input is not valid UTF-8",
-                    where=printable(item.path),
+                    where=item.path,
                     why="manifests are JSON, which has no spelling for it",
                     fix="rename the file",
                 )
@@ -244,8 +244,8 @@ def _refuse_inside(inputs: Sequence[str], output: str) -> None:
         if os.path.commonpath([place, os.path.realpath(folder)]) == os.path.realpath(folder):
             raise UsageError(
                 "the output lies in a folder of the inputs",
-                where=printable(f"--output {output}"),
-                why=f"the next run would read its files, too: {printable(folder)} is read whole",
+                where=f"--output {output}",
+                why=f"the next run would read its files, too: {folder} is read whole",
                 fix="name a folder beside it, or name the input files: "
                 + printable(os.path.join(folder, "*.jsonl")),
             )
@@ -264,7 +264,7 @@ def refuse_identical(source: SourcePlan) -> None:
         more = f", and {len(pairs) - 1:,} more pairs" if len(pairs) > 1 else ""
         raise InputError(
             "two inputs have the same content",
-            where=printable(f"{first.path} and {later.path}{more}"),
+            where=f"{first.path} and {later.path}{more}",
             why="their documents would be in the dataset twice",
             fix="name one of them; or take both: --allow-duplicates",
         )

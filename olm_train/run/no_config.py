@@ -34,7 +34,7 @@ def config_file(given: str | None) -> str:
         f"there is no configuration {printable(name)}"
         if given
         else f"no configuration file given, and there is no {NAME} here",
-        where=printable(os.path.abspath(name)),
+        where=os.path.abspath(name),
         why=None if meant else _recipes(),
         fix=meant or f"write it into {printable(name)}; this is enough:\n{_least()}",
     )
