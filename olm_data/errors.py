@@ -21,7 +21,7 @@ class OlmError(Exception):
     """Base of all errors with a message for the user; no part of it holds a credential.
 
     Args:
-        what: one sentence saying what is wrong.
+        what: one sentence saying what is wrong, after which an indented list may follow.
         where: the file, line, row or option it is wrong at; what it names may be anybody's.
         why: what would go wrong if it were ignored, if that is not obvious; as `where`.
         fix: what to type or change next.

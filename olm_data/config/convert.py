@@ -3,7 +3,8 @@
     Values, dataclass or Struct --fields, unions, mappings, lists--> configuration | UsageError
     single values: msgspec.convert
 
-Generic: knows dataclasses and their annotations, nothing of what they are for.
+Generic: knows dataclasses and their annotations, nothing of what they are for. What is wrong with
+a value is found and worded here; `Values` knows the place.
 Never: fill in a value that the dataclass does not declare, or pass over one that it does not know.
 """
 
@@ -16,7 +17,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from operator import ge, gt, le, lt
@@ -31,26 +32,33 @@ from olm_data.config.hints import (
     OneOf,
     Parts,
     Reader,
+    bounds,
     choices,
+    describe,
+    example_of,
     fields_of,
     hints_of,
     is_section,
     is_union,
     kinds_of,
+    mapping_of,
     name_of,
     parts_of,
     plain,
+    reason_of,
     rest_of,
 )
 from olm_data.config.import_path import import_path, is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
-from olm_data.config.values import Values, short
+from olm_data.config.values import Values
 from olm_data.decoding import convert
-from olm_data.errors import OlmError, UsageError, printable
+from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
 from olm_data.plugins import names, ours, path_of
 from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
+
+_MOST_PLACES = 3
 
 
 class Config:
@@ -177,11 +185,11 @@ def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
         if isinstance(note, Parts) and _is_part(note, kind, value):
             return _part(note, hint, value, values, path)
         if isinstance(note, OneOf) and value not in list(note.names()):
-            raise values.wrong_type(path, hint, value)
+            raise _wrong_type(values, path, hint, value)
     found = _of_kind(kind, hint, value, values, path)
     for note in notes:
         if isinstance(note, Meta) and not _keeps(note, found):
-            raise values.out_of_bounds(path, hint, note, value)
+            raise _out_of_bounds(values, path, hint, note, value)
     return found
 
 
@@ -203,15 +211,15 @@ def _of_kind(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if kind is FilePath and isinstance(value, str):
         return values.file_path(path, value)
     if origin in (list, tuple, dict, Mapping):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     if kind is Fraction and type(value) is int:
         value = Fraction(value)
     try:
         found = convert(values.whole(value) if kind is int else value, kind)
     except msgspec.ValidationError:
-        raise values.wrong_type(path, hint, value) from None
+        raise _wrong_type(values, path, hint, value) from None
     if isinstance(found, float) and not math.isfinite(found):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     return found
 
 
@@ -240,11 +248,11 @@ def _part(parts: Parts, hint: Any, value: Any, values: Values, path: KeyPath) ->
         return value
     name = value.get("name")
     if not isinstance(name, str):
-        raise values.missing((*path, "name"), str)
+        raise _missing(values, (*path, "name"), str)
     where = values.where((*path, "name"))
     found = name if is_import_path(name) else path_of(parts.group, name)
     if found is None:
-        raise values.unknown_kind(path, name, names(parts.group))
+        raise unknown_kind(values, path, name, names(parts.group))
     given = {key: item for key, item in value.items() if key != "name"}
     kind = _class_of(parts, found, values, path, where)
     if not issubclass(kind, parts.base):
@@ -298,14 +306,14 @@ def _one_of(union: Any, value: Any, values: Values, path: KeyPath) -> Any:
     if isinstance(value, dict) and named:
         name = value.get("name", next(iter(named)))
         if not isinstance(name, str):
-            raise values.wrong_type((*path, "name"), Literal[tuple(named)], name)
+            raise _wrong_type(values, (*path, "name"), Literal[tuple(named)], name)
         if name not in named:
-            raise values.unknown_kind(path, name, named)
+            raise unknown_kind(values, path, name, named)
         return _convert(named[name], value, values, path)
     for kind in kinds:
         with contextlib.suppress(UsageError):
             return _convert(kind, value, values, path)
-    raise values.wrong_type(path, Union[kinds], value)  # noqa: UP007  # built at run time
+    raise _wrong_type(values, path, Union[kinds], value)  # noqa: UP007  # built at run time
 
 
 def _sequence(
@@ -329,7 +337,7 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
         return value
     given = {} if value is None else value  # `speed_monitor:` with nothing after it is an empty one
     if not isinstance(given, dict):
-        raise values.wrong_type(path, hint, value)
+        raise _wrong_type(values, path, hint, value)
     fields, hints = {field.name: field for field in fields_of(kind)}, hints_of(kind)
     rest = rest_of(kind)
     known = [name for name in fields if name != rest]
@@ -342,10 +350,10 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     if rest is not None:
         parsed[rest] = _others(hints[rest], others, known, values, path)
     elif others:
-        raise values.unknown_field((*path, next(iter(others))), known)
+        raise unknown_field(values, (*path, next(iter(others))), known)
     for name, field in fields.items():
         if name not in parsed and field.default is None:
-            raise values.missing((*path, name), hints[name])
+            raise _missing(values, (*path, name), hints[name])
     return _placed(lambda: kind(**parsed), fields, values, path)
 
 
@@ -364,7 +372,7 @@ def _others(
                     item = {key: value for key, value in item.items() if key != "name"}
                 found[name] = _section(kind, inner, item, values, here)
         elif isinstance(item, dict) and "name" not in item:
-            raise values.unknown_field(here, [*known, *(names(parts.group) if parts else ())])
+            raise unknown_field(values, here, [*known, *(names(parts.group) if parts else ())])
         else:
             found[name] = _convert(inner, item, values, here)
     return found
@@ -391,3 +399,90 @@ def _read(reader: Reader, value: Any, values: Values, path: KeyPath) -> Any:
     except UsageError as error:
         error.where = values.where(path)
         raise
+
+
+def unknown_field(
+    values: Values, path: KeyPath, known: Iterable[str], elsewhere: Sequence[str] = ()
+) -> UsageError:
+    """Return the error that there is no field at `path`, whose siblings are `known`.
+
+    Args:
+        elsewhere: where fields of this very name stand.
+    """
+    siblings = list(known)
+    fix, near = suggest(str(path[-1]), siblings), nearest_of(str(path[-1]), siblings)
+    if elsewhere:
+        meant = [*([repr(near)] if near else []), *elsewhere]
+        fix = f"did you mean {' or '.join(meant[:_MOST_PLACES])}?"
+    return UsageError(f"unknown field {printable(dotted(path))}", where=values.where(path), fix=fix)
+
+
+def unknown_kind(values: Values, path: KeyPath, name: str, known: Iterable[Any]) -> UsageError:
+    """Return the error that there is no component `name` to stand at `path`."""
+    return UsageError(
+        f"{printable(dotted(path))} has no kind called {short(name)}",
+        where=values.where((*path, "name")),
+        fix=suggest(name, [str(choice) for choice in known]),
+    )
+
+
+def _missing(values: Values, path: KeyPath, hint: Any) -> UsageError:
+    if example := example_of(hint):
+        fix = _written(path, example)
+    else:
+        fix = f"add `{path[-1]}: ...` ({describe(hint)})"
+    if not values.digits_only:
+        fix += f", or --{dotted(path)}=... on the command line"
+    return UsageError(
+        f"{printable(dotted(path))} is missing",
+        where=values.where(path[:-1]),
+        why=reason_of(hint),
+        fix=fix,
+    )
+
+
+def _wrong_type(values: Values, path: KeyPath, hint: Any, value: Any) -> UsageError:
+    fix = None
+    if known := [str(choice) for choice in choices(hint)]:
+        fix = suggest(str(value), known)
+    elif example := example_of(hint):
+        fix = _written(path, example)
+    elif meant := mapping_of(hint, value):
+        given = values.is_option(path)
+        fix = f"write --{dotted(path)}='{meant}'" if given else _written(path, meant)
+    return UsageError(
+        f"{_named(path)} is {describe(hint)}, not {short(value)}",
+        where=values.where(path),
+        fix=fix,
+    )
+
+
+def _out_of_bounds(
+    values: Values, path: KeyPath, hint: Any, limits: Meta, value: Any
+) -> UsageError:
+    empty = limits.min_length is not None and not value
+    example = example_of(hint)
+    return UsageError(
+        f"{_named(path)} is {'empty' if empty else f'{bounds(limits)}, not {short(value)}'}",
+        where=values.where(path),
+        why=reason_of(hint),
+        fix=_written(path, example) if example else None,
+    )
+
+
+def _named(path: KeyPath) -> str:
+    return printable(dotted(path)) or "the file"
+
+
+def _written(path: KeyPath, example: str) -> str:
+    """Return an example of a field as it stands in a file; one of several lines is a block."""
+    block = "\n" in example
+    return f"write\n    {path[-1]}:{example}" if block else f"write `{path[-1]}: {example}`"
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it, cut after 60 characters."""
+    if isinstance(value, Fraction):
+        return quoted(value)
+    text = printable(repr(value) if isinstance(value, str) else str(value))
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
-from olm_data.errors import UsageError, printable
+from olm_data.config.hints import Reader
+from olm_data.errors import UsageError, printable, quoted
 
 MOST_CHARACTERS, MOST_NODES, MOST_DEPTH = 16_384, 4_096, 64
 
@@ -50,7 +51,7 @@ _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 # a string | a column in backticks | a line break or comment outside both
 _PARTS = re.compile(r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|`([^`]*)`|[\r\n#]""", flags=re.DOTALL)
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_EXAMPLE = "--where \"score >= 3 and language in ['en', 'de']\""
+_EXAMPLE = "score >= 3 and language in ['en', 'de']"
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +315,21 @@ def _encodable(text: str) -> bool:
 
 def _refused(text: str, why: str) -> UsageError:
     return UsageError(
-        "--where is not an expression over columns",
-        where=text,
+        f"'{printable(text[:80])}' is not a condition over columns",
         why=why,
-        fix=f"compare columns with values, joined by and, or, not: {_EXAMPLE}; "
+        fix=f'compare columns with values, joined by and, or, not: "{_EXAMPLE}"; '
         "a column of an odd name stands in `backticks`",
     )
+
+
+def _read(text: Any) -> Node:
+    if not isinstance(text, str):
+        raise UsageError(
+            f"{quoted(text)} is not a condition",
+            fix=f'write one over the kept columns: "{_EXAMPLE}"',
+        )
+    return parse(text)
+
+
+Condition = Annotated[Node, Reader(_read, "a condition", {"type": "string"})]
+"""An expression of a configuration, parsed where it is read."""

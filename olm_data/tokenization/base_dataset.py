@@ -128,7 +128,7 @@ class BaseDataset:
             text_column=text_column,
             id_column=id_column,
             keep=tuple(f"{name}:{kind}" for name, kind in options.keep),
-            where=options.where,
+            where=options.condition,
             sample=None if options.sample is None else Fraction(options.sample),
             seed=options.seed if seeded else None,
             dedup=options.dedup,

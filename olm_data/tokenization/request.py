@@ -162,21 +162,7 @@ def prepare(recipe: Recipe, inputs: Sequence[str], base: BaseDataset | None = No
     elif recipe.output is not None:
         refuse_output(recipe.output)
         _refuse_inside(inputs, recipe.output)
-    source = resolve_source(
-        inputs,
-        source=recipe.source,
-        subset=recipe.subset,
-        root=recipe.root,
-        split=recipe.split,
-        text_column=recipe.text_column,
-        id_column=recipe.id_column,
-        keep=recipe.keep,
-        separator=recipe.separator,
-        delimiter=recipe.delimiter,
-        where=recipe.where,
-        on_invalid=recipe.on_invalid,
-        on_unknown=recipe.on_unknown,
-    )
+    source = resolve_source(msgspec.structs.replace(recipe, inputs=tuple(inputs)))
     if recipe.strict_inputs:
         refuse_passed(source.passed)
     if base is not None:

@@ -144,16 +144,14 @@ def _is_complete(request: Request, plan: Plan, store: Store) -> bool:
     listed = "\n    " + "\n    ".join(shown)
     if base is not None:
         raise ConflictError(
-            "another addition to this dataset was begun and not finished",
+            f"another addition to this dataset was begun and not finished; it differs:{listed}",
             where=store.url(name),
-            why=f"it differs from this one:{listed}",
             fix=f"finish it by running its command again; or give it up: delete {name}",
         )
     state = "another dataset" if manifest is not None else "the beginning of another dataset"
     raise ConflictError(
-        f"the output holds {state}",
+        f"the output holds {state}, of other inputs or options:{listed}",
         where=store.root,
-        why=f"it was made from other inputs or options:{listed}",
         fix="choose another --output, or delete this one and run the command again",
     )
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from support.pages import REPOSITORY, Block, printed, read_page
 from support.small_datasets import write_dataset
+from support.stand_in import parse_mixture
 
 from olm_data.dataset.dataset import Dataset
 from olm_data.errors import UsageError
 from olm_data.mixture.lock import Lock
-from olm_data.mixture.manifest import parse_mixture
 from olm_data.order.orders import ORDERS
 from olm_data.packing.packings import PACKINGS
 from olm_data.rows.reader import RowReader

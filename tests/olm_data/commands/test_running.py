@@ -72,7 +72,7 @@ def test_a_dry_run_shows_plan_and_sample_and_writes_nothing(
     ("more", "message"),
     [
         (("--seed", "3"), "no effect without --sample or --shuffle-documents"),
-        (("--where", "score = 3"), "not an expression over columns"),
+        (("--where", "score = 3"), "not a condition over columns"),
     ],
 )
 def test_options_that_mean_nothing_are_usage_errors(
