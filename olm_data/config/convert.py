@@ -1,4 +1,4 @@
-"""Values to typed configurations: `parse`, and back to plain values: `as_dict`.
+"""Values to typed configurations: `parse`.
 
     Values, dataclass or Struct --fields, unions, mappings, lists--> configuration | UsageError
     single values: msgspec.convert
@@ -17,48 +17,34 @@ import inspect
 import math
 import re
 import sys
+import types
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from fractions import Fraction
 from operator import ge, gt, le, lt
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.hints import (
-    Annotations,
-    FilePath,
-    OneOf,
-    Parts,
-    Reader,
-    bounds,
-    choices,
-    describe,
-    example_of,
-    fields_of,
-    hints_of,
-    is_section,
-    is_union,
-    kinds_of,
-    mapping_of,
-    name_of,
-    parts_of,
-    plain,
-    reason_of,
-    rest_of,
-)
-from olm_data.config.import_path import import_path, is_import_path, load_class
+from olm_data.config.hints import Annotations, ExtraFields, FilePath, Needs, OneOf, Parts, Reader
+from olm_data.config.import_path import is_import_path, load_class
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
 from olm_data.decoding import convert
 from olm_data.errors import OlmError, UsageError, nearest_of, printable, quoted, suggest
 from olm_data.plugins import names, ours, path_of
-from olm_data.redaction import MASK, hold, is_credential
 
 T = TypeVar("T")
 
 _MOST_PLACES = 3
+_SIMPLE = {
+    int: "an integer",
+    float: "a number",
+    Fraction: "a number",
+    str: "text",
+    bool: "true or false",
+}
 
 
 class Config:
@@ -75,6 +61,7 @@ class Config:
         for field in fields_of(kind):
             found = _convert(hints[field.name], getattr(self, field.name), here, (field.name,))
             object.__setattr__(self, field.name, found)
+        _refuse_useless(self)
 
 
 def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
@@ -88,91 +75,6 @@ def parse(config: type[T], values: Values, path: KeyPath = ()) -> T:
         found = found[part]
     parsed: T = _convert(config, found, values, path)
     return parsed
-
-
-def as_dict(config: Any) -> Any:
-    """Return a config as JSON values: dataclasses to dicts, tuples to lists, enums to values.
-
-    A field with `repr=False`, and a text in a field or key that is named like one (`api_key`,
-    `token`, `password`), is a credential: it is `***` instead.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return _fields_as_dict(config)
-    if isinstance(config, Enum):
-        return config.value
-    if isinstance(config, Mapping):
-        return {
-            str(key): _hidden(value) if is_credential(str(key), value) else as_dict(value)
-            for key, value in config.items()
-        }
-    if isinstance(config, (list, tuple)):
-        return [as_dict(value) for value in config]
-    return config
-
-
-def _hidden(secret: object) -> str:
-    """Return what stands for a credential; from here on no text of this process shows it."""
-    hold(str(secret))
-    return MASK
-
-
-def _fields_as_dict(config: Any) -> Any:
-    kind: Any = type(config)
-    hints, rest = _hints_with_parts(kind)
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if (not field.repr and value is not None) or is_credential(field.name, value):
-            value = _hidden(value)
-        value = _part_as_dict(hints.get(field.name), value)
-        found |= value if field.name == rest else {field.name: value}
-    return found
-
-
-@functools.cache
-def _hints_with_parts(kind: Any) -> tuple[Annotations, str | None]:
-    """Return the annotations where parts of one's own may stand, and the field of the rest."""
-    try:
-        hints, rest = hints_of(kind), rest_of(kind)
-    except NameError:  # they cannot be resolved: of no class that `parse` makes
-        return {}, None
-    return {n: h for n, h in hints.items() if parts_of(h) is not None or n == rest}, rest
-
-
-def _part_as_dict(hint: Any, value: Any) -> Any:
-    """Return a value as JSON; a part that is none of the kinds of its field by its import path."""
-    kind = plain(hint)[0]
-    if get_origin(kind) is dict:
-        inner = get_args(kind)[1]
-        return {
-            str(key): as_dict(item)
-            if _is_named(parts_of(inner), str(key), type(item))
-            else _part_as_dict(inner, item)
-            for key, item in value.items()
-        }
-    found, parts = as_dict(value), parts_of(hint)
-    if parts is not None and is_section(type(value)) and type(value) not in kinds_of(kind):
-        if isinstance(value, parts.wrapper or ()):
-            return as_dict(value.plain())
-        found = {"name": import_path(type(value))} | {
-            key: item for key, item in found.items() if key != "name"
-        }
-    return found
-
-
-def _is_named(parts: Parts | None, name: str, kind: type) -> bool:
-    """Whether this distribution brings a class under this name."""
-    return parts is not None and ours(parts.group).get(name) == import_path(kind)
-
-
-def differences(old: Any, new: Any, path: KeyPath = ()) -> list[str]:
-    """Return one line for each place where two plain values differ, `a.b: 1 -> 2`."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines = []
-        for key in [*old, *(key for key in new if key not in old)]:
-            lines += differences(old.get(key), new.get(key), (*path, key))
-        return lines
-    return [] if old == new else [f"{dotted(path)}: {short(old)} -> {short(new)}"]
 
 
 def _convert(hint: Any, value: Any, values: Values, path: KeyPath) -> Any:
@@ -354,7 +256,24 @@ def _section(kind: Any, hint: Any, value: Any, values: Values, path: KeyPath) ->
     for name, field in fields.items():
         if name not in parsed and field.default is None:
             raise _missing(values, (*path, name), hints[name])
-    return _placed(lambda: kind(**parsed), fields, values, path)
+    return _placed(lambda: _refuse_useless(kind(**parsed)), fields, values, path)
+
+
+def _refuse_useless(section: T) -> T:
+    """Return a section in which no field was given that has no effect beside the others."""
+    kind: Any = type(section)
+    hints = hints_of(kind)
+    for field in fields_of(kind):
+        for note in plain(hints[field.name])[1]:
+            given = field.default and getattr(section, field.name) != field.default()
+            if isinstance(note, Needs) and given and note.missing(section):
+                joined = "without" if note.unless is None else "with"
+                raise UsageError(
+                    f"has no effect {joined} {note}",
+                    where=field.name,
+                    fix="leave it out, or change the other one",
+                )
+    return section
 
 
 def _others(
@@ -486,3 +405,190 @@ def short(value: Any) -> str:
         return quoted(value)
     text = printable(repr(value) if isinstance(value, str) else str(value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a dataclass or Struct.
+
+    Attributes:
+        default: makes its default value, None: it has none.
+        shown: whether that is a plain value, not made anew each time.
+    """
+
+    name: str
+    default: Callable[[], Any] | None
+    shown: bool = False
+
+
+@functools.cache
+def fields_of(config: Any) -> tuple[Field, ...]:
+    """Return what can be given to a dataclass or Struct, in order."""
+    if isinstance(config, type) and issubclass(config, msgspec.Struct):
+        found = [(f.name, f.default, f.default_factory) for f in msgspec.structs.fields(config)]
+    else:
+        here = dataclasses.fields(config)
+        found = [(f.name, f.default, f.default_factory) for f in here if f.init]
+    missing = (dataclasses.MISSING, msgspec.NODEFAULT)
+    return tuple(
+        Field(name, factory if factory not in missing else None)
+        if value in missing
+        else Field(name, functools.partial(_same, value), shown=True)
+        for name, value, factory in found
+    )
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def is_section(kind: Any) -> bool:
+    """Whether a mapping with known fields stands for `kind`: a dataclass or a Struct."""
+    return dataclasses.is_dataclass(kind) or (
+        isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    )
+
+
+@functools.cache
+def hints_of(config: Any) -> Annotations:
+    """Return the annotations of a section's fields, with what `Annotated` adds."""
+    return get_type_hints(config, include_extras=True)
+
+
+def plain(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the type within `Annotated`, and what was added to it."""
+    if get_origin(hint) is Annotated:
+        return hint.__origin__, hint.__metadata__
+    return hint, ()
+
+
+def kinds_of(hint: Any) -> tuple[Any, ...]:
+    """Return the alternatives of a union but None; of any other type itself alone."""
+    if is_union(hint):
+        return tuple(kind for kind in get_args(hint) if kind is not type(None))
+    return (hint,)
+
+
+def is_union(hint: Any) -> bool:
+    """Whether `hint` is `A | B`."""
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def parts_of(hint: Any) -> Parts | None:
+    """Return what else a section may be, None: nothing."""
+    return next((note for note in plain(hint)[1] if isinstance(note, Parts)), None)
+
+
+def rest_of(config: Any) -> str | None:
+    """Return the field of a section that takes the names it does not know, None: there is none."""
+    return next(
+        (n for n, hint in hints_of(config).items() if ExtraFields() in plain(hint)[1]), None
+    )
+
+
+def name_of(kind: Any) -> Any:
+    """Return what a configuration calls a component of this kind: its `name`, None without."""
+    found = next((field.default for field in fields_of(kind) if field.name == "name"), None)
+    return found and found()
+
+
+def choices(hint: Any) -> list[Any]:
+    """Return the values that a Literal, an enum, a `OneOf`, or a union with some of them has."""
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, OneOf):
+            return list(note.names())
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return [member.value for member in kind]
+    if is_union(kind):
+        return [choice for inner in get_args(kind) for choice in choices(inner)]
+    return []
+
+
+def describe(hint: Any) -> str:
+    """Return what a message calls a value of this type, such as "a number or null"."""
+    kind, notes = plain(hint)
+    for note in notes:
+        if isinstance(note, Reader):
+            return note.says
+    if any(isinstance(note, OneOf) for note in notes):
+        return "one of " + ", ".join(choices(hint))
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if kind is FilePath:
+        return "a path"
+    if kind is type(None):
+        return "null"
+    if is_union(kind):
+        return " or ".join(describe(inner) + _within(inner) for inner in get_args(kind))
+    if given := choices(kind):
+        return "one of " + ", ".join(str(choice) for choice in given)
+    origin = get_origin(kind)
+    if origin in (list, tuple):
+        return f"a list ({describe(get_args(kind)[0])} each)"
+    if origin in (dict, Mapping):
+        return f"a mapping of names ({describe(get_args(kind)[1])} each)"
+    if is_section(kind):
+        names = ", ".join(field.name for field in fields_of(kind))
+        return f"a mapping with {names}"
+    return getattr(kind, "__name__", str(kind))
+
+
+def example_of(hint: Any) -> str | None:
+    """Return what `Meta(examples=[...])` shows of a value, as it stands in a file after the key."""
+    return next((note.examples[0] for note in _metas(hint) if note.examples), None)
+
+
+def mapping_of(hint: Any, value: Any) -> str | None:
+    """Return the section that a lone number may stand for, its first field; None: it is none.
+
+    Shown are the fields without a default; a choice is the first one.
+    """
+    kind = next((kind for kind in kinds_of(hint) if is_section(kind)), None)
+    if kind is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    first, *others = [field.name for field in fields_of(kind) if field.default is None] or [""]
+    shown = [f"{first}: {value}"]
+    for name in others:
+        if not (known := choices(hints_of(kind)[name])):
+            return None
+        shown.append(f"{name}: {known[0]}")
+    return f"{{{', '.join(shown)}}}" if first else None
+
+
+def reason_of(hint: Any) -> str | None:
+    """Return why a value is needed or limited: `Meta(description=...)` without a pattern."""
+    said = (note.description for note in _metas(hint) if note.pattern is None)
+    return next((text for text in said if text), None)
+
+
+def _metas(hint: Any) -> list[Meta]:
+    return [note for note in plain(hint)[1] if isinstance(note, Meta)]
+
+
+def _within(hint: Any) -> str:
+    limits = [words for note in _metas(hint) if (words := bounds(note))]
+    return f" ({', '.join(limits)})" if limits else ""
+
+
+def bounds(meta: Meta) -> str:
+    """Return a constraint in words: "at least 1", "above 0 and at most 10", "2 or more values"."""
+    if meta.ge is not None and meta.ge == meta.le:
+        return f"{meta.ge}"
+    said = [
+        f"{word} {limit:g}" if isinstance(limit, float) else f"{word} {limit:,}"
+        for word, limit in (
+            ("at least", meta.ge),
+            ("above", meta.gt),
+            ("at most", meta.le),
+            ("below", meta.lt),
+        )
+        if limit is not None
+    ]
+    if meta.min_length is not None:
+        said.append("not empty" if meta.min_length == 1 else f"{meta.min_length} or more long")
+    if meta.pattern is not None:
+        said.append(meta.description or f"text of the form {meta.pattern}")
+    return " and ".join(said)

@@ -16,23 +16,22 @@ from typing import Any, get_args, get_origin
 
 from msgspec import Meta
 
-from olm_data.config.convert import as_dict, is_part_name, unknown_field, unknown_kind
-from olm_data.config.hints import (
-    FilePath,
-    Reader,
-    Schema,
-    attributes,
+from olm_data.config.convert import (
     choices,
     fields_of,
     hints_of,
+    is_part_name,
     is_section,
     is_union,
-    parts_by_name,
     parts_of,
     plain,
     rest_of,
-    summary_of,
+    unknown_field,
+    unknown_kind,
 )
+from olm_data.config.docs import attributes, parts_by_name, summary_of
+from olm_data.config.dump import as_dict
+from olm_data.config.hints import FilePath, Reader, Schema
 from olm_data.config.path import KeyPath, dotted
 from olm_data.config.values import Values
 from olm_data.plugins import path_of

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from olm_data.config.convert import parse
-from olm_data.config.hints import OneOf, Reader, fields_of, hints_of
+from olm_data.config.convert import fields_of, hints_of, parse
+from olm_data.config.hints import OneOf, Reader
 from olm_data.config.strict_yaml import MAX_INTEGER
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, quoted

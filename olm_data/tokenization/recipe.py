@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from olm_data.config.convert import parse
-from olm_data.config.hints import Count, Reader
+from olm_data.config.hints import Count, Needs, Reader
 from olm_data.config.values import Values
 from olm_data.counts import parse_share
 from olm_data.dataset.choices import Container, SpecialPolicy
@@ -121,7 +121,7 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # which records become documents
     exclude_ids: str | None = None
     sample: Sample | None = None
-    seed: int | None = None
+    seed: Annotated[int | None, Needs("sample", "shuffle_documents")] = None
     limit: Count | None = None
     dedup: Literal["exact"] | None = None
     # how they become tokens
@@ -143,15 +143,9 @@ class Recipe(SourceRequest, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     single_writer: bool = False
     runner: Literal["local", "slurm", "ray"] = "local"
     workers: Annotated[int, Meta(ge=1)] | None = None
-    slurm: tuple[str, ...] = ()
-    ray_address: str | None = None
+    slurm: Annotated[tuple[str, ...], Needs("runner", value="slurm")] = ()
+    ray_address: Annotated[str | None, Needs("runner", value="ray")] = None
     storage_options: OfStorage | None = None
-
-    def __post_init__(self) -> None:
-        if self.seed is not None and self.sample is None and not self.shuffle_documents:
-            raise UsageError(
-                "--seed has no effect without --sample or --shuffle-documents", where="seed"
-            )
 
     @property
     def budget(self) -> BadBudget:

@@ -21,7 +21,8 @@ import msgspec
 from torch import Tensor
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import as_dict, differences, parse
+from olm_data.config.convert import parse
+from olm_data.config.dump import as_dict, differences
 from olm_data.config.values import Values
 from olm_data.errors import UsageError, ValidationError, printable
 from olm_data.storage.store import absolute

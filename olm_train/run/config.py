@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import Config, as_dict, parse
+from olm_data.config.convert import Config, parse
+from olm_data.config.dump import as_dict
 from olm_data.config.hints import (
     FilePath,
     LocalPath,

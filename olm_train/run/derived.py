@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from olm_data.bounded_json import JsonObject
-from olm_data.config.convert import as_dict, parse
+from olm_data.config.convert import parse
+from olm_data.config.dump import as_dict
 from olm_data.config.values import Values
 from olm_data.errors import OlmError, UsageError
 from olm_data.storage.store import Store

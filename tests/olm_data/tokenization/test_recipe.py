@@ -87,7 +87,7 @@ def test_flags_and_inputs_take_the_place_of_what_the_file_says(folder: Path) -> 
         ("limit: many", "is not a whole number"),
         ("max_bad: some", "neither a count nor a percentage"),
         ("inputs: a.jsonl", "inputs is a list"),
-        ("seed: 3", "--seed has no effect"),
+        ("seed: 3", "seed: has no effect"),
     ],
 )
 def test_a_refusal_names_the_line(line: str, says: str, tmp_path: Path) -> None:
