@@ -39,7 +39,7 @@ from olm_data.config.values import Values
 from olm_train.callbacks.base import Callback
 from olm_train.distributed.world import World
 from olm_train.extensions.tracking.callback import TrackerCallback
-from olm_train.extensions.tracking.state import TRACKING
+from olm_train.extensions.tracking.feeder import TRACKING
 from olm_train.run.config import RunConfig
 
 OFFLINE = {"WANDB_MODE": "offline", "COMET_START_ONLINE": "0"}

@@ -29,7 +29,7 @@ FREE: dict[str, str] = {
     "olm_train/train_module.py TransformerTrainModule.load_state_dict": _TORCH,
     "olm_train/train_module.py TransformerTrainModule.state_dict": _TORCH,
     "olm_train/train_module_base.py TrainModule.load_state_dict": _TORCH,
-    "olm_train/extensions/harness/gen_kwargs.py Wishes.of": "generation_kwargs of lm_eval's tasks",
+    "olm_train/extensions/harness/model.py Wishes.of": "generation_kwargs of lm_eval's tasks",
     "olm_train/train_module_base.py TrainModule.state_dict": _TORCH,
 }
 

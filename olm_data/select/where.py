@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 from olm_data.config.hints import Reader
 from olm_data.errors import UsageError, printable, quoted
@@ -62,6 +62,11 @@ class Compare:
     op: str
     value: Literal
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of values that it can be decided for; empty for any."""
+        return frozenset({str(kind_of_value(self.value))})
+
     def __str__(self) -> str:
         return f"{_name(self.column)} {self.op} {self.value!r}"
 
@@ -73,6 +78,11 @@ class In:
     column: str
     values: tuple[Literal, ...]
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """As of `Compare`."""
+        return frozenset(str(kind_of_value(value)) for value in self.values)
+
     def __str__(self) -> str:
         return f"{_name(self.column)} in [{', '.join(map(repr, self.values))}]"
 
@@ -82,6 +92,7 @@ class IsNull:
     """`column is None`: never unknown."""
 
     column: str
+    kinds: ClassVar[frozenset[str]] = frozenset()
 
     def __str__(self) -> str:
         return f"{_name(self.column)} is None"
@@ -92,6 +103,7 @@ class Flag:
     """A column of booleans by itself."""
 
     column: str
+    kinds: ClassVar[frozenset[str]] = frozenset({"bool"})
 
     def __str__(self) -> str:
         return _name(self.column)
@@ -147,19 +159,6 @@ def leaves(node: Node) -> Iterator[Leaf]:
 def columns(node: Node) -> list[str]:
     """Return the names of the columns, in order of appearance."""
     return list(dict.fromkeys(leaf.column for leaf in leaves(node)))
-
-
-def wanted_kinds(leaf: Leaf) -> frozenset[str]:
-    """Return the kinds of values a condition can be decided for; empty for any."""
-    match leaf:
-        case Compare():
-            return frozenset({str(kind_of_value(leaf.value))})
-        case In():
-            return frozenset(str(kind_of_value(value)) for value in leaf.values)
-        case Flag():
-            return frozenset({"bool"})
-        case IsNull():
-            return frozenset()
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,7 @@ from support.stand_in import parse_mixture
 
 from olm_data.cli import cli
 from olm_data.errors import InputError, OlmError, ValidationError
-from olm_data.mixture.compile import compile_lock
+from olm_data.mixture.mix import compile_lock
 from olm_data.mixture.sources import open_sources
 from olm_train.callbacks.base import Callback
 

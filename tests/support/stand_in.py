@@ -21,9 +21,9 @@ from olm_data.dataset.manifest import (
     Totals,
 )
 from olm_data.dataset.tokenizer import TokenizerInfo
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.lock import Lock
 from olm_data.mixture.manifest import Mixture, mixture_of
+from olm_data.mixture.mix import compile_lock
 from olm_data.storage.store import Store
 
 _SHA = "0" * 64

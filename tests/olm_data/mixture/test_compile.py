@@ -10,7 +10,7 @@ import pytest
 from support.stand_in import MANIFEST, compiled, parse_mixture, stand_in_dataset, stand_ins
 
 from olm_data.errors import ValidationError
-from olm_data.mixture.compile import compile_lock
+from olm_data.mixture.mix import compile_lock
 
 
 def test_every_prefix_of_the_run_holds_each_source_within_a_row_of_its_share() -> None:

@@ -14,9 +14,9 @@ from support.stand_in import (
     three_sources,
 )
 
-from olm_data.mixture.compile import compile_lock
 from olm_data.mixture.diff import diff, same_rows
 from olm_data.mixture.lock import Lock
+from olm_data.mixture.mix import compile_lock
 from olm_data.order.windowed import Windowed
 
 SIZES = st.fixed_dictionaries({"c": st.sampled_from([200, 201])})

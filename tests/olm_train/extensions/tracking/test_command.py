@@ -27,7 +27,7 @@ from support.tracked import (
 from olm_data.errors import UsageError
 from olm_data.run_log.log import Start, append_start, keep_until
 from olm_train.extensions.tracking.command import configured, main, named
-from olm_train.extensions.tracking.state import TrackerState, write_tracked
+from olm_train.extensions.tracking.feeder import TrackerState, write_tracked
 
 READ: dict[str, Callable[[Path], Sink]] = {
     "comet": of_comet,

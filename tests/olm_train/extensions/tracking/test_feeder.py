@@ -16,8 +16,7 @@ from olm_data.run_log.log import Evaluation, MetricsWriter, keep_until
 from olm_data.run_log.watched import EVAL, Measured, WatchedEvaluation
 from olm_data.storage.store import Store
 from olm_train.extensions.tracking.base import Ending, Level, RowsLost, Tracker
-from olm_train.extensions.tracking.feeder import Feeder, Limits, is_behind
-from olm_train.extensions.tracking.state import read_tracked
+from olm_train.extensions.tracking.feeder import Feeder, Limits, is_behind, read_tracked
 
 SECRET = "abcdefgh12345678ijklmnop"
 

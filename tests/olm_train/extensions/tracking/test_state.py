@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from olm_data.errors import ValidationError
-from olm_train.extensions.tracking.state import (
+from olm_train.extensions.tracking.feeder import (
     TRACKING,
     TrackerCursor,
     TrackerState,
