@@ -16,8 +16,9 @@ from typing import NamedTuple, cast
 
 import msgspec
 
+from olm_data.dataset.choices import SourceRequest
 from olm_data.dataset.docs import docs_schema
-from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions, SourceRequest
+from olm_data.dataset.inputs import KEEP_TYPES, InputFile, KeepType, ReadOptions
 from olm_data.errors import InputError, StorageError, UsageError, printable, suggest
 from olm_data.select.where import columns
 from olm_data.sources import hub, named, own, pylib

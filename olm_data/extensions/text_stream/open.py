@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from olm_data.dataset.inputs import ReadOptions, SourceRequest
+from olm_data.dataset.choices import SourceRequest
+from olm_data.dataset.inputs import ReadOptions
 from olm_data.errors import UsageError, suggest
 from olm_data.extensions.text_stream.corpus import Corpus, open_corpus
 from olm_data.sources import SourcePlan, resolve_source

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.inline_runner import InlineRunner
 from support.tokenizing import digests, make_dataset, texts, tokenized, write_jsonl
 
-from olm_data.dataset import shuffle as shard_shuffle
+from olm_data.dataset import shard_writer as shard_shuffle
 from olm_data.dataset.dataset import Dataset
 from olm_data.dataset.docs import ROW_GROUP
 from olm_data.dataset.shard_writer import document_order, shuffle_rows, shuffle_tokens
